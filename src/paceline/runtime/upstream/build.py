@@ -53,7 +53,7 @@ def make_upstream_worker(spec: "WorkerSpec") -> UpstreamWorker:
         connection = UpstreamConnection(url, key, lambda: listener.wake())
         served = _wait_for(connection, process, spec.engine.model)
         _check_tokens(connection, served, tokenizer, spec.engine.model)
-        model = _model(upstream, served, tokenizer)
+        model = _model(upstream, served, tokenizer, connection.cache_tokens())
         security = _security(spec)
         listener = Listener(spec.address, TO_TARGET_WORKER, security)
         relay, (events, replay) = None, (upstream.kv_events, upstream.kv_replay)
@@ -104,7 +104,10 @@ def _check_tokens(connection: UpstreamConnection, served: ServerModel, tokenizer
             )
 
 
-def _model(upstream: UpstreamSpec, served: ServerModel, tokenizer: Tokenizer) -> UpstreamModel:
+def _model(
+    upstream: UpstreamSpec, served: ServerModel, tokenizer: Tokenizer, cache_tokens: int | None
+) -> UpstreamModel:
+    """`cache_tokens`: what the server says of its KV cache. Without it every stream may fill its context window."""
     windows = [size for size in (served.max_model_len, upstream.max_model_len) if size]
     if not windows:
         raise InvalidConfig("the server does not report its context window: set limits.max_model_len of the pool")
@@ -116,7 +119,7 @@ def _model(upstream: UpstreamSpec, served: ServerModel, tokenizer: Tokenizer) ->
         vocab_size=tokenizer.vocab_size,
         max_model_len=min(windows),
         max_num_seqs=seqs,
-        kv_blocks=max(1, seqs * min(windows) // BLOCK_SIZE),
+        kv_blocks=max(1, (cache_tokens or seqs * min(windows)) // BLOCK_SIZE),
         can_disable_speculation=is_ours or (upstream.url is None and not _speculates(upstream.arguments)),
         passes_speculation=is_ours,
     )

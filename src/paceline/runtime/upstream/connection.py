@@ -2,49 +2,17 @@
 
 import asyncio
 import logging
-import re
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.core.errors import GenerationFailed, InvalidRequest, MissingDependency, PacelineError
 from paceline.core.output import OutputEvent
 from paceline.core.request import Request
 from paceline.runtime.upstream.bodies import completion_body
 from paceline.runtime.upstream.chunks import UpstreamFailed, parse_event, step_output
-
-RUNNING = ("vllm:num_requests_running", "paceline_sequences_running")
-WAITING = ("vllm:num_requests_waiting", "paceline_sequences_waiting")
-KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "paceline_kv_use_ratio")
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class ServerLoad:
-    running: int = 0
-    waiting: int = 0
-    kv_use: float = 0.0
-    """Used share of the KV cache, 0 to 1."""
-
-
-def parse_load(metrics: str) -> ServerLoad:
-    """The load in a Prometheus text; zero for what it does not have."""
-    values: dict[str, float] = {}
-    for name, value in _SAMPLE.findall(metrics):
-        try:
-            values[name] = values.get(name, 0.0) + float(value)
-        except ValueError:
-            continue
-
-    def first(names: tuple[str, ...]) -> float:
-        return next((values[name] for name in names if name in values), 0.0)
-
-    return ServerLoad(int(first(RUNNING)), int(first(WAITING)), min(1.0, max(0.0, first(KV_USE))))
-
-
-if TYPE_CHECKING:
-    pass
+from paceline.runtime.upstream.server_metrics import ServerLoad, parse_cache_tokens, parse_load
 
 logger = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
@@ -112,6 +80,15 @@ class UpstreamConnection:
             body = {"model": model, "prompt": text, "add_special_tokens": False}
             answer = await self._client.post(f"{self.url}/tokenize", json=body, timeout=HEALTH_TIMEOUT)
             return list(answer.json()["tokens"]) if answer.status_code == 200 and "tokens" in answer.json() else None
+
+        return self._wait(read())
+
+    def cache_tokens(self) -> int | None:
+        """Tokens that the server's KV cache holds; None: it does not say."""
+
+        async def read() -> int | None:
+            answer = await self._client.get(f"{self.url}/metrics", timeout=HEALTH_TIMEOUT)
+            return parse_cache_tokens(answer.text) if answer.status_code == 200 else None
 
         return self._wait(read())
 
