@@ -8,6 +8,10 @@ from typing import Any
 from torch import Tensor
 
 from paceline.engine.engine import Engine
+from paceline.engine.executors import host, samplers
+from paceline.engine.output import OutputProcessor
+from paceline.engine.schedule import Schedule
+from paceline.kernels.cpu.decoder_pass import Sampler
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.speculation.proposers import draft_model, layer_skip
 from paceline.speculation.verification import distribution, rejection, verify
@@ -38,12 +42,23 @@ def hot(rows: Sequence[RowContext]) -> list[RowContext]:
 
 
 def verification_ignores_the_temperature(engine: Engine) -> Any:
-    """Rows after a draft are verified at temperature 1; the first row of a round is correct."""
+    """Rows after a draft are verified at temperature 1. The first row of a round is correct, unless the pass picks its tokens
+    itself: it has one rule for all rows of a sequence."""
 
     def partly(rows: Sequence[RowContext]) -> list[RowContext]:
         return [hot([row])[0] if row.path else row for row in rows]
 
+    def of_pass(schedule: Schedule, output: OutputProcessor) -> list[Sampler] | None:
+        correct = samplers.samplers_of(schedule, output)
+        if correct is None:
+            return None
+        return [
+            Sampler(replace(one.params, temperature=1.0), one.stream) if item.num_draft else one
+            for item, one in zip(schedule.items, correct, strict=True)
+        ]
+
     return patched(
+        (host, "samplers_of", of_pass),
         (rejection, "log_distribution", lambda logits, rows: distribution.log_distribution(logits, partly(rows))),
         (verify, "pick", lambda logits, rows: distribution.pick(logits, partly(rows))),
     )
