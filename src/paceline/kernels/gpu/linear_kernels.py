@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.gpu.four_bit_tile import add_four_bit, fetch_four_bit
-from paceline.kernels.gpu.launch import gdc_launch, gdc_wait
+from paceline.kernels.gpu.launch import gdc_launch, gdc_wait, hashed
 from paceline.kernels.gpu.weight_tile import fetch_ahead, load_weights
 
 
@@ -24,6 +24,7 @@ def _norm_factor(squares_ptr, rows, m, k: tl.constexpr, eps, parts, PARTS: tl.co
     return tl.rsqrt(tl.sum(squares, 1) / k + eps)
 
 
+@hashed
 @triton.jit
 def _sum_columns(
     acc, x_ptr, w_ptr, scale_ptr, outs, is_out, rows, m, k: tl.constexpr, stride_x, groups, first, share: tl.constexpr,
