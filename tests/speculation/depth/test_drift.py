@@ -1,5 +1,6 @@
 """Changes are found, with few false alarms. Traffic is simulated: every request has its own acceptance level."""
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -102,9 +103,39 @@ def test_a_change_within_one_long_sequence_is_found() -> None:
     assert [(change.before, change.after) for change in changes] == [(1.0, 0.0)]
 
 
+def test_batches_that_start_together_raise_no_alarm() -> None:
+    """64 sequences of 128 tokens each, 20 times over: those with many accepted drafts end first."""
+    test, dice, changes = DriftTest(), random.Random(1), list[Change]()
+    for batch in range(20):
+        running = {64 * batch + i: [min(0.99, max(0.4, dice.gauss(0.85, 0.09))), 128] for i in range(64)}
+        while running:
+            for number, (alpha, left) in list(running.items()):
+                accepted = next((i for i in range(3) if dice.random() >= alpha), 3)
+                change = test.observe("chat", number, accepted > 0)
+                running[number][1] = left - 1 - accepted
+                changes += [] if change is None else [change]
+            ended = [number for number, (_, left) in running.items() if left <= 0]
+            changes += test.close(ended)
+            for number in ended:
+                del running[number]
+    assert changes == []
+
+
+def test_a_sequence_that_does_not_end_delays_others_for_a_while_only() -> None:
+    test = DriftTest()
+    test.observe("chat", 0, True)
+    assert units(test, [0.9] * 60, 1) == []
+    changes = units(test, [0.2] * KEPT, 1000)
+    assert [change.after < 0.3 for change in changes] == [True]
+
+
 def test_memory_is_bounded() -> None:
     test = DriftTest()
     units(test, [0.5] * (KEPT + 50), 0, rounds=2)
     assert len(test._histories["chat"].rounds) == KEPT
+    for number in range(1000, 1000 + 2 * KEPT):  # none of them ends
+        test.observe("chat", number, True)
+    assert len(test._histories["chat"].waiting) == KEPT
+    test.close(range(1000, 1000 + 2 * KEPT))
     assert test._open == {}
     assert test.close([1, 2, 999]) == []

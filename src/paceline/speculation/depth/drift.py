@@ -5,6 +5,10 @@ drift. Rounds of one request resemble each other: a test that took them for inde
 request ends. The unit is therefore a sequence: n_i rounds, in a_i of which the first draft was accepted (a sequence of more
 than `UNIT` rounds counts as several).
 
+Sequences with many accepted drafts end sooner than others. Of a batch that starts together they would come first, as if
+acceptance had risen and then fallen. Units are therefore in the order of their first rounds, and one that has ended waits until
+all before it have.
+
 Every few units the test tries each split of the last `KEPT` units into before and after:
 
     p = sum a / sum n        s^2 = m / (m - 2) * sum (a_i - n_i p)^2 / sum n_i^2        V = s^2 * sum n_i^2 / (sum n)^2
@@ -19,6 +23,7 @@ False alarms: fewer than one in 10,000 requests on traffic that does not change;
 counts them. Slow change needs no test: the decaying estimates follow it.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -48,11 +53,12 @@ class Change:
     after: float
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Unit:
     category: str
     rounds: int = 0
     accepted: int = 0
+    has_ended: bool = False
 
 
 @dataclass(slots=True)
@@ -61,15 +67,25 @@ class _History:
 
     rounds: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    waiting: deque[_Unit] = field(default_factory=deque)
+    """The first one has not ended; those after it began later."""
     num_untested: int = 0
     """Units since the last test."""
 
-    def add(self, unit: _Unit) -> None:
-        self.rounds.append(unit.rounds)
-        self.accepted.append(unit.accepted)
-        self.num_untested += 1
-        if len(self.rounds) > KEPT:
-            self.forget(1)
+    def begin(self, unit: _Unit) -> None:
+        self.waiting.append(unit)
+        if len(self.waiting) > KEPT:
+            self.waiting.popleft()  # it has outlasted many others: it counts no more
+            self.advance()
+
+    def advance(self) -> None:
+        """Add the units that no other has to wait for."""
+        while self.waiting and self.waiting[0].has_ended:
+            unit = self.waiting.popleft()
+            self.rounds.append(unit.rounds)
+            self.accepted.append(unit.accepted)
+            self.num_untested += 1
+        self.forget(max(0, len(self.rounds) - KEPT))
 
     def forget(self, units: int) -> None:
         del self.rounds[:units], self.accepted[:units]
@@ -85,8 +101,12 @@ class DriftTest:
     def observe(self, category: str, sequence_id: int, accepted: bool) -> Change | None:
         """Count a round with a draft; `accepted`: its first token was. Returns a change if this round proves one."""
         unit = self._open.get(sequence_id)
-        if unit is None or unit.category != category:
+        if unit is not None and unit.category != category:
+            self._end(unit)
+            unit = None
+        if unit is None:
             unit = self._open[sequence_id] = _Unit(category)
+            self._history(category).begin(unit)
         unit.rounds += 1
         unit.accepted += accepted
         if unit.rounds < UNIT:
@@ -103,9 +123,13 @@ class DriftTest:
         """Discard the units of the category: its draft is another one from now on."""
         self._histories.pop(category, None)
 
+    def _history(self, category: str) -> _History:
+        return self._histories.setdefault(category, _History())
+
     def _end(self, unit: _Unit) -> Change | None:
-        history = self._histories.setdefault(unit.category, _History())
-        history.add(unit)
+        unit.has_ended = True
+        history = self._history(unit.category)
+        history.advance()
         if history.num_untested < EVERY:
             return None
         history.num_untested = 0
