@@ -1,4 +1,5 @@
-"""Draft prefills of sequences that join a batch while it drafts. They run beside the target's pass, in their own stream."""
+"""Draft prefills of sequences that join a batch, or whose drafts are behind. They run beside the target's pass, in their own
+stream."""
 
 from collections.abc import Sequence as Seq
 
