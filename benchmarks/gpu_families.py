@@ -24,6 +24,7 @@ from statistics import median
 from subprocess import DEVNULL, Popen
 
 import torch
+from gpu_runs import replay_seconds
 
 from gpu import BANDWIDTH, Run, decode, switch
 from paceline.core.clock import WallClock
@@ -379,15 +380,7 @@ def microseconds(call: Callable[[FourBitWeight], object], weights: list[FourBitW
     with torch.cuda.graph(graph):
         for weight in weights:
             call(weight)
-    times = []
-    for _ in range(5):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(1e3 * start.elapsed_time(end) / len(weights))
-    return median(times)
+    return 1e6 * replay_seconds(graph) / len(weights)
 
 
 def sections(options: argparse.Namespace) -> dict[str, Callable[[], Iterator[str]]]:

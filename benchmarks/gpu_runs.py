@@ -1,7 +1,8 @@
-"""For gpu.py and pools_gpu.py: continuous load, and the distance of a text from the arg-max."""
+"""For scripts that measure a GPU: continuous load, the distance of a text from the arg-max, and the time of a graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import torch
 
@@ -20,6 +21,19 @@ def largest_gap(engine: Engine, prompt: list[int], text: list[int]) -> float:
     logits = engine.runner.forward([Span(range(-(-len(ids) // BLOCK_SIZE)), 0, ids, len(text))]).logits
     chosen = logits.gather(1, torch.tensor(text, device=logits.device).unsqueeze(1)).squeeze(1)
     return float((logits.amax(1) - chosen).max())
+
+
+def replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
+    """Device time of one replay, the median of five."""
+    times = []
+    for _ in range(5):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(1e-3 * start.elapsed_time(end))
+    return median(times)
 
 
 @dataclass

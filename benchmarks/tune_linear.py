@@ -10,6 +10,7 @@ import multiprocessing
 from dataclasses import astuple, dataclass, replace
 
 import torch
+from gpu_runs import replay_seconds
 
 from paceline.kernels.gpu.linear import Normed, add_linear, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.tiles import MEASURED, Tile, tile_key
@@ -112,15 +113,7 @@ class Chain:
             for _ in range(repeats):
                 for weight in self.weights:
                     self.call(weight, tile)
-        times = []
-        for _ in range(5):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end))
-        return sorted(times)[2] * 1e3 / (repeats * len(self.weights))
+        return 1e6 * replay_seconds(graph) / (repeats * len(self.weights))
 
 
 def compile_some(case: Case, some: list[Tile]) -> None:
