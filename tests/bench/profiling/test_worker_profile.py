@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from paceline.bench.calibrate import calibration_config
-from paceline.bench.profiling.worker_profile import DEPTH, Prices, measure_profile
+from paceline.bench.profiling.worker_profile import DEPTH, Prices, _sizes, measure_profile
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
 from paceline.planning.profiles.profile_file import load_profile, save_profile
@@ -23,6 +23,12 @@ def test_a_measured_profile_is_a_file_that_the_simulator_reads(tmp_path: Path) -
     parts: list[str] = []
     with LLM(**asdict(config)) as llm:
         profile = measure_profile(llm, "tiny", 1.5, Prices(2.0, 0.5), WallClock(), parts.append)
+        short = measure_profile(
+            llm, "tiny", 1.5, Prices(), WallClock(), parts.append, 0.0, "paceline profile short.json"
+        )
+    assert [batch for batch, _ in short.draft_seconds.points] == [1, 4]
+    assert short.about.endswith("Made by: paceline profile short.json")
+    assert "2 sequences are left out: the time is over" in parts
     assert "4 sequences, with drafts" in parts
     counts = [rows for rows, _ in profile.pass_seconds.points]
     assert {1, 2, 4, DEPTH + 1, 4 * (DEPTH + 1)} <= set(counts)
@@ -38,3 +44,9 @@ def test_a_measured_profile_is_a_file_that_the_simulator_reads(tmp_path: Path) -
     assert read == profile
     trace = synthesize(Traffic(5.0, 40, 20), 2.0)
     assert simulate(SimulationConfig(read, speculation=Speculation((0.8,))), trace).jobs[0].finished > 0.0
+
+
+def test_the_ends_of_the_batch_sizes_are_measured_first() -> None:
+    assert _sizes(256) == [1, 256, 16, 4, 64, 2, 8, 32, 128]
+    assert _sizes(6) == [1, 6, 2, 4]
+    assert (_sizes(2), _sizes(1)) == ([1, 2], [1])

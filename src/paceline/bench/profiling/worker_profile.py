@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ STEP_TOKENS = 16
 """Steps of a measured batch."""
 PROMPT_TOKENS = 32
 """Tokens of the prompts of a measured batch."""
+MIN_SIZES = 2
+"""Sizes of batches that are measured in any case."""
 DEPTH = 4
 """Depth of the measured drafts."""
 MAX_ROWS = 2048
@@ -50,13 +53,19 @@ def measure_profile(
     prices: Prices,
     clock: Clock,
     on_part: Callable[[str], None] = lambda _: None,
+    seconds: float = inf,
+    source: str = "paceline profile",
 ) -> WorkerProfile:
-    """The profile of an engine built with `calibration_config`. Its cache holds nothing of use afterwards."""
+    """The profile of an engine built with `calibration_config`. Its cache holds nothing of use afterwards.
+
+    `seconds`: time after which no further size of a batch is measured; the smallest and the largest always are. `source`: the
+    command, which the profile names.
+    """
     runner, most = llm.engine.runner, llm.engine.scheduler.max_num_seqs
-    source = f"paceline profile, {llm.config.model}"
+    deadline = clock.now() + seconds
     on_part("contexts")
     context = _context_seconds(runner, most, clock)
-    rounds = _run_batches(llm, _sizes(most), clock, on_part)
+    rounds = _run_batches(llm, _sizes(most), clock, deadline, on_part)
     plain = [one for one in rounds if not one.requested]
     steps = _step_seconds(rounds, context)
     on_part("prompts")
@@ -89,24 +98,43 @@ def measure_profile(
         draft_price_per_hour=assumed(prices.draft, "command line"),
         round_trip_seconds=assumed(prices.round_trip_seconds, "command line"),
         links={kind: assumed(rate, "nominal rate") for kind, rate in NOMINAL_LINKS.items()},
-        about=f"{llm.config.model}, draft {llm.config.draft or 'none'}, on {runner.device}. Made by {source}.",
+        about=f"{llm.config.model}, draft {llm.config.draft or 'none'}, on {_device(runner)}. Made by: {source}",
     )
 
 
+def _device(runner: "ModelRunner") -> str:
+    import torch
+
+    return torch.cuda.get_device_name(runner.device) if runner.device.type == "cuda" else runner.device.type
+
+
 def _sizes(most: int) -> list[int]:
+    """Powers of two and `most`: both ends first, then those half-way between, so that a curve of the first ones is useful."""
     sizes = [1]
     while sizes[-1] * 2 <= most:
         sizes.append(sizes[-1] * 2)
-    return sizes if sizes[-1] == most else [*sizes, most]
+    sizes += [most] * (sizes[-1] < most)
+    ordered, spans = dict.fromkeys((sizes[0], sizes[-1])), [(0, len(sizes) - 1)]
+    for low, high in spans:  # grows while it is read
+        middle = (low + high) // 2
+        if middle > low:
+            ordered[sizes[middle]] = None
+            spans += [(low, middle), (middle, high)]
+    return list(ordered)
 
 
-def _run_batches(llm: "LLM", sizes: Iterable[int], clock: Clock, on_part: Callable[[str], None]) -> list[RecordedRound]:
-    """Steps of batches of each size, without and with drafts."""
+def _run_batches(
+    llm: "LLM", sizes: Iterable[int], clock: Clock, deadline: float, on_part: Callable[[str], None]
+) -> list[RecordedRound]:
+    """Steps of batches of each size, without and with drafts. After the deadline only those of the first two sizes."""
     recorder = Recorder(clock)
     vocabulary = llm.engine.validator.limits.vocab_size
     drafts = bool(llm.engine.speculator.proposers)
     with llm.engine.listening(recorder):
-        for batch in sizes:
+        for number, batch in enumerate(sizes):
+            if number >= MIN_SIZES and clock.now() >= deadline:
+                on_part(f"{batch} sequences are left out: the time is over")
+                continue
             for depth in (0, DEPTH) if drafts else (0,):
                 for is_counted in (False, True):  # the first run captures graphs
                     on_part(f"{batch} sequences{', with drafts' * bool(depth)}")

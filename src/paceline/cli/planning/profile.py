@@ -1,5 +1,8 @@
 """`paceline profile`: what one worker costs, measured on this machine."""
 
+import math
+import shlex
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +28,10 @@ def profile_command(
     price: Annotated[float, typer.Option(min=0.0, help="Dollars per hour of a target worker.")] = 0.0,
     draft_price: Annotated[float, typer.Option(min=0.0, help="Dollars per hour of a draft worker.")] = 0.0,
     round_trip_us: Annotated[float, typer.Option(min=0.0, help="Round trip to a draft worker.")] = 100.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Time after which no further batch size is measured. Default: no limit."),
+    ] = None,
 ) -> None:
     """Measure a worker once: steps by batch, passes by rows, contexts, prompts, drafts, KV cache and start-up.
 
@@ -37,8 +44,21 @@ def profile_command(
         llm.warm_up()
         started = clock.now() - began
         prices = Prices(price, draft_price, round_trip_us / 1e6)
+
+        def show(part: str) -> None:
+            status.update(f"measuring: {part}")
+            if not console.err.is_terminal:  # a spinner shows nothing in a log
+                console.err.print(f"{clock.now() - began:6.1f} s  measuring: {part}", markup=False, highlight=False)
+
         profile = measure_profile(
-            llm, name or file.stem, started, prices, clock, lambda part: status.update(f"measuring: {part}")
+            llm,
+            name or file.stem,
+            started,
+            prices,
+            clock,
+            show,
+            math.inf if seconds is None else seconds,
+            f"paceline {shlex.join(sys.argv[1:])}",
         )
     save_profile(replace(profile, name=name or file.stem), file)
     points = ", ".join(f"{rows}: {1000.0 * seconds:.2f}" for rows, seconds in profile.pass_seconds.points)
