@@ -1,8 +1,7 @@
 """4-bit weights as the GPU kernels read them: tiles of codes, and one word for the scale and the zero of a group.
 
-codes  [N/16, K/G, 16, G/2] bytes: a group of G inputs of 16 outputs is contiguous. Byte j of an output's group holds input i in
-       its low half and i + G/2 in its high half; i is j with the two middle ones of every four bytes exchanged, so that a shift
-       and a mask turn four bytes into pairs of neighbours in 16-bit lanes.
+codes  [N/16, K/G, 16, G/2] bytes: a group of G inputs of 16 outputs is contiguous. Byte j of an output's group holds input j in
+       its low half and j + G/2 in its high half.
 words  integers: [K/G, N], the scale in the low half, and 128 + zero as bfloat16 in the high half.
        MXFP4: [K/128, N], a byte for each of four groups of 32: the exponent of 2^126 times their scale, as bfloat16 has it.
 
@@ -26,7 +25,6 @@ BLOCK = 128
 Kind = Literal["float16", "bfloat16", "mxfp4"]
 """Type of the scales; MXFP4 has powers of two, and codes that are floats."""
 KINDS: tuple[Kind, ...] = ("float16", "bfloat16", "mxfp4")
-_MIDDLE = torch.tensor([0, 2, 1, 3])
 _DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the value of each code of MXFP4."""
 _CODE_OF = torch.tensor([_DOUBLED.index(v) if v in _DOUBLED else 0 for v in range(-16, 16)], dtype=torch.uint8)
@@ -91,9 +89,7 @@ class FourBitWeight:
     def unpack(self) -> FourBit:
         """The matrix before `pack`."""
         outputs, inputs = self.shape
-        middle = _MIDDLE.to(self.codes.device)
-        octets = self.codes.unflatten(3, (-1, 4))[..., middle].flatten(3)  # [N/16, K/G, 16, G/2]
-        halves = torch.cat((octets & 15, octets >> 4), 3).transpose(1, 2).flatten(2).flatten(0, 1)
+        halves = torch.cat((self.codes & 15, self.codes >> 4), 3).transpose(1, 2).flatten(2).flatten(0, 1)
         codes, words = halves[:outputs, :inputs], self.words[:, :outputs].t()  # [N, K], [N, groups]
         if self.kind == "mxfp4":
             exponents = words.contiguous().view(torch.uint8)[:, : inputs // 32].to(torch.int32) - _SHIFT
@@ -139,9 +135,7 @@ def _tiles(codes: Tensor, group: int) -> Tensor:
     outputs, inputs = codes.shape
     padded = pad(codes, (0, -inputs % BLOCK, 0, -outputs % TILE))
     halves = padded.unflatten(0, (-1, TILE)).unflatten(2, (-1, 2, group // 2))  # [N/16, 16, K/G, 2, G/2]
-    octets = halves[..., 0, :] | halves[..., 1, :] << 4
-    swapped = octets.unflatten(3, (-1, 4))[..., _MIDDLE.to(codes.device)].flatten(3)
-    return swapped.transpose(1, 2).contiguous()
+    return (halves[..., 0, :] | halves[..., 1, :] << 4).transpose(1, 2).contiguous()
 
 
 def _scales_and_zeros(scales: Tensor, offsets: Tensor | None, group: int, dtype: torch.dtype) -> Tensor | None:

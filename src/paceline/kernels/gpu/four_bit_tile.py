@@ -14,15 +14,17 @@ _ASM = tl.constexpr(not IS_INTERPRETED)
 _FLOAT16 = tl.constexpr(KINDS.index("float16"))
 _MXFP4 = tl.constexpr(KINDS.index("mxfp4"))
 
-# Four bytes to four registers of two bf16 each: the low halves, then the high halves. 0x4300 with a code as its lowest bits is
+# Four bytes to four registers of two bf16 each: the low halves, then the high halves. The compiler may give a thread bytes that are
+# not neighbours in memory: element i of the input has to be element i of each output. 0x4300 with a code as its lowest bits is
 # 128 + code; $5 and $6 hold 128 + zero.
 _INTEGERS = tl.constexpr("""
 {
 .reg .b32 a, b, c, d;
-shr.u32 b, $4, 8;
-shr.u32 c, $4, 4;
-shr.u32 d, $4, 12;
-lop3.b32 a, $4, 0x000F000F, 0x43004300, 0xEA;
+prmt.b32 a, $4, 0, 0x4140;
+prmt.b32 b, $4, 0, 0x4342;
+shr.u32 c, a, 4;
+shr.u32 d, b, 4;
+lop3.b32 a, a, 0x000F000F, 0x43004300, 0xEA;
 lop3.b32 b, b, 0x000F000F, 0x43004300, 0xEA;
 lop3.b32 c, c, 0x000F000F, 0x43004300, 0xEA;
 lop3.b32 d, d, 0x000F000F, 0x43004300, 0xEA;
@@ -36,14 +38,17 @@ sub.rn.bf16x2 $3, d, $6;
 # scale of the group; the products are exact.
 _FLOATS = tl.constexpr("""
 {
-.reg .b32 a, b, c, d, s, t, u;
-shl.b32 a, $4, 6;
-shr.u32 b, $4, 2;
-shl.b32 c, $4, 2;
-shr.u32 d, $4, 6;
-shl.b32 s, $4, 12;
-shl.b32 t, $4, 4;
-shl.b32 u, $4, 8;
+.reg .b32 a, b, c, d, p, q, s, t, u, v;
+prmt.b32 p, $4, 0, 0x4140;
+prmt.b32 q, $4, 0, 0x4342;
+shl.b32 a, p, 6;
+shl.b32 b, q, 6;
+shl.b32 c, p, 2;
+shl.b32 d, q, 2;
+shl.b32 s, p, 12;
+shl.b32 t, q, 12;
+shl.b32 u, p, 8;
+shl.b32 v, q, 8;
 and.b32 a, a, 0x01C001C0;
 and.b32 b, b, 0x01C001C0;
 and.b32 c, c, 0x01C001C0;
@@ -51,7 +56,7 @@ and.b32 d, d, 0x01C001C0;
 lop3.b32 a, a, s, 0x80008000, 0xF8;
 lop3.b32 b, b, t, 0x80008000, 0xF8;
 lop3.b32 c, c, u, 0x80008000, 0xF8;
-lop3.b32 d, d, $4, 0x80008000, 0xF8;
+lop3.b32 d, d, v, 0x80008000, 0xF8;
 mul.rn.bf16x2 $0, a, $5;
 mul.rn.bf16x2 $1, b, $6;
 mul.rn.bf16x2 $2, c, $7;
@@ -87,9 +92,8 @@ def add_four_bit(
     kind: tl.constexpr = x_ptr.dtype.element_ty
     is_asm: tl.constexpr = _ASM and kind == tl.bfloat16
     j = tl.arange(0, HALF)
-    octet = j if is_asm else (j & ~3) | ((j & 1) << 1) | ((j & 2) >> 1)
     rows = (outs // 16).to(tl.int64) * groups * (16 * HALF) + outs % 16 * HALF
-    w_ptrs = w_ptr + rows[:, None] + octet[None, :]
+    w_ptrs = w_ptr + rows[:, None] + j[None, :]
     x_ptrs = x_ptr + x_offsets[None, :] + j[:, None]
     for i in tl.static_range(BLOCK_K // GROUP):
         group = first // GROUP + i
