@@ -90,8 +90,10 @@ class DecoderWeights(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         """[T, D]: the input of layer 0."""
         rows = embedding_rows(self.embedding, tokens)
-        scale = self.config.embedding_scale
-        return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype, device=rows.device)
+        if self.has_plain_embedding:
+            return rows
+        # A number, not a tensor: a CUDA graph cannot record a copy from the host.
+        return rows * float(torch.tensor(self.config.embedding_scale, dtype=rows.dtype))
 
     @property
     def has_plain_embedding(self) -> bool:
