@@ -14,9 +14,9 @@ _ASM = tl.constexpr(not IS_INTERPRETED)
 _FLOAT16 = tl.constexpr(KINDS.index("float16"))
 _MXFP4 = tl.constexpr(KINDS.index("mxfp4"))
 
-# Four bytes to four registers of two bf16 each: the low halves, then the high halves. The compiler may give a thread bytes that are
-# not neighbours in memory: element i of the input has to be element i of each output. 0x4300 with a code as its lowest bits is
-# 128 + code; $5 and $6 hold 128 + zero.
+# Four bytes to four registers of two bf16 each: the low halves, then the high halves. The compiler may give a thread bytes that
+# are not neighbours in memory: element i of the input has to be element i of each output. 0x4300 with a code as its lowest bits
+# is 128 + code; $5 and $6 hold 128 + zero.
 _INTEGERS = tl.constexpr("""
 {
 .reg .b32 a, b, c, d;
