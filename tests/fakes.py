@@ -220,9 +220,11 @@ def draft_model(
     max_rows: int = 64,
     runner: type[ModelRunner] = ModelRunner,
     max_gap: int | None = None,
+    branches: int = 1,
 ) -> DraftModelProposer:
+    """`branches`: children of a node of its trees; 1: chains."""
     size = model.config.vocab_size
-    return DraftModelProposer(runner(model, num_blocks), max_rows, size, size, max_gap=max_gap)
+    return DraftModelProposer(runner(model, num_blocks), max_rows, size, size, max_gap=max_gap, branches=branches)
 
 
 def tiny_engine(

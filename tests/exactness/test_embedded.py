@@ -95,6 +95,12 @@ def test_short_prompts(target, draft, prompts, sampling, count):
     assert result.accepted / result.drafted > 0.3
 
 
+def test_short_prompts_with_trees(target, draft, prompts):
+    requests = requests_for(prompts[:4], 10, **SAMPLINGS["warm"])
+    result = check(target, requests, engine(target, draft_model(draft, 512, 256, branches=8), MixedDepth(8)))
+    assert result.accepted > 15
+
+
 def test_activations_in_float32(checkpoint, draft, prompts):
     weights = Float32Activations(checkpoint.weights)
     model = DecoderModel(checkpoint.config, weights, torch.device("cpu"), torch.float32)
@@ -106,10 +112,11 @@ def test_activations_in_float32(checkpoint, draft, prompts):
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("depth", [1, 4, 8])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("method", ["draft_model", "ngram", "tree", "unreliable"])
+@pytest.mark.parametrize("method", ["draft_model", "model tree", "ngram", "tree", "unreliable"])
 def test_matrix(target, draft, prompts, method, sampling, depth, batch):
     proposers = {
         "draft_model": lambda: draft_model(draft, 512, 256),
+        "model tree": lambda: draft_model(draft, 512, 256, branches=8),
         "ngram": lambda: NgramProposer(min_ngram=1),
         "tree": lambda: random_tree(400),
         "unreliable": lambda: Unreliable(draft_model(draft, 512, 256)),

@@ -1,10 +1,14 @@
 """Planted bugs: the exactness suite must fail on each of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Origin
 from paceline.engine.executors import host
+from paceline.speculation.trees.tree import depths
+from paceline.speculation.verification import coupled
 from paceline.speculation.verification.verify import Verdict, rejection, verify
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests
 from tests.exactness.test_rejection import PROMPT, SMALL, engine_for
@@ -32,11 +36,13 @@ def distribution_is_caught(models, proposer=Sampled, depth=3, draws=DRAWS, **sam
         )
 
 
-def text_is_caught():
-    target = tiny_model()
-    engine = tiny_engine(target, draft_model(tiny_model(perturb=0.2)), depth=3)
-    with pytest.raises(AssertionError):
-        check_identical(target, engine, mixed_requests(8, TINY.vocab_size))
+def text_is_caught(*branches):
+    """With chains and with trees, or with drafts of so many `branches`."""
+    for count in branches or (1, 4):
+        target = tiny_model()
+        engine = tiny_engine(target, draft_model(tiny_model(perturb=0.2), branches=count), depth=3 if count == 1 else 9)
+        with pytest.raises(AssertionError):
+            check_identical(target, engine, mixed_requests(8, TINY.vocab_size))
 
 
 @pytest.mark.slow  # test_rejection.py makes such checks with as many draws
@@ -78,7 +84,7 @@ def test_bonus_after_a_rejected_last_token(models, monkeypatch):
         return verdicts
 
     monkeypatch.setattr(host, "verify", generous)
-    text_is_caught()
+    text_is_caught(1)
     distribution_is_caught(models, depth=1, temperature=1.0)
 
 
@@ -114,3 +120,28 @@ def test_confidence_cut_off_on_sampled_tokens(models):
             return possible and float(q[token]) > 0.3
 
     distribution_is_caught(models, Cautious, temperature=1.0)
+
+
+def test_nodes_attend_to_other_paths(monkeypatch):
+    span_of = host.span_of
+    monkeypatch.setattr(host, "span_of", lambda *given: replace(span_of(*given), ancestors=None))
+    text_is_caught(4)
+
+
+def test_cache_of_the_accepted_path_is_not_moved(monkeypatch):
+    monkeypatch.setattr(host, "path_moves", lambda *given: ([], []))
+    text_is_caught(4)
+
+
+def test_child_of_another_node_is_accepted(monkeypatch):
+    """A walk by level alone: a node that follows the pick is accepted under any parent."""
+
+    def careless(draft, picks):
+        path = []
+        for child, (token, level) in enumerate(zip(draft.tokens, depths(draft.parents), strict=True)):
+            if level == len(path) + 1 and token == picks[path[-1] + 1 if path else 0]:
+                path.append(child)
+        return path, picks[path[-1] + 1 if path else 0]
+
+    monkeypatch.setattr(coupled, "walk", careless)
+    text_is_caught(4)

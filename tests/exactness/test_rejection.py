@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.sampling import SamplingParams
 from tests.exactness.suite import check_distribution, next_logits
-from tests.fakes import TINY, Sampled, tiny_engine, tiny_model
+from tests.fakes import TINY, Sampled, draft_model, tiny_engine, tiny_model
 from tests.heads import LayerSkip, eagle, medusa
 
 DRAWS = (12_000, pytest.param(100_000, marks=pytest.mark.exact))
@@ -63,12 +63,14 @@ def test_joint_of_four_tokens(models, case, draws):
     )
 
 
+DRAFT = tiny_model(config=SMALL, perturb=0.5, scale=1.2)
 HEADS = {
     "eagle": lambda target: eagle(target, num_blocks=1024, max_rows=8192, lanes=1024),
     "medusa": medusa,
     "layer_skip": lambda target: LayerSkip(1),
+    "draft_model": lambda target: draft_model(DRAFT, num_blocks=1024, max_rows=8192, branches=4),
 }
-"""Trees of one-hot nodes, and a chain with its own `q`; fewer draws, since each costs passes of a model."""
+"""Trees of one-hot nodes, and chains with their own `q`; fewer draws, since each costs passes of a model."""
 
 
 @pytest.mark.parametrize("method", HEADS)

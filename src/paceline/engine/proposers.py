@@ -22,6 +22,7 @@ from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
 from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.proposers.suffix import SuffixProposer
+from paceline.speculation.trees.model_trees import BRANCHES
 
 EXIT_SHARE = 0.5
 """Share of the target's layers that `layer_skip` drafts with by default. It pays only for a target trained for early exits."""
@@ -60,6 +61,7 @@ def make_proposers(
             target.config.vocab_size,
             config.prefix_caching,
             prefill_tokens(limits.max_batched_tokens, target.model.weight_bytes, draft.model.weight_bytes),
+            branches=BRANCHES if draft.model.device.type == "cpu" else 1,  # CUDA graphs have chains
         )
     lookups, models = ({name: proposers[name] for name in kind if name in proposers} for kind in (LOOKUPS, MODELS))
     proposers["combined"] = CombinedProposer(lookups, models, WallClock())

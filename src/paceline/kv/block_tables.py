@@ -115,6 +115,11 @@ class BlockTables:
         self._tables[sequence_id] = _Table(source.parent, blocks, source.num_published, source.salt)
         return sources, targets
 
+    def replace(self, sequence_id: int, other_id: int) -> None:
+        """Give the sequence the table of another in place of its own; the other is closed."""
+        self.close(sequence_id)
+        self._tables[sequence_id] = self._tables.pop(other_id)
+
     def close(self, sequence_id: int) -> None:
         """Release all blocks of the sequence. Closing a closed sequence is not an error."""
         table = self._tables.pop(sequence_id, None)

@@ -1,15 +1,17 @@
-"""The proposer `draft_model`: a smaller model of the same vocabulary drafts chains."""
+"""The proposer `draft_model`: a smaller model of the same vocabulary drafts trees or chains."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from paceline.models.runner import ModelRunner
-from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftProbs
+from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftProbs, merge_batches
 from paceline.speculation.proposer import Progress, ProposerTraits
 from paceline.speculation.proposers.draft_weights import DraftWeights
 from paceline.speculation.proposers.model_drafter import Chunk, DraftSequence, ModelDrafter, SequenceParams
+from paceline.speculation.trees.model_trees import LEVELS, ModelTrees, TreeRequest
 from paceline.speculation.verification.distribution import sample_draft
 from paceline.speculation.verification.rows import RowContext
 
@@ -18,7 +20,8 @@ class DraftModelProposer:
     """Drafts with a model that has its own KV cache of fixed size. A sequence that does not fit there, or is longer than the
     draft's window, gets no drafts.
 
-    It computes nothing for a sequence before the first request for drafts.
+    It computes nothing for a sequence before the first request for drafts. Tokens that are sampled from `q` for rejection are
+    chains: a tree chosen by confidence would change the distribution of the text.
     """
 
     def __init__(
@@ -29,17 +32,26 @@ class DraftModelProposer:
         vocab_size: int,
         prefix_caching: bool = True,
         max_gap: int | None = None,
+        branches: int = 1,
     ) -> None:
         """`max_rows`, `num_proposable`, `vocab_size`: see `ModelDrafter`. `max_gap`: missing tokens that a step may compute;
-        None: as many as one pass."""
+        None: as many as one pass. `branches`: most children of a node; 1: chains."""
         self.drafter = ModelDrafter(runner, max_rows, num_proposable, vocab_size, _sample_dense, prefix_caching)
         self.max_gap = max_gap or max_rows
         """Tokens of draft prefill within one step."""
         self._sequences: dict[int, DraftSequence] = {}
         self._depths: dict[int, int] = {}
+        self._levels: dict[int, int] = {}
+        """Longest path of each draft that is requested."""
+        self._trees = ModelTrees(self.drafter, branches) if branches > 1 else None
         self._weights = DraftWeights(runner.model, self._stop_sharing)
         self.traits = ProposerTraits(
-            is_lazy=True, can_run_in_graph=True, runners=(runner,), weights=self._weights, q_model=runner.model
+            is_tree=branches > 1,
+            is_lazy=True,
+            can_run_in_graph=branches == 1,
+            runners=(runner,),
+            weights=self._weights,
+            q_model=runner.model,
         )
 
     @property
@@ -48,22 +60,43 @@ class DraftModelProposer:
 
     def observe(self, batch: Sequence[Progress]) -> None:
         for progress in batch:
-            self._depths[progress.sequence_id] = progress.depth
             sequence = self._sequences.get(progress.sequence_id)
             if sequence is None:
-                self._sequences[progress.sequence_id] = self._new_sequence(progress)
+                sequence = self._sequences[progress.sequence_id] = self._new_sequence(progress)
             else:
+                if self._trees is not None:
+                    self._trees.commit(sequence, progress.ids)
                 sequence.commit(progress.ids)
                 self.drafter.release_unused(sequence)
+            most = progress.depth if progress.max_levels is None else min(progress.depth, progress.max_levels)
+            self._depths[progress.sequence_id] = progress.depth
+            self._levels[progress.sequence_id] = min(most, LEVELS) if self._grows_tree(sequence) else most
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        sequences, cost = self._prefill(i for i in sequence_ids if self._depths.get(i))
+        if self._trees is not None:
+            self._trees.close_all()
+        sequences, cost = self._prefill(i for i in sequence_ids if self._levels.get(i))
         if not sequences:
             return DraftBatch.empty(cost)
+        chains = [one for one in sequences if not self._grows_tree(one)]
+        if len(chains) == len(sequences):
+            return self._draft_chains(chains, cost)
+        trees = self._draft_trees([one for one in sequences if self._grows_tree(one)], cost)
+        return replace(merge_batches([self._draft_chains(chains, cost), trees]), cost=cost) if chains else trees
+
+    def _grows_tree(self, sequence: DraftSequence) -> bool:
+        return self._trees is not None and not sequence.params.needs_distribution
+
+    def _draft_trees(self, sequences: Sequence[DraftSequence], cost: DraftCost) -> DraftBatch:
+        assert self._trees is not None
+        requests = [TreeRequest(one, self._depths[one.id], self._levels[one.id]) for one in sequences]
+        return DraftBatch.trees(zip([one.id for one in sequences], self._trees.draft(requests), strict=True), cost)
+
+    def _draft_chains(self, sequences: Sequence[DraftSequence], cost: DraftCost) -> DraftBatch:
         probs: dict[tuple[int, int], Tensor] = {}  # (sequence, step) -> q [V]
         active = sequences
-        for step in range(max(self._depths[one.id] for one in sequences)):
-            active = [one for one in active if self._depths[one.id] > step]
+        for step in range(max(self._levels[one.id] for one in sequences)):
+            active = [one for one in active if self._levels[one.id] > step]
             logits = self.drafter.forward([Chunk(one, one.num_missing) for one in active])
             assert logits is not None
             chosen = self.drafter.choose(logits, active, [one.row() for one in active])
@@ -75,8 +108,11 @@ class DraftModelProposer:
         return DraftBatch.chains(drafts, self._pack(drafts, probs), cost)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
+        if self._trees is not None:
+            self._trees.close(sequence_ids)
         for sequence_id in sequence_ids:
             self._depths.pop(sequence_id, None)
+            self._levels.pop(sequence_id, None)
             sequence = self._sequences.pop(sequence_id, None)
             if sequence is not None:
                 self.drafter.close([sequence])
@@ -93,8 +129,8 @@ class DraftModelProposer:
         """Sequences that can draft now, and the cost of the draft prefill."""
         sequences = [self._sequences[i] for i in sequence_ids]
         # The last drafted token is not computed
-        fitting = [one for one in sequences if self.drafter.is_in_window(len(one.ids) + self._depths[one.id] - 1)]
-        return self.drafter.prefill(fitting, [self._depths[one.id] for one in fitting], self.max_gap)
+        fitting = [one for one in sequences if self.drafter.is_in_window(len(one.ids) + self._levels[one.id] - 1)]
+        return self.drafter.prefill(fitting, [self._levels[one.id] for one in fitting], self.max_gap)
 
     def _new_sequence(self, progress: Progress) -> DraftSequence:
         params = SequenceParams(

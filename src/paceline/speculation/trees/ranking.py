@@ -61,14 +61,15 @@ def rank(
     logits: Tensor,  # [R, V'] float32 over the draft's vocabulary
     rows: Sequence[RowContext],
     is_coupled: Sequence[bool],
-    vocabulary: DraftVocabulary,
+    vocabulary: DraftVocabulary | None,
     count: int,
 ) -> list[Branches]:
-    """The `count` best tokens of each row; impossible tokens are left out."""
-    ids = vocabulary.ids
+    """The `count` best tokens of each row; impossible tokens are left out. Without a vocabulary the columns of `logits` are the
+    target's tokens."""
+    ids = None if vocabulary is None else vocabulary.ids
     if any(row.is_processed for row in rows):
         # Penalties and biases use the target's ids
-        logits, ids = process(vocabulary.expand_logits(logits), rows), None
+        logits, ids = process(logits if vocabulary is None else vocabulary.expand_logits(logits), rows), None
     columns, confidence = _best(logits, rows, is_coupled, ids, count)
     tokens = columns if ids is None else ids[columns]
     return [
