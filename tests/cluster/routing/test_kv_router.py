@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from paceline.cluster.routing.kv_index import KvIndex
-from paceline.cluster.routing.kv_router import COMPUTE_FACTOR, REFRESH_SECONDS, KvRouter
+from paceline.cluster.routing.kv_router import REFRESH_SECONDS, KvRouter
 from paceline.cluster.routing.router import Prompt, WorkerLoad
+from paceline.cluster.routing.worker_costs import COMPUTE_FACTOR
 from paceline.cluster.routing.worker_rates import SECONDS_PER_TOKEN
 from paceline.core.clock import VirtualClock
 from paceline.core.kv_events import BlocksStored, Tier

@@ -1,9 +1,9 @@
 """Index of cached prefixes by worker and tier, built from KV events."""
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 
-from paceline.cluster.routing.prefix_tree import KEY_MASK, NONE, PrefixTree, members
+from paceline.cluster.routing.prefix_tree import KEY_MASK, NONE, Holders, PrefixTree, members
 from paceline.cluster.routing.router import Prompt
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
 
@@ -67,13 +67,17 @@ class KvIndex:
             return 0
         return sum(map(len, known.blocks)) if tier is None else len(known.blocks[TIERS.index(tier)])
 
+    def device_blocks(self, worker: str) -> Sized:
+        """The worker's blocks on its device: their number is always the present one."""
+        return self._worker(worker).blocks[0]
+
     def match(self, ids: Sequence[int], salt: str = "") -> Match:
         """The cached prefix of this prompt on each worker, under this salt."""
         chain, root = self._sums(ids, 0), _root(salt)
         found = self._tree.match(chain, root)
         if self._lower_tiers and any(holders & self._lower_tiers for _, holders in found):
             return Match(*self._tiered(found), chain, root)
-        return Match([(blocks * BLOCK_SIZE, members(holders)) for blocks, holders in found], {}, chain, root)
+        return Match([(blocks * BLOCK_SIZE, Holders(holders)) for blocks, holders in found], {}, chain, root)
 
     def apply(self, worker: str, event: CacheEvent) -> None:
         match event:
@@ -137,7 +141,14 @@ class KvIndex:
         holders = [1 << holder for level, holder in worker.holders.items() if level >= tier]
         start, base = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), self._tree.key(parent))
         chain = [(base + number) & KEY_MASK for number in self._sums(event.tokens, start)]
+        known = len(event.keys)
+        if span == 1 and len(worker.holders) == 1:
+            known = next((i for i, number in enumerate(chain) if self._tree.find(number) == NONE), known)
         for i, key in enumerate(event.keys):
+            if i >= known and self._is_new(worker, event.keys[i:]):
+                nodes = self._tree.add(holders[0], parent, chain[i:])
+                worker.blocks[tier].update(zip(event.keys[i:], zip(nodes, strict=True), strict=True))
+                return
             own = chain[i * span : (i + 1) * span]
             if not self._is_free(worker, key, own, sum(holders)):
                 self.num_orphans += len(event.keys) - i
@@ -145,6 +156,12 @@ class KvIndex:
             for holder in holders:
                 nodes = self._tree.add(holder, parent, own)
             worker.blocks[tier][key], parent = tuple(nodes), nodes[-1]
+
+    @staticmethod
+    def _is_new(worker: _Worker, keys: Sequence[Hashable]) -> bool:
+        """Whether the keys differ, and none is a block of this worker, which has one tier. If their first block is not in the
+        tree, none of them is: a block has all its predecessors there."""
+        return len(set(keys)) == len(keys) and worker.blocks[0].keys().isdisjoint(keys)
 
     def _is_free(self, worker: _Worker, key: Hashable, own: Sequence[int], holders: int) -> bool:
         """Whether the key is new or has the same chain. A second key of a chain would outlive the nodes of the first."""
@@ -162,6 +179,12 @@ class KvIndex:
         return next((blocks[key][-1] for blocks in worker.blocks if key in blocks), None)
 
     def _remove(self, worker: _Worker, keys: Sequence[Hashable], tier: int) -> None:
+        if len(worker.holders) == 1:
+            blocks, drop, holder = worker.blocks[tier], self._tree.drop, 1 << worker.number
+            for key in keys:
+                for node in reversed(blocks.pop(key, ())):
+                    drop(holder, node)
+            return
         for key in keys:
             nodes = worker.blocks[tier].pop(key, ())
             for level, holder in worker.holders.items():

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
 
-from paceline.cluster.routing.kv_index import BLOCK_SIZE, KvIndex, Match
-from paceline.cluster.routing.prefill_queue import EvictionCost, PrefillQueue
+from paceline.cluster.routing.kv_index import KvIndex, Match
 from paceline.cluster.routing.reservations import Reservations
 from paceline.cluster.routing.router import Prompt, WorkerLoad
+from paceline.cluster.routing.worker_costs import WorkerCosts
 from paceline.cluster.routing.worker_rates import MIN_TOKENS, RoutedRequest, WorkerRates, measure
 from paceline.core.clock import Clock
 from paceline.core.kv_events import TIERS
@@ -16,34 +16,14 @@ from paceline.core.kv_events import TIERS
 TokensByTier = Mapping[int, Sequence[int]]
 REFRESH_SECONDS = 0.25
 """Interval at which rates are read again."""
-LOAD_SECONDS = 1e-3
-"""Cost of a full batch beyond its queue, until the duration of requests is known. Of equally good workers the emptier one is
-chosen."""
-FULL_BATCH_SLOWDOWN = 1.0
-"""Time that a full batch adds to the duration of a request, relative to that duration."""
-COMPUTE_FACTOR = 1.25
-"""Cost of computing a token, relative to its time: requests that arrive later wait meanwhile. Requests that arrive together
-with the same new prompt then wait for one worker, instead of computing it on each."""
-EVICTION_FACTOR = 1.0
-"""Additional cost where computing evicts blocks in use. It spreads prompts over all caches."""
 MANY_WORKERS, MAX_CANDIDATES = 32, 256
 GOOD_ENOUGH_SECONDS = 2.5e-4
 """Among more than `MANY_WORKERS` workers with the same cached tokens, the search stops within this distance of the lower bound,
 or after `MAX_CANDIDATES` workers."""
+ROUNDING = 1.0 + 1e-9
+"""Allowance for sums in another order."""
 STRIDE = 7919
 """Prime distance between the starts of two searches."""
-
-
-@dataclass(slots=True)
-class _Worker:
-    queue: PrefillQueue = field(default_factory=PrefillQueue)
-    eviction: EvictionCost = field(default_factory=EvictionCost)
-    last_start: float = 0.0
-    """Time of the last first token after a measurable prefill."""
-    number: int = 0
-    """Number in the index."""
-    last_chosen: int = 0
-    """Number of the decision that last chose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,40 +61,17 @@ class KvRouter:
         self.rates = WorkerRates()
         self._requests: dict[str, RoutedRequest] = {}
         self._reservations = Reservations()
-        self._workers: dict[str, _Worker] = {}
-        self._names: list[str] = []
-        """Workers in the order of the last decision. The lists below have the same order."""
-        self._ordered: list[_Worker] = []
-        self._prefill: list[float] = []
-        """Seconds per token."""
-        self._capacities: list[int] = []
-        self._compute_cost: list[float] = []
-        """Cost of computing a token: its time and the surcharges."""
-        self._min_cost = 0.0
-        self._least_cost = 0.0
-        """Cost of a token on the least loaded worker."""
-        self._full_batch = LOAD_SECONDS
-        """Cost of a full batch."""
-        self._batch_size = 0.0
-        """Sequences of a full batch, mean over workers."""
-        self._peer = math.inf
-        """Seconds per token fetched from another worker; infinite until measured."""
-        self._refreshed = 0.0
-        self._all_numbers: tuple[int, ...] = ()
-        """Index numbers of all workers."""
-        self._positions: dict[int, int] = {}
-        """Position in the lists, by index number."""
+        self._costs = WorkerCosts(index, self.rates)
         self._num_decisions = 0
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
-        names = [worker.name for worker in workers]
-        if names != self._names:
-            self._set_workers(names)
-        now = self._clock.now()
-        if now - self._refreshed >= REFRESH_SECONDS:
-            self._refresh(workers, now)
+        costs, now = self._costs, self._clock.now()
+        if costs.follow(workers):
+            costs.forget({request.worker for request in self._requests.values()})
+        if now - costs.refreshed >= REFRESH_SECONDS:
+            costs.refresh(workers, now)
         match = self._index.match(prompt.ids, prompt.salt)
-        count, min_cost = len(prompt.ids), self._min_cost
+        count, min_cost = len(prompt.ids), costs.min_compute
         best, position, cached = math.inf, 0, 0
         groups = match.groups
         if self._reservations:
@@ -122,27 +79,28 @@ class KvRouter:
             groups = sorted((*groups, *reserved), key=itemgetter(0), reverse=True)
         longest = self._longest(match) if self._shares_caches else 0
         # Most cached first. No worker of a group costs less than computing the rest at the best rate.
-        for tokens, numbers in (*groups, (0, self._all_numbers)):
+        for tokens, numbers in (*groups, (0, costs.all_numbers)):
             fetchable = max(0, longest - tokens)
-            if min_cost * (count - tokens - fetchable) + min(min_cost, self._peer) * fetchable > best:
+            if min_cost * (count - tokens - fetchable) + min(min_cost, costs.peer) * fetchable > best:
                 break
             by_tier = match.lower if tokens else {}
-            cost, at = self._best(numbers, workers, count - tokens, fetchable, now, by_tier)
+            cost, at = self._best(numbers, count - tokens, fetchable, now, by_tier)
             if cost < best:
                 best, position, cached = cost, at, tokens
         self._num_decisions += 1
-        self._ordered[position].last_chosen = self._num_decisions
+        costs.workers[position].last_chosen = self._num_decisions
         if prompt.request_id:
             self._add(prompt.request_id, position, count, cached, max(0, longest - cached), now, match)
-        return names[position]
+        return costs.names[position]
 
     def started(self, request_id: str, cached: int) -> None:
         request = self._requests.get(request_id)
         if request is None or request.has_started:
             return
         request.has_started, now = True, self._clock.now()
-        worker = self._workers[request.worker]
+        worker = self._costs.by_name[request.worker]
         worker.queue.remove(request_id, now)
+        self._costs.update_queue(worker)
         measure(self.rates, request, cached, now - max(request.since, worker.last_start), now)
         if request.num_tokens - cached >= MIN_TOKENS:
             worker.last_start = now
@@ -156,103 +114,74 @@ class KvRouter:
         if request.has_started:
             self.rates.add_duration(request.worker, now - request.since)
         else:
-            self._workers[request.worker].queue.remove(request_id, now)
+            worker = self._costs.by_name[request.worker]
+            worker.queue.remove(request_id, now)
+            self._costs.update_queue(worker)
 
     def view(self, worker: str) -> RouterView:
         """Thread-safe."""
-        now, known = self._clock.now(), self._workers.get(worker)
+        now, known = self._clock.now(), self._costs.by_name.get(worker)
         rate = self.rates.prefill(worker, now)
         return RouterView(self._index.num_blocks(worker), rate, known.queue.seconds(rate, now) if known else 0.0)
 
     def _longest(self, match: Match) -> int:
         """Most tokens of the prompt that one of the candidates holds."""
-        positions = self._positions
+        positions = self._costs.positions
         return next((tokens for tokens, numbers in match.groups if any(number in positions for number in numbers)), 0)
 
     def _best(
-        self,
-        numbers: Sequence[int],
-        workers: Sequence[WorkerLoad],
-        uncached: int,
-        fetchable: int,
-        now: float,
-        by_tier: TokensByTier,
+        self, numbers: Sequence[int], uncached: int, fetchable: int, now: float, by_tier: TokensByTier
     ) -> tuple[float, int]:
         """The least cost and its position; ties go to the worker chosen longest ago. Among many workers, the first one that
-        is good enough, or the best of `MAX_CANDIDATES`; each search starts elsewhere."""
-        best, best_at, best_chosen, enough = math.inf, 0, 0, -math.inf
+        is good enough, or the best of `MAX_CANDIDATES`; each search starts elsewhere.
+
+        Without fetches, the time of a queue and other waits only add to `token * uncached + batch + queued`: a worker with
+        more than the best cost there needs no closer look.
+        """
+        costs = self._costs
+        best, best_at, best_chosen, enough, limit = math.inf, 0, 0, -math.inf, math.inf
         if len(numbers) > MANY_WORKERS:
             start = self._num_decisions * STRIDE % len(numbers)
-            enough = self._least_cost * uncached + GOOD_ENOUGH_SECONDS
+            enough = costs.least_token * uncached + GOOD_ENOUGH_SECONDS
             end = start + MAX_CANDIDATES
             numbers = (*numbers[start:end], *numbers[: max(0, min(start, end - len(numbers)))])
-        positions, ordered, prefill, peer = self._positions, self._ordered, self._prefill, self._peer
+        find, token, batch, queued = costs.positions.get, costs.token, costs.batch, costs.queued
         for number in numbers:
-            at = positions.get(number)
+            at = find(number)
             if at is None:  # not a candidate
                 continue
-            known, worker, compute = ordered[at], workers[at], self._compute_cost[at]
-            share = worker.assigned / worker.max_num_seqs
-            computing = compute * (1.0 + share * self._batch_size)
-            cost = computing * uncached + self._full_batch * share
-            if fetchable and peer < computing:
-                cost -= (computing - peer) * fetchable
+            cost = token[at] * uncached + batch[at]
+            if cost + queued[at] > limit:
+                continue
+            known = costs.workers[at]
+            if fetchable and costs.peer < token[at]:
+                cost -= (token[at] - costs.peer) * fetchable
             if known.queue.waiting:
-                cost += known.queue.seconds(prefill[at], now)
-            if share >= 1.0:  # the sequences waiting there, and this one, need free places
-                waiting = worker.assigned - worker.max_num_seqs + 1
-                cost += waiting * self.rates.duration(worker.name) / worker.max_num_seqs
+                cost += known.queue.seconds(costs.prefill[at], now)
+            if costs.shares[at] >= 1.0:
+                cost += costs.wait_seconds(at)
             if by_tier and number in by_tier:
                 cost += self._load_seconds(by_tier[number])
             if cost < best or (cost == best and known.last_chosen < best_chosen):
                 best, best_at, best_chosen = cost, at, known.last_chosen
                 if best <= enough:
                     break
+                if not fetchable:
+                    limit = best * ROUNDING
         return best, best_at
 
     def _load_seconds(self, by_tier: Sequence[int]) -> float:
         return sum(self.rates.load(tier) * tokens for tier, tokens in zip(TIERS, by_tier, strict=False))
 
-    def _set_workers(self, names: list[str]) -> None:
-        busy = {request.worker for request in self._requests.values()}
-        for gone in set(self._workers) - set(names) - busy:
-            del self._workers[gone]
-            self.rates.forget(gone)
-        self._names = names
-        self._ordered = [self._workers.setdefault(name, _Worker()) for name in names]
-        self._refreshed = -math.inf
-        for name, known in zip(names, self._ordered, strict=True):
-            known.number = self._index.number(name)
-        self._positions = {known.number: at for at, known in enumerate(self._ordered)}
-        self._all_numbers = tuple(self._positions)
-
-    def _refresh(self, workers: Sequence[WorkerLoad], now: float) -> None:
-        """Read all rates together: workers without measurements use the common rate."""
-        self.rates.set_lower_bound(max((known.queue.min_rate(now) for known in self._ordered), default=0.0))
-        self._prefill = [self.rates.prefill(name, now) for name in self._names]
-        peer = self.rates.peer()
-        self._peer = math.inf if peer is None else peer
-        self._capacities, self._compute_cost = [worker.kv_tokens for worker in workers], [0.0] * len(workers)
-        for at in range(len(workers)):
-            self._update_cost(at, now)
-        self._min_cost, self._refreshed = min(self._compute_cost), now
-        self._batch_size = sum([worker.max_num_seqs for worker in workers]) / len(workers)
-        emptiest = min([worker.assigned / worker.max_num_seqs for worker in workers])
-        self._least_cost = self._min_cost * (1.0 + emptiest * self._batch_size)
-        self._full_batch = max(LOAD_SECONDS, FULL_BATCH_SLOWDOWN * self.rates.mean_duration(0.0))
-
-    def _update_cost(self, at: int, now: float) -> None:
-        cached = self._index.num_blocks(self._names[at], "device") * BLOCK_SIZE
-        share = self._ordered[at].eviction.share(cached, self._capacities[at], now)
-        self._compute_cost[at] = self._prefill[at] * (COMPUTE_FACTOR + EVICTION_FACTOR * share)
-
     def _add(self, request_id: str, at: int, count: int, cached: int, fetchable: int, now: float, match: Match) -> None:
-        name, known = self._names[at], self._ordered[at]
+        costs = self._costs
+        known = costs.workers[at]
         by_tier = match.lower.get(known.number, ()) if cached else ()
-        self._requests[request_id] = RoutedRequest(name, count, cached, fetchable, by_tier, now)
+        self._requests[request_id] = RoutedRequest(known.name, count, cached, fetchable, by_tier, now)
         self._reservations.add(request_id, known.number, match.chain, match.root)
-        fetched = fetchable if self._peer < self._prefill[at] else 0
-        loading = self._load_seconds(by_tier) + (self._peer * fetched if fetched else 0.0)
+        fetched = fetchable if costs.peer < costs.prefill[at] else 0
+        loading = self._load_seconds(by_tier) + (costs.peer * fetched if fetched else 0.0)
         known.queue.add(request_id, count - cached - fetched, loading, now)
         known.eviction.add(count - cached, now)
-        self._update_cost(at, now)
+        costs.update_compute(at, now)
+        costs.update_queue(known)

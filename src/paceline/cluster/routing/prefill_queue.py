@@ -53,6 +53,11 @@ class PrefillQueue:
         first = rate * tokens + loading
         return rate * (self._tokens - tokens) + self._loading - loading + abs(first - (now - self._since))
 
+    def behind_first(self, rate: float) -> float:
+        """Time of the requests after the first: a lower bound of `seconds`."""
+        tokens, loading = self._first
+        return rate * (self._tokens - tokens) + self._loading - loading
+
     def min_rate(self, now: float) -> float:
         """Seconds per token that the first request has taken so far; 0 if it is too short to measure."""
         tokens, _ = self._first

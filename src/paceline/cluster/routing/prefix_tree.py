@@ -1,8 +1,10 @@
 """A prefix tree of cached blocks: returns for a prompt how many leading blocks each holder has."""
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import compress
+from typing import overload
 
 KEY_MASK = (1 << 64) - 1
 NONE = -1
@@ -53,26 +55,34 @@ class PrefixTree:
     def add(self, holder: int, parent: int, keys: Iterable[int]) -> list[int]:
         """Add `holder` (one bit) to the blocks `keys` after `parent` (NONE: the start of a prompt); returns their nodes."""
         nodes = []
+        find, holders, orphaned = self._node_of.get, self._holders, self._orphaned
+        has_parent = parent == NONE or bool(holders[parent] & holder)
         for key in keys:
-            node = self._node_of.get(key, NONE)
+            node = find(key, NONE)
             if node == NONE:
                 node = self._new(parent, key)
-            if parent == NONE or self._holders[parent] & holder:
-                self._holders[node] |= holder
-                if self._orphaned:
+                if has_parent:
+                    holders[node] = holder
+                else:
+                    orphaned[node] = holder
+            elif has_parent:
+                holders[node] |= holder
+                if orphaned:
                     self._reattach(holder, node)
             else:
-                self._orphaned[node] = self._orphaned.get(node, 0) | holder
+                orphaned[node] = orphaned.get(node, 0) | holder
             nodes.append(node)
             parent = node
         return nodes
 
     def drop(self, holder: int, node: int) -> None:
         """Remove `holder` from the block. Its later blocks do not match until the block is added again."""
-        if self._holders[node] & holder:
-            self._detach(holder, node)
-        else:
+        if not self._holders[node] & holder:
             self._remove_orphan(holder, node)
+        elif self._first[node] == NONE:
+            self._holders[node] &= ~holder
+        else:
+            self._detach(holder, node)
         self._prune(node)
 
     def match(self, sums: Sequence[int], root: int) -> list[tuple[int, int]]:
@@ -162,22 +172,57 @@ class PrefixTree:
 
     def _prune(self, node: int) -> None:
         """Remove nodes without holders and children, upwards."""
-        while node != NONE and not self._holders[node] and node not in self._orphaned and self._first[node] == NONE:
-            parent, before, after = self._parents[node], self._previous[node], self._next[node]
-            if after != NONE:
-                self._previous[after] = before
-            if before != NONE:
-                self._next[before] = after
+        first, after, before = self._first, self._next, self._previous
+        while node != NONE and not self._holders[node] and first[node] == NONE and node not in self._orphaned:
+            parent, left, right = self._parents[node], before[node], after[node]
+            if right != NONE:
+                before[right] = left
+                after[node] = NONE
+            if left != NONE:
+                after[left] = right
+                before[node] = NONE
             elif parent != NONE:
-                self._first[parent] = after
-            self._previous[node] = self._next[node] = NONE
+                first[parent] = right
             del self._node_of[self._keys[node]]
             self._free.append(node)
             node = parent
 
 
+class Holders(Sequence[int]):
+    """The numbers of the set bits of an int, in increasing order. They are computed when they are first needed."""
+
+    __slots__ = ("_bits", "_numbers")
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+        self._numbers: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._bits.bit_count()
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all())
+
+    def _all(self) -> tuple[int, ...]:
+        if self._numbers is None:
+            self._numbers = members(self._bits)
+        return self._numbers
+
+
+_BIT = bytes(digit == ord("1") for digit in range(256))
+
+
 @lru_cache(maxsize=4096)
 def members(holders: int) -> tuple[int, ...]:
     """Indices of the set bits."""
-    digits = f"{holders:b}"
-    return tuple(number for number, digit in enumerate(reversed(digits)) if digit == "1")
+    if holders & (holders - 1) == 0:
+        return (holders.bit_length() - 1,) if holders else ()
+    digits = f"{holders:b}".encode().translate(_BIT)
+    return tuple(compress(range(len(digits)), reversed(digits)))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
 
 from paceline.core.cluster_config import RouterPolicy
 
@@ -20,6 +20,56 @@ class WorkerLoad:
     """Used share of its KV cache, 0 to 1, as of its last heartbeat."""
     kv_tokens: int = 0
     """Capacity of its KV cache; 0: not known."""
+
+
+class WorkerTable(Sequence[WorkerLoad]):
+    """Loads of many workers, changed one by one. A router that reads `take_changes` need not compare all of them for every
+    request; so a table belongs to one router."""
+
+    def __init__(self) -> None:
+        self._loads: list[WorkerLoad] = []
+        self._positions: dict[str, int] = {}
+        self._changes: set[int] = set()
+        self.generation = 0
+        """Number of times that workers joined or left; positions are valid within one."""
+
+    def __len__(self) -> int:
+        return len(self._loads)
+
+    @overload
+    def __getitem__(self, index: int) -> WorkerLoad: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[WorkerLoad]: ...
+    def __getitem__(self, index: int | slice) -> WorkerLoad | list[WorkerLoad]:
+        return self._loads[index]
+
+    def has(self, name: str) -> bool:
+        return name in self._positions
+
+    def set(self, load: WorkerLoad) -> None:
+        """The present load of a worker, which joins if it is new."""
+        at = self._positions.get(load.name)
+        if at is None:
+            self._positions[load.name] = len(self._loads)
+            self._loads.append(load)
+            self.generation += 1
+        else:
+            self._loads[at] = load
+            self._changes.add(at)
+
+    def remove(self, name: str) -> None:
+        """The worker leaves. A name without a worker is ignored."""
+        at = self._positions.pop(name, None)
+        if at is not None:
+            del self._loads[at]
+            self._positions = {load.name: at for at, load in enumerate(self._loads)}
+            self.generation += 1
+
+    def take_changes(self) -> Sequence[int]:
+        """Positions of the loads that were set since the last call."""
+        changes = tuple(self._changes)
+        self._changes.clear()
+        return changes
 
 
 @dataclass(frozen=True, slots=True)

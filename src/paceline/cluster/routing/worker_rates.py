@@ -83,6 +83,21 @@ class WorkerRates:
             return common
         return common + (own.value(common) - common) * math.exp2((own.measured - now) / HALF_LIFE)
 
+    def prefills(self, workers: Sequence[str], now: float) -> list[float]:
+        """`prefill` of each."""
+        common, get, exp2 = self._common_prefill.value(self._default_prefill), self._prefill.get, math.exp2
+        return [
+            common
+            if (own := get(worker)) is None
+            else common + (own.value(common) - common) * exp2((own.measured - now) / HALF_LIFE)
+            for worker in workers
+        ]
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether any prefill was measured; then no default applies."""
+        return self._common_prefill.units > 0.0
+
     def duration(self, worker: str) -> float:
         """Seconds per request."""
         return self._duration.get(worker, self._common_duration).value(SECONDS_PER_REQUEST)

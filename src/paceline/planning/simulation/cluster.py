@@ -8,7 +8,7 @@ from heapq import heappush
 from paceline.cluster.health import Backoff
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.cluster.routing.kv_router import KvRouter
-from paceline.cluster.routing.router import Prompt, Router, WorkerLoad, make_router
+from paceline.cluster.routing.router import Prompt, Router, WorkerLoad, WorkerTable, make_router
 from paceline.core.clock import VirtualClock
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.kv_events import CacheEvent
@@ -49,10 +49,8 @@ class SimulatedCluster:
         self._max_num_seqs, self._kv_tokens = int(profile.max_num_seqs.value), int(profile.kv_tokens.value)
         self.members = Members()
         self.ends: list[tuple[float, int]] = []
-        self._loads: list[WorkerLoad] = []
+        self._loads = WorkerTable()
         """Loads of the target workers that the router knows."""
-        self._position: dict[int, int] = {}
-        """Position in `_loads` by worker id."""
         self._unrouted: list[Job] = []
         """Requests that arrived while no target was ready."""
         self._stranded: dict[int, list[Job]] = {}
@@ -231,7 +229,7 @@ class SimulatedCluster:
         jobs = self._stranded.pop(member.id, None)
         if jobs is None:
             return
-        self._remove_load(member)
+        self._loads.remove(member.name)
         member.assigned = 0
         for job in jobs:
             self._router.ended(str(job.id))
@@ -262,9 +260,8 @@ class SimulatedCluster:
             assert member.worker is not None
             self.handoffs.workers[member.id] = member.worker
             return
-        if member.id not in self._position:
-            self._position[member.id] = len(self._loads)
-            self._loads.append(self._load(member))
+        if not self._loads.has(member.name):
+            self._loads.set(self._load(member))
         waiting, self._unrouted = self._unrouted, []
         for job in waiting:
             self.route(job)
@@ -282,7 +279,7 @@ class SimulatedCluster:
             assert self.handoffs is not None
             self.handoffs.workers.pop(member.id, None)
         else:
-            self._remove_load(member)
+            self._loads.remove(member.name)
         self._leave_if_drained(member)
 
     def _leave_if_drained(self, member: Member) -> None:
@@ -323,17 +320,8 @@ class SimulatedCluster:
                 heappush(self.ends, (worker.end, member.id))
 
     def _update_load(self, member: Member) -> None:
-        at = self._position.get(member.id)
-        if at is not None:
-            self._loads[at] = self._load(member)
-
-    def _remove_load(self, member: Member) -> None:
-        at = self._position.pop(member.id, None)
-        if at is not None:
-            del self._loads[at]
-            for other, position in self._position.items():
-                if position > at:
-                    self._position[other] = position - 1
+        if self._loads.has(member.name):
+            self._loads.set(self._load(member))
 
     def _load(self, member: Member) -> WorkerLoad:
         assert member.worker is not None

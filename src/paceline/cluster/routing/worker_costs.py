@@ -1,0 +1,188 @@
+"""What a request costs on each candidate of the KV router, kept up to date worker by worker."""
+
+import math
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field
+
+from paceline.cluster.routing.kv_index import BLOCK_SIZE, KvIndex
+from paceline.cluster.routing.prefill_queue import EvictionCost, PrefillQueue
+from paceline.cluster.routing.router import WorkerLoad, WorkerTable
+from paceline.cluster.routing.worker_rates import WorkerRates
+
+LOAD_SECONDS = 1e-3
+"""Cost of a full batch beyond its queue, until the duration of requests is known. Of equally good workers the emptier one is
+chosen."""
+FULL_BATCH_SLOWDOWN = 1.0
+"""Time that a full batch adds to the duration of a request, relative to that duration."""
+COMPUTE_FACTOR = 1.25
+"""Cost of computing a token, relative to its time: requests that arrive later wait meanwhile. Requests that arrive together
+with the same new prompt then wait for one worker, instead of computing it on each."""
+EVICTION_FACTOR = 1.0
+"""Additional cost where computing evicts blocks in use. It spreads prompts over all caches."""
+
+
+@dataclass(slots=True, eq=False)
+class RoutedWorker:
+    """State of one worker at the router."""
+
+    name: str
+    number: int
+    """Number in the index."""
+    cached: Sized
+    """Blocks on its device, of `BLOCK_SIZE` tokens."""
+    queue: PrefillQueue = field(default_factory=PrefillQueue)
+    eviction: EvictionCost = field(default_factory=EvictionCost)
+    last_start: float = 0.0
+    """Time of the last first token after a measurable prefill."""
+    last_chosen: int = 0
+    """Number of the decision that last chose it."""
+    position: int = -1
+    """Position among the candidates; -1: it is none."""
+
+
+class WorkerCosts:
+    """The lists have one entry per candidate. A request that computes n tokens costs on each
+
+        token[i] * n + batch[i] + the time of its queue, which is at least queued[i]
+
+    `follow` and the `update` methods change single entries; `refresh` reads all rates again.
+    """
+
+    def __init__(self, index: KvIndex, rates: WorkerRates) -> None:
+        self._index, self._rates = index, rates
+        self.by_name: dict[str, RoutedWorker] = {}
+        """All workers with candidates or requests."""
+        self.names: list[str] = []
+        self.workers: list[RoutedWorker] = []
+        self.all_numbers: tuple[int, ...] = ()
+        """Index numbers of all candidates."""
+        self.positions: dict[int, int] = {}
+        """Position by index number."""
+        self.prefill: list[float] = []
+        """Seconds per token."""
+        self.token: list[float] = []
+        """Cost of a computed token: its time, the surcharges, and the delay of the sequences that decode there."""
+        self.batch: list[float] = []
+        """Cost of the share of the batch in use."""
+        self.queued: list[float] = []
+        self.shares: list[float] = []
+        """Sequences relative to the largest batch."""
+        self.min_compute = 0.0
+        """Least cost of computing a token, without the delay of others."""
+        self.least_token = 0.0
+        """Cost of a token on the least loaded worker."""
+        self.peer = math.inf
+        """Seconds per token fetched from another worker; infinite until measured."""
+        self.refreshed = -math.inf
+        self._compute: list[float] = []
+        """Cost of computing a token, without the delay of others."""
+        self._capacities: list[int] = []
+        self._assigned: list[int] = []
+        self._limits: list[int] = []
+        """Largest batches."""
+        self._batch_size = 0.0
+        """Sequences of a full batch, mean over workers."""
+        self._full_batch = LOAD_SECONDS
+        """Cost of a full batch."""
+        self._table: WorkerTable | None = None
+        self._generation = -1
+
+    def follow(self, loads: Sequence[WorkerLoad]) -> bool:
+        """Take over the candidates and their loads. Whether the candidates have changed."""
+        if isinstance(loads, WorkerTable):
+            changes = loads.take_changes()
+            if loads is self._table and loads.generation == self._generation:
+                for at in changes:
+                    self._update_load(at, loads[at])
+                return False
+            self._table, self._generation = loads, loads.generation
+        else:
+            self._table = None
+        names = [load.name for load in loads]
+        is_new = names != self.names
+        if is_new:
+            self._set_names(names)
+        assigned, limits = [load.assigned for load in loads], [load.max_num_seqs for load in loads]
+        if assigned != self._assigned or limits != self._limits:
+            self._assigned, self._limits = assigned, limits
+            self.shares = [count / most for count, most in zip(assigned, limits, strict=True)]
+            if self.prefill:
+                self._spread_loads()
+        return is_new
+
+    def forget(self, busy: set[str]) -> None:
+        """Remove workers that are no candidates and have none of the requests."""
+        for gone in self.by_name.keys() - set(self.names) - busy:
+            del self.by_name[gone]
+            self._rates.forget(gone)
+
+    def refresh(self, loads: Sequence[WorkerLoad], now: float) -> None:
+        """Read all rates together: workers without measurements use the common rate."""
+        rates = self._rates
+        if not rates.has_prefill:
+            rates.set_lower_bound(max((known.queue.min_rate(now) for known in self.workers), default=0.0))
+        self.prefill = rates.prefills(self.names, now)
+        peer = rates.peer()
+        self.peer, self.refreshed = math.inf if peer is None else peer, now
+        self._capacities = [load.kv_tokens for load in loads]
+        self._compute = [
+            rate
+            * (COMPUTE_FACTOR + EVICTION_FACTOR * known.eviction.share(len(known.cached) * BLOCK_SIZE, tokens, now))
+            for rate, known, tokens in zip(self.prefill, self.workers, self._capacities, strict=True)
+        ]
+        self.min_compute = min(self._compute)
+        self._batch_size = sum(self._limits) / len(loads)
+        self.least_token = self.min_compute * (1.0 + min(self.shares) * self._batch_size)
+        self._full_batch = max(LOAD_SECONDS, FULL_BATCH_SLOWDOWN * rates.mean_duration(0.0))
+        self._spread_loads()
+        self.queued = [
+            known.queue.behind_first(rate) if known.queue.waiting else 0.0
+            for known, rate in zip(self.workers, self.prefill, strict=True)
+        ]
+
+    def update_compute(self, at: int, now: float) -> None:
+        """A request was sent to this worker."""
+        known = self.workers[at]
+        share = known.eviction.share(len(known.cached) * BLOCK_SIZE, self._capacities[at], now)
+        self._compute[at] = self.prefill[at] * (COMPUTE_FACTOR + EVICTION_FACTOR * share)
+        self.token[at] = self._compute[at] * (1.0 + self.shares[at] * self._batch_size)
+
+    def update_queue(self, known: RoutedWorker) -> None:
+        """The worker's queue has changed."""
+        at = known.position
+        if 0 <= at < len(self.prefill):
+            self.queued[at] = known.queue.behind_first(self.prefill[at])
+
+    def wait_seconds(self, at: int) -> float:
+        """Time until a full batch has a place for one more request, after those that wait there."""
+        waiting = self._assigned[at] - self._limits[at] + 1
+        return waiting * self._rates.duration(self.names[at]) / self._limits[at]
+
+    def _update_load(self, at: int, load: WorkerLoad) -> None:
+        self._assigned[at], self._limits[at] = load.assigned, load.max_num_seqs
+        share = self.shares[at] = load.assigned / load.max_num_seqs
+        if self.prefill:
+            self.token[at] = self._compute[at] * (1.0 + share * self._batch_size)
+            self.batch[at] = self._full_batch * share
+
+    def _spread_loads(self) -> None:
+        """`token` and `batch` of all workers, from their shares."""
+        size, full = self._batch_size, self._full_batch
+        self.token = [compute * (1.0 + share * size) for compute, share in zip(self._compute, self.shares, strict=True)]
+        self.batch = [full * share for share in self.shares]
+
+    def _set_names(self, names: list[str]) -> None:
+        for known in self.workers:
+            known.position = -1
+        self.names = names
+        self.workers = [self.by_name.get(name) or self._add(name) for name in names]
+        for at, known in enumerate(self.workers):
+            known.position = at
+        self.positions = {known.number: at for at, known in enumerate(self.workers)}
+        self.all_numbers = tuple(self.positions)
+        self.refreshed, self.prefill = -math.inf, []
+        self._assigned, self._limits = [], []
+
+    def _add(self, name: str) -> RoutedWorker:
+        known = self.by_name[name] = RoutedWorker(name, self._index.number(name), self._index.device_blocks(name))
+        return known
