@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.kernels.sampling import arg_max, top_with_total
+from paceline.kernels.sampling import arg_max, top, top_with_total
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 100, 1000, 4096])
@@ -15,6 +15,7 @@ def test_values_and_columns_are_those_of_torch(width: int) -> None:
     assert torch.equal(columns, expected.indices)
     torch.testing.assert_close(totals, scores.logsumexp(1, keepdim=True))
     assert torch.equal(arg_max(scores), scores.argmax(1))
+    assert [part.tolist() for part in top(scores, 8)] == [columns.tolist(), values.tolist()]
 
 
 def test_the_first_of_equal_values_comes_first() -> None:

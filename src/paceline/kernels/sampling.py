@@ -84,6 +84,17 @@ def arg_max(scores: Tensor) -> Tensor:
     return columns
 
 
+def top(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(columns, values) from [R, V]: the `count` largest values of each row, largest first, [R, count] each."""
+    count = min(count, scores.shape[1])
+    if not native.supports(scores) or not scores.is_contiguous():
+        values, columns = scores.topk(count, dim=1)
+        return columns, values
+    columns, values = torch.empty(len(scores), count, dtype=torch.int64), torch.empty(len(scores), count)
+    _top(scores, columns, values.data_ptr(), None, count)
+    return columns, values
+
+
 def top_with_total(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """(columns, values, totals) from [R, V]: the `count` largest values, largest first, [R, count] each, and the logarithm of
     each row's sum of exponentials [R, 1]."""

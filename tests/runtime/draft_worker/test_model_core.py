@@ -124,3 +124,33 @@ def test_no_gap_where_the_ranking_does_not_choose():
     drafted = core.step([sampled, biased, plain])
     assert [one.gap is None for one in drafted] == [True, True, False]
     assert drafted[1].token == 7 != drafted[2].token
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0.0}, {"temperature": 0.7, "top_k": 5}, {"logit_bias": {7: 100.0}}]
+)
+def test_branches_without_ranking_draft_the_same_tokens(sampling):
+    core, prompts = model_core(tiny_model(), BLOCKS), [[3, 1, 4], list(range(20))]
+    ranked = [branch(i, prompt, **sampling) for i, prompt in enumerate(prompts)]
+    expected = draft(core, *ranked)
+    unranked = [branch(10 + i, prompt, **sampling) for i, prompt in enumerate(prompts)]
+    for one in unranked:
+        one.is_ranked = False
+    assert draft(core, *unranked) == expected
+    drafted = core.step(unranked)
+    assert [(one.alternatives, one.gap) for one in drafted] == [((), None)] * 2
+
+
+def test_no_logits_leave_a_pass_that_ranks_nothing():
+    """The pass picks the tokens itself. A prompt that does not end in it gets no token."""
+    core = model_core(tiny_model(), BLOCKS, max_rows=16)
+    short, long = branch(0, [1, 2]), branch(1, [(3 * i) % 40 for i in range(20)])
+    short.is_ranked = long.is_ranked = False
+    passes = []
+    forward = core.drafter.runner.forward
+    core.drafter.runner.forward = lambda *args, **kwargs: passes.append(forward(*args, **kwargs)) or passes[-1]
+    first, second = core.step([short, long])
+    assert first is not None
+    assert second is None
+    if core.drafter.runner.can_pick:  # with native kernels
+        assert [one.logits for one in passes] == [None]

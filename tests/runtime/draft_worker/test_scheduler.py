@@ -92,3 +92,14 @@ def test_more_rounds_are_ready_by_gap():
     """The target replaces tokens of a small gap: their first alternatives are prepared, wherever they are."""
     ready = {core: learned(core)[0].num_ready for core in (ScriptedCore, GapCore)}
     assert ready[GapCore] >= ready[ScriptedCore]
+
+
+@pytest.mark.parametrize("nodes", [0, 5 * DEPTH])
+def test_tokens_are_ranked_only_where_outcomes_are_prepared(nodes):
+    scheduler = DraftScheduler(ScriptedCore(lambda ids: ids[-1] + 1), 100, DraftLimits(ahead_nodes=nodes))
+    target = scheduler.targets[b"target"] = TargetSession("target", 0.0)
+    assert scheduler.open(target, Open(0, 1, [1], 1, SamplingParams(), 1)) is None
+    assert scheduler.start_round(target, RoundRequest(1, 1, 1, [], DEPTH)) is None
+    assert [branch.is_ranked for branch in scheduler.schedule()] == [nodes > 0]
+    target.is_ahead = False
+    assert [branch.is_ranked for branch in scheduler.schedule()] == [False], "drafting ahead is paused"

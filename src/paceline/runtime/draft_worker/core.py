@@ -24,6 +24,8 @@ class DraftBranch(DraftSequence):
 
     chain: list[DraftedToken] = field(default_factory=list, init=False)
     """Drafted tokens after the committed ones; for a branch, after the outcome that it assumes."""
+    is_ranked: bool = field(default=True, init=False)
+    """Whether drafted tokens need alternatives and score gaps, from which outcomes are prepared. A core may rank others too."""
     num_idle_passes: int = field(default=0, init=False)
     """Passes since the last drafted token."""
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.kernels.sampling import top
 from paceline.models.runner import ModelRunner
 from paceline.runtime.draft_worker import distributions
 from paceline.runtime.draft_worker.core import DraftBranch, DraftedToken
@@ -72,10 +73,9 @@ class ModelCore:
         if not chunks:
             return drafted
         with self._on_stream():
-            logits = drafter.forward(chunks)
-            if logits is not None and ending:
-                for i, token in zip(ending, self._choose(logits, [branches[i] for i in ending]), strict=True):
-                    drafted[i] = token
+            tokens = self._draft(chunks, [branches[i] for i in ending])
+        for i, token in zip(ending, tokens, strict=True):
+            drafted[i] = token
         return drafted
 
     def fork(self, branch: DraftBranch, child: DraftBranch) -> None:
@@ -96,11 +96,21 @@ class ModelCore:
             with torch.cuda.stream(self._stream):
                 yield
 
+    def _draft(self, chunks: Sequence[Chunk], ending: Sequence[DraftBranch]) -> list[DraftedToken]:
+        """One pass over the chunks; the tokens after the branches that end in it."""
+        if not any(branch.is_ranked for branch in ending) and (picks := self.drafter.pick(chunks)) is not None:
+            return [DraftedToken(token) for token in picks]
+        logits = self.drafter.forward(chunks)
+        return self._choose(logits, ending) if logits is not None and ending else []
+
     def _choose(self, logits: Tensor, branches: Sequence[DraftBranch]) -> list[DraftedToken]:
         rows = [branch.row() for branch in branches]
+        chosen = self.drafter.choose(logits, branches, rows)
+        if not any(branch.is_ranked for branch in branches):
+            return [DraftedToken(token, distribution=q) for token, q in chosen]
         ranked = rank(logits, rows, [branch.params for branch in branches])
         drafted = []
-        for (token, q), (tokens, gap) in zip(self.drafter.choose(logits, branches, rows), ranked, strict=True):
+        for (token, q), (tokens, gap) in zip(chosen, ranked, strict=True):
             if q is not None:
                 drafted.append(DraftedToken(token, tuple(tokens), q))
                 continue
@@ -124,9 +134,12 @@ def rank(logits: Tensor, rows: Sequence[RowContext], params: Sequence[SequencePa
     The ranking decides which outcomes are prepared, never a drafted token. So the noise of the round's last token may be used
     under rejection too.
     """
-    best = logits.topk(min(NUM_CANDIDATES, logits.shape[1]), dim=1)
+    if all(row.params.is_greedy for row in rows):  # no noise: the order of the logits
+        tokens, scores = top(logits, NUM_ALTERNATIVES + 1)
+        return _rankings(tokens, scores)
+    candidates, scores = top(logits, NUM_CANDIDATES)
     temperature = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32, device=logits.device)
-    scores = best.values.to(torch.float32, copy=True)
+    scores = scores.to(torch.float32)
     for purpose in (Purpose.SHARED, Purpose.RECOVER):
         chosen = [
             i
@@ -134,11 +147,16 @@ def rank(logits: Tensor, rows: Sequence[RowContext], params: Sequence[SequencePa
             if not row.params.is_greedy and params[i].needs_distribution == (purpose is Purpose.RECOVER)
         ]
         if chosen:
-            noise = gumbel_at([rows[i].key for i in chosen], purpose, best.indices[chosen])
+            noise = gumbel_at([rows[i].key for i in chosen], purpose, candidates[chosen])
             scores[chosen] += noise * temperature[chosen].unsqueeze(1)
-    top = scores.topk(min(NUM_ALTERNATIVES + 1, scores.shape[1]), dim=1)
-    ranked: list[list[int]] = best.indices.gather(1, top.indices).tolist()
-    scored: list[list[float]] = top.values[:, :2].tolist()
+    best = scores.topk(min(NUM_ALTERNATIVES + 1, scores.shape[1]), dim=1)
+    return _rankings(candidates.gather(1, best.indices), best.values)
+
+
+def _rankings(tokens: Tensor, scores: Tensor) -> list[Ranking]:
+    """From the best tokens of each row and their scores, best first, [R, N] each."""
+    ranked: list[list[int]] = tokens.tolist()
+    scored: list[list[float]] = scores[:, :2].tolist()
     return [
         Ranking(tokens, first - second[0] if second else math.inf)
         for tokens, (first, *second) in zip(ranked, scored, strict=True)

@@ -13,11 +13,13 @@ from torch.nn.functional import pad
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
+from paceline.kernels.cpu.decoder_pass import Sampler
 from paceline.kv.block_tables import BlockTables, blocks_for
 from paceline.models.cuda_graph import StreamTimer
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.drafts import DraftCost, DraftPrefill
 from paceline.speculation.verification.distribution import pick
+from paceline.speculation.verification.noise import Purpose, stream
 from paceline.speculation.verification.rows import RowContext
 
 Q = TypeVar("Q")
@@ -186,6 +188,19 @@ class ModelDrafter(Generic[Q]):
         logits = logits[:, : self.num_proposable]
         return pad(logits, (0, num_unknown), value=-torch.inf) if num_unknown else logits
 
+    def pick(self, chunks: Sequence[Chunk]) -> list[int] | None:
+        """One pass that picks the next tokens itself, in order of the chunks that end their sequences; it returns no logits.
+        None, without a pass: the runner cannot, or a sequence needs its logits."""
+        is_whole = self.vocab_size == self.num_proposable == self.runner.model.config.vocab_size
+        if not is_whole or not self.runner.can_pick or any(_needs_logits(chunk.sequence) for chunk in chunks):
+            return None
+        params = [chunk.sequence.params for chunk in chunks]
+        samplers = [Sampler(one.sampling, stream(Purpose.SHARED, one.seed, one.choice)) for one in params]
+        picks = self.runner.forward([self.span(chunk) for chunk in chunks], samplers=samplers).picks
+        for chunk in chunks:
+            self.advance(chunk)
+        return picks or []
+
     def span(self, chunk: Chunk) -> Span:
         """The tokens of the chunk as part of a pass."""
         sequence, start = chunk.sequence, chunk.sequence.num_cached
@@ -253,3 +268,8 @@ class ModelDrafter(Generic[Q]):
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """`tokens` with 0 for those outside the draft's vocabulary. They affect the quality of drafts only."""
         return [token if token < self.num_proposable else 0 for token in tokens]
+
+
+def _needs_logits(sequence: DraftSequence) -> bool:
+    """Whether its logits are modified before a token is picked, or its draft needs a distribution."""
+    return sequence.params.needs_distribution or sequence.row().is_processed
