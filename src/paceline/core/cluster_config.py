@@ -45,8 +45,9 @@ class WeightsConfig:
 
     from_peers: bool = True
     """Whether to load from workers that hold the model, several at once and layer by layer; from disk if there are none."""
-    limit: float = 1000.0
-    """Most MB per second that one worker sends, and a quarter of that while it serves requests; 0: no limit."""
+    limit: float = 0.0
+    """Most MB per second that one worker sends; 0: no limit. A worker that serves requests also paces itself by the effect on
+    its steps."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.limit < float("inf"):

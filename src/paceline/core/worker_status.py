@@ -42,6 +42,8 @@ class HandoffCounts:
     """Total time from the request to the last byte, over the hand-offs that are done."""
     peer_tokens: int = 0
     """Tokens, of `tokens`, that came from the cache of another target."""
+    in_place_bytes: int = 0
+    """Bytes, of `bytes`, that the target copied from the other worker's device memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,6 +119,23 @@ def scatter(targets: Sequence[Tensor], blocks: Sequence[int], values: Tensor) ->
         plane[index] = values[:, i]
 
 
+@torch.inference_mode()
+def copy_blocks(
+    sources: Sequence[Tensor], numbers: Sequence[int], shares: Sequence[HeadShare], blocks: Sequence[int]
+) -> None:
+    """Start to copy blocks `numbers` of `sources`, planes on a device with the heads of all ranks, to `blocks` of all ranks."""
+    index = _index(numbers, sources[0].device)
+    for number, share in enumerate(shares):
+        for targets in (share.planes, *share.copies):
+            to = _index(blocks, targets[0].device)
+            for source, target in zip(sources, targets, strict=True):
+                if len(shares) > 1:
+                    own = source.view(len(source), BLOCK_SIZE, len(shares), -1)[:, :, number]
+                else:  # as words: indexing costs as much for a byte as for eight
+                    own, target = _words(source), _words(target)
+                target.index_copy_(0, to, own.index_select(0, index).to(target.device))
+
+
 def chunks(blocks: Sequence[int], bytes_each: int) -> list[slice]:
     """Slices of `blocks` of at most `CHUNK_BYTES` each."""
     count = max(1, CHUNK_BYTES // bytes_each)
@@ -197,6 +214,10 @@ def _write(shares: Sequence[HeadShare], blocks: Sequence[int], data: ByteArray) 
 def _index(blocks: Sequence[int], device: torch.device) -> Tensor:
     # NOTE: a copy from memory that is not pinned waits for all work submitted before it
     return torch.tensor(blocks, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+
+
+def _words(plane: Tensor) -> Tensor:
+    return plane.view(len(plane), -1).view(torch.int64)
 
 
 def _planes(cache: Cache) -> list[Tensor]:

@@ -22,6 +22,7 @@ from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.target_worker.worker import TargetWorker
+from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.wire.gateway_messages import TO_GATEWAY, TO_TARGET_WORKER, Prefill, PrefillStarted
 from paceline.runtime.wire.messages import Goodbye
@@ -59,23 +60,32 @@ THRESHOLD = 40
 class Target(WorkerThread):
     """A decode worker."""
 
-    def __init__(self, name: str, engine: Engine | None = None, health: Any = LENIENT) -> None:
+    def __init__(
+        self, name: str, engine: Engine | None = None, health: Any = LENIENT, memory: DeviceMemory | None = None
+    ) -> None:
         self.engine = engine or engine_of(tokenizer=True)
         self.gate = None
         self.listener = LossyListener("tcp://127.0.0.1:0", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
-        self.handoffs = Handoffs(loop, threshold=THRESHOLD, health=health)
+        self.handoffs = Handoffs(loop, threshold=THRESHOLD, health=health, memory=memory)
         self.worker = TargetWorker(name, loop, self.listener, handoffs=self.handoffs)
         self._start()
 
 
 class PrefillWorker(WorkerThread):
-    def __init__(self, name: str, engine: Engine | None = None, steps: int | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: Engine | None = None,
+        steps: int | None = None,
+        port: int = 0,
+        memory: DeviceMemory | None = None,
+    ) -> None:
         self.engine = engine or engine_of(tokenizer=True)
         self.gate = None if steps is None else Gate(self.engine, steps)
         self.listener = LossyListener(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
-        self.service = PrefillService(loop, TransferServer("127.0.0.1", None))
+        self.service = PrefillService(loop, TransferServer("127.0.0.1", None), memory=memory)
         self.worker = TargetWorker(name, loop, self.listener, prefill_service=self.service)
         self._start()
 

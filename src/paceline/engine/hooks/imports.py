@@ -1,13 +1,23 @@
 """Import of KV blocks that another worker computed into this engine's cache."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
-from paceline.engine.hooks.handoff_plan import BlockPart, CacheLayout, HandoffPlan, Part
+from paceline.engine.hooks.handoff_plan import (
+    BlockPart,
+    CacheLayout,
+    HandoffPlan,
+    NumberPart,
+    Part,
+    StatePart,
+    unpack_numbers,
+)
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.schedule import Schedule
 from paceline.engine.scheduler import Scheduler
@@ -15,7 +25,7 @@ from paceline.engine.speculator import Speculator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import blocks_for
 from paceline.models.cuda_graph import StreamEvent
-from paceline.models.kv_blocks import Bytes, write_layer
+from paceline.models.kv_blocks import Bytes, copy_blocks, finish_writes, head_shares, write_layer
 from paceline.models.runner import ModelRunner
 from paceline.speculation.proposer import Hidden
 
@@ -41,20 +51,41 @@ class PromptImport:
 
     def write(self, part: Part, data: Bytes) -> None:
         """Write one part; return when it is in the cache. Hidden states keep a reference to `data`, which must not change."""
-        if self.runner.device.type != "cuda":
+        with self._on_stream():
             self._write(part, data)
+        self.finish()
+
+    def copy(self, part: NumberPart, data: memoryview, sources: Sequence[Tensor]) -> None:
+        """Start to copy blocks from the planes of another worker's cache, mapped in this process. `data`: their numbers there.
+        Raises ValueError for numbers that the cache does not have."""
+        numbers = unpack_numbers(data, len(sources[0]))
+        with self._on_stream():
+            shares = head_shares(self.runner)
+            copy_blocks(sources, numbers, shares, self.blocks[part.start : part.stop])
+            finish_writes(shares)
+
+    def finish(self) -> None:
+        """Wait for the copies."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """Submit work to the stream of this import, after all that may still write to its blocks."""
+        if self.runner.device.type != "cuda":
+            yield
             return
         if self._stream is None:
             self.fence.wait()
             self._stream = torch.cuda.Stream(self.runner.device)
         with torch.cuda.device(self.runner.device), torch.cuda.stream(self._stream):
-            self._write(part, data)
-            self._stream.synchronize()
+            yield
 
     def _write(self, part: Part, data: Bytes) -> None:
         if isinstance(part, BlockPart):
             write_layer(self.runner, part.layer, self.blocks[part.start : part.stop], data)
             return
+        assert isinstance(part, StatePart)
         dtype, layers = self.runner.model.dtype, self.plan.state_layers
         values = torch.frombuffer(data, dtype=dtype).view(len(layers), part.stop - part.start, -1)
         self.states.append(Hidden(part.start, dict(zip(layers, values, strict=True)), None))

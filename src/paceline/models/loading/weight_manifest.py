@@ -126,6 +126,11 @@ class ExportedWeights:
         self._loaded_manifest = manifest
         self._parts = Parts.of(loaded.config)
 
+    @property
+    def device(self) -> torch.device:
+        """Device of the tensors that stay in memory as they are; the CPU if they are made on demand."""
+        return self._loaded.model.device
+
     def tensors(self, part: int) -> list[Tensor]:
         """Tensors of a part in the order of the manifest, on the device of the model."""
         return [tensor for piece in self._pieces(part).values() for tensor in piece_tensors(piece)]

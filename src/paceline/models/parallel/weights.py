@@ -126,6 +126,10 @@ class RankExport(ExportedWeights):
         self._ranks, self._split = ranks, PieceSplit(ranks.config, ranks.spec)
         self._asking = threading.Lock()
 
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")  # shares are joined on demand
+
     @cached_property
     def manifest(self) -> Manifest:
         """Raises `UnsupportedModel` if the shares cannot be joined to the weights of one rank."""

@@ -42,9 +42,11 @@ from paceline.runtime.target_worker.draft_swaps import DraftSwaps
 from paceline.runtime.target_worker.draft_switchback import DraftSwitchback
 from paceline.runtime.target_worker.worker import TargetWorker, WorkerHung
 from paceline.runtime.transfer.channels.channel_pool import channels_for
+from paceline.runtime.transfer.device_memory import device_memory
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.upstream.build import make_upstream_worker
 from paceline.runtime.weights.manager import WeightManager
+from paceline.runtime.weights.send_rate import Activity
 from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder, Security
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER
@@ -145,8 +147,11 @@ def _target(
     prefill_service = None
     if spec.role == "prefill" or spec.shares_cache:
         server = TransferServer(urlsplit(listener.address).hostname or "", security, channels)
-        prefill_service = PrefillService(loop, server, computes=spec.role == "prefill")
-    weights.start(lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: engine.has_work)
+        memory = device_memory(engine.runner.device, channels)
+        prefill_service = PrefillService(loop, server, computes=spec.role == "prefill", memory=memory)
+    weights.start(
+        lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: Activity(engine.has_work, engine.num_steps)
+    )
     return TargetWorker(
         spec.name, loop, listener, drafts, publisher, weights, handoffs, prefill_service, tracing,
         weights_id=_weights_id(spec.engine), draft_swaps=DraftSwaps.of(switchback, loop, spec.engine),
@@ -185,7 +190,12 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) 
     listener = Listener(spec.address, TO_DRAFT_WORKER, security)
     tokenizer = fingerprint(loaded.tokenizer)
     worker = DraftWorker(spec.name, core, listener, tokenizer, size, draft_limits, weights=weights)
-    weights.start(lambda: None, lambda: worker.status().sequences > 0)
+
+    def activity() -> Activity:
+        status = worker.status()
+        return Activity(status.sequences > 0, status.rounds)
+
+    weights.start(lambda: None, activity)
     return worker
 
 

@@ -1,12 +1,13 @@
-"""One prompt that a worker sends to another: copies blocks of its cache to parts of a transfer."""
+"""One prompt that a worker sends to another: copies blocks of its cache to parts of a transfer, or only their numbers."""
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.engine.hooks.handoff_plan import BlockPart, HandoffPlan, StatePart
+from paceline.engine.hooks.handoff_plan import BlockPart, HandoffPlan, NumberPart, StatePart, pack_numbers
 from paceline.models.cuda_graph import StreamEvent, staging_bytes
 from paceline.models.kv_blocks import read_layer
 from paceline.models.runner import ModelRunner
@@ -49,15 +50,26 @@ class ExportJob:
             [i for i, part in enumerate(self.parts) if isinstance(part, BlockPart) and part.layer == layer]
             for layer in range(plan.layout.num_layers)
         ]
+        self._number_parts = deque((i, part) for i, part in enumerate(self.parts) if isinstance(part, NumberPart))
+        """Parts with block numbers that are not filled yet."""
         self._state_parts = {i: part for i, part in enumerate(self.parts) if isinstance(part, StatePart)}
         self._rows: dict[int, _StateRows] = {}
 
     @property
-    def num_bytes(self) -> int:
+    def num_staged_bytes(self) -> int:
+        """Bytes on the host."""
         return sum(self.transfer.sizes)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether nothing reads the blocks any more. In place the target reads them until it ends the job."""
+        return self.is_over or (not self.num_missing and not self.plan.in_place)
+
     def blocks(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
-        self._defer(self, lambda: self._fill_layer(layer, blocks, ready))
+        if not self.plan.in_place:
+            self._defer(self, lambda: self._fill_layer(layer, blocks, ready))
+        elif layer == self.plan.layout.num_layers - 1:  # the device has then computed the other layers too
+            self._defer(self, lambda: self._fill_numbers(blocks, ready))
 
     def states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
         self._defer(self, lambda: self._fill_states(start, states, ready))
@@ -74,6 +86,12 @@ class ExportJob:
             read_layer(self._runner, layer, blocks[part.start : part.stop], out)
             self._fill(index, out)
             self._num_filled[layer] += 1
+
+    def _fill_numbers(self, blocks: tuple[int, ...], ready: StreamEvent) -> None:
+        ready.wait()
+        while self._number_parts and self._number_parts[0][1].stop <= len(blocks):
+            index, part = self._number_parts.popleft()
+            self._fill(index, pack_numbers(blocks[part.start : part.stop]))
 
     @torch.inference_mode()
     def _fill_states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:

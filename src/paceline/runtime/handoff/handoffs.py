@@ -21,8 +21,10 @@ from paceline.core.request import Request
 from paceline.core.worker_status import HandoffCounts
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
+from paceline.runtime.handoff.cache_memory import PeerCaches
 from paceline.runtime.handoff.prefill_connections import MAX_PROMPTS, PrefillConnections
 from paceline.runtime.handoff.remote_prompt import RemotePrompt
+from paceline.runtime.transfer.device_memory import DeviceMemory, device_memory
 from paceline.runtime.wire.gateway_messages import WorkerAddress
 from paceline.runtime.wire.keys import KeyPair
 from paceline.speculation.proposers.pending_states import SEQUENCE_ROWS
@@ -44,7 +46,10 @@ class Handoffs:
         channels: Sequence[str] | None = None,
         health: HealthConfig | None = None,
         clock: Clock | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
+        """`memory`: that of the engine's device, if blocks may be copied from other workers' memory; None: see
+        `device_memory`."""
         engine = loop.engine
         self._loop = loop
         self._engine = engine
@@ -56,7 +61,9 @@ class Handoffs:
         self._pending: dict[str, RemotePrompt] = {}
         """Requests that are not in the engine yet."""
         self._counts = HandoffCounts()
-        self._connections = PrefillConnections(self._finish, own, channels, health or HealthConfig(), self._clock)
+        caches = PeerCaches(engine.runner, memory or device_memory(engine.runner.device, channels))
+        health = health or HealthConfig()
+        self._connections = PrefillConnections(self._finish, own, channels, health, self._clock, caches)
 
     def submit(self, request: Request, listener: OutputListener, peer: PeerHint | None = None) -> None:
         """Start a request. This worker or a prefill worker computes its prompt, or `peer` sends it. Raises for an invalid
@@ -163,9 +170,10 @@ class Handoffs:
                     done=old.done + 1,
                     failed=old.failed,
                     tokens=old.tokens + tokens,
-                    bytes=old.bytes + sum(plan.size(part) for part in plan.parts()),
+                    bytes=old.bytes + plan.num_bytes,
                     seconds=old.seconds + seconds,
                     peer_tokens=old.peer_tokens + tokens * prompt.is_from_peer,
+                    in_place_bytes=old.in_place_bytes + plan.num_bytes * plan.in_place,
                 )
             elif prompt.reason:
                 logger.warning(

@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 from paceline.cluster.health import WorkerState
 from paceline.cluster.routing.handoff import PrefillLoad
@@ -14,9 +15,9 @@ from paceline.core.cluster_config import HealthConfig
 from paceline.core.errors import PacelineError
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_connection import TargetConnection
+from paceline.runtime.handoff.cache_memory import PeerCaches
 from paceline.runtime.handoff.remote_prompt import RemotePrompt
 from paceline.runtime.transfer.client import TransferClient
-from paceline.runtime.transfer.messages import TransferHandle
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.gateway_messages import (
     Cancel,
@@ -68,7 +69,13 @@ class PrefillConnections:
     number of its first blocks that are complete. From then on nothing writes to its blocks."""
 
     def __init__(
-        self, on_end: OnEnd, own: KeyPair | None, channels: Sequence[str] | None, health: HealthConfig, clock: Clock
+        self,
+        on_end: OnEnd,
+        own: KeyPair | None,
+        channels: Sequence[str] | None,
+        health: HealthConfig,
+        clock: Clock,
+        caches: PeerCaches,
     ) -> None:
         self.loads: tuple[PrefillLoad, ...] = ()
         """Loads of the usable prefill workers."""
@@ -76,6 +83,7 @@ class PrefillConnections:
         self._own = own
         self._health = health
         self._clock = clock
+        self._caches = caches
         self._client = TransferClient(None if own is None else Security(own), channels)
         self._epoch = secrets.randbits(62)
         self._prefill_workers: dict[str, Member] = {}
@@ -120,6 +128,7 @@ class PrefillConnections:
         self._thread.join()
         self._fetchers.shutdown()
         self._client.close()
+        self._caches.close()
         self._commands.close()
 
     def _run(self) -> None:
@@ -193,11 +202,12 @@ class PrefillConnections:
             case Welcome():
                 if message.version == VERSION:
                     connection.welcome = message
+                    self._caches.can_open(message.memory)  # now: the first prompt need not wait for it
             case PrefillStarted():
                 prompt = self._unanswered(message.attempt)
                 if prompt is not None:
                     prompt.has_started = True
-                    self._fetchers.submit(self._fetch, prompt, message.handle)
+                    self._fetchers.submit(self._fetch, prompt, message)
             case RequestFailed():
                 prompt = self._unanswered(message.attempt)
                 if prompt is not None:
@@ -213,6 +223,8 @@ class PrefillConnections:
         connection, incoming = self._connections.get(prompt.worker), prompt.incoming
         assert incoming is not None
         plan = incoming.plan
+        if connection is not None and connection.welcome is not None:
+            plan = incoming.plan = replace(plan, in_place=self._caches.can_open(connection.welcome.memory))
         prompt.attempt = next(self._attempts)
         self._requested[prompt.attempt] = prompt
         is_sent = (
@@ -228,6 +240,7 @@ class PrefillConnections:
                     layout=plan.layout.name,
                     state_layers=list(plan.state_layers),
                     state_rows=plan.state_rows,
+                    in_place=plan.in_place,
                 )
             )
         )
@@ -252,9 +265,10 @@ class PrefillConnections:
             assert prompt.incoming is not None
             self._end(prompt, prompt.incoming.plan.first)
 
-    def _fetch(self, prompt: RemotePrompt, handle: TransferHandle) -> None:
+    def _fetch(self, prompt: RemotePrompt, started: PrefillStarted) -> None:
         """On a thread of the pool."""
-        num_blocks = prompt.fetch(self._client, handle, max(0.0, prompt.deadline - self._clock.now()))
+        seconds = max(0.0, prompt.deadline - self._clock.now())
+        num_blocks = prompt.fetch(self._client, started.handle, seconds, lambda: self._caches.open(started.cache))
         self._commands.put(lambda: self._end(prompt, num_blocks))
 
     def _end(self, prompt: RemotePrompt, num_blocks: int) -> None:

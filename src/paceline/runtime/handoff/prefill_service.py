@@ -18,7 +18,10 @@ from paceline.core.worker_status import HandoffCounts
 from paceline.engine.hooks.handoff_plan import CacheLayout, HandoffPlan
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
+from paceline.runtime.handoff.cache_memory import share_cache
 from paceline.runtime.handoff.export_job import ExportJob
+from paceline.runtime.transfer.device_memory import DeviceMemory
+from paceline.runtime.transfer.messages import MemoryRegion
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.wire.gateway_messages import Prefill, PrefillStarted
 from paceline.runtime.wire.transport import Peer
@@ -39,9 +42,15 @@ class PrefillService:
     """Called by the worker's thread only. The engine computes on its own thread, and a third thread copies what is ready."""
 
     def __init__(
-        self, loop: EngineLoop, server: TransferServer, clock: Clock | None = None, computes: bool = True
+        self,
+        loop: EngineLoop,
+        server: TransferServer,
+        clock: Clock | None = None,
+        computes: bool = True,
+        memory: DeviceMemory | None = None,
     ) -> None:
-        """`computes` False: send cached blocks only, as a target does for its peers."""
+        """`computes` False: send cached blocks only, as a target does for its peers. `memory`: that of the engine's device, if
+        targets may read blocks in place."""
         engine = loop.engine
         self._loop = loop
         self._engine = engine
@@ -51,10 +60,12 @@ class PrefillService:
         self._clock = clock or WallClock()
         self._layout = CacheLayout.of(engine.runner)
         self._exports = engine.exports
+        self._cache = share_cache(engine.runner, memory)
+        """The cache in device memory; empty: blocks are sent as bytes."""
         self._jobs: dict[tuple[Peer, int], ExportJob] = {}
         self._started: dict[tuple[Peer, int], float] = {}
         self._numbers = itertools.count()
-        self._done = self._failed = self._tokens = self._bytes = 0
+        self._done = self._failed = self._tokens = self._bytes = self._in_place_bytes = 0
         self._seconds = 0.0
         self._copies: SimpleQueue[tuple[ExportJob, Callable[[], None]] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run_copies, name="paceline-exports", daemon=True)
@@ -66,7 +77,7 @@ class PrefillService:
         engine, pool = self._engine, self._engine.scheduler.tables.pool
         jobs = self._jobs.values()
         blocks = sum(job.plan.end + 1 for job in jobs)
-        if jobs and sum(job.num_bytes for job in jobs) > MAX_BYTES:
+        if jobs and sum(job.num_staged_bytes for job in jobs) > MAX_BYTES:
             raise Busy(f"{len(jobs)} prompts are waiting to be fetched")
         if blocks + plan.end + 1 > pool.num_blocks - RESERVED_BLOCKS:
             raise Busy(f"the cache is full of {len(jobs)} other prompts")
@@ -85,7 +96,7 @@ class PrefillService:
         self._jobs[peer, message.attempt] = job
         self._started[peer, message.attempt] = self._clock.now()
         self._loop.call(lambda: self._begin(job, request))
-        return PrefillStarted(message.attempt, job.handle)
+        return PrefillStarted(message.attempt, job.handle, self._cache if plan.in_place else [])
 
     def cancel(self, peer: Peer, attempt: int) -> None:
         """End a job: the target has fetched the prompt, or no longer needs it. An unknown attempt is no error."""
@@ -98,7 +109,8 @@ class PrefillService:
         else:
             self._done += 1
             self._tokens += (job.plan.end - job.plan.first) * BLOCK_SIZE
-            self._bytes += job.num_bytes
+            self._bytes += job.plan.num_bytes
+            self._in_place_bytes += job.plan.num_bytes * job.plan.in_place
             self._seconds += self._clock.now() - started
         self._end(job)
 
@@ -113,7 +125,13 @@ class PrefillService:
         return len(self._jobs)
 
     def counts(self) -> HandoffCounts:
-        return HandoffCounts(self._done, self._failed, self._tokens, self._bytes, self._seconds)
+        done, failed, tokens, sent = self._done, self._failed, self._tokens, self._bytes
+        return HandoffCounts(done, failed, tokens, sent, self._seconds, in_place_bytes=self._in_place_bytes)
+
+    @property
+    def cache_memory(self) -> MemoryRegion | None:
+        """Device memory of the cache that a target tests; None: blocks are sent as bytes."""
+        return self._cache[0] if self._cache else None
 
     def close(self) -> None:
         """Call it after the engine has stopped."""
@@ -129,9 +147,11 @@ class PrefillService:
             )
         if len(message.ids) % BLOCK_SIZE:
             raise InvalidRequest(f"{len(message.ids)} tokens are no whole blocks of {BLOCK_SIZE}", field="ids")
-        layers = tuple(message.state_layers)
+        if message.in_place and not self._cache:
+            raise InvalidRequest("this worker's cache cannot be read in place", field="in_place")
+        layers, end = tuple(message.state_layers), len(message.ids) // BLOCK_SIZE
         try:
-            return HandoffPlan(self._layout, message.first, len(message.ids) // BLOCK_SIZE, layers, message.state_rows)
+            return HandoffPlan(self._layout, message.first, end, layers, message.state_rows, message.in_place)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
 
@@ -174,7 +194,7 @@ class PrefillService:
                     logger.exception("could not copy a prompt from the cache: its target computes it")
                     job.transfer.abort(f"it could not be read from the cache: {error!r}")
                     job.is_over = True
-                if job.is_over or not job.num_missing:
+                if job.is_read:
                     self._call(lambda id=job.request_id: self._exports.end(id))  # type: ignore[misc]
 
     def _call(self, command: Callable[[], None]) -> None:

@@ -2,12 +2,15 @@
 
 import logging
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from paceline.cluster.routing.kv_index import PeerHint
 from paceline.core.output import OutputListener
 from paceline.core.request import Request
-from paceline.engine.hooks.handoff_plan import BlockPart
+from paceline.engine.hooks.handoff_plan import BlockPart, NumberPart
 from paceline.engine.hooks.imports import PromptImport
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import staging_bytes
@@ -53,26 +56,15 @@ class RemotePrompt:
         self.reason = self.reason or reason
         self.stop.set()
 
-    def fetch(self, client: TransferClient, handle: TransferHandle, seconds: float) -> int:
+    def fetch(
+        self, client: TransferClient, handle: TransferHandle, seconds: float, open_cache: Callable[[], Sequence[Tensor]]
+    ) -> int:
         """Fetch the blocks while the worker computes them. Returns the number of complete blocks of the prefix: all of them, or
-        those that arrived before it was stopped or failed with `reason`."""
+        those that arrived before it was stopped or failed with `reason`. `open_cache`: the worker's cache, to read in place."""
         assert self.incoming is not None
-        incoming, plan = self.incoming, self.incoming.plan
-        parts, buffers = plan.parts(), dict[int, memoryview]()
-        missing = set(range(len(parts)))
-
-        def get_buffer(index: int) -> memoryview:
-            buffers[index] = staging_bytes(handle.sizes[index], incoming.runner.device)
-            return buffers[index]
-
-        def on_part(index: int) -> None:
-            incoming.write(parts[index], buffers.pop(index))
-            missing.discard(index)
-
+        plan, missing = self.incoming.plan, set(range(len(self.incoming.plan.parts())))
         try:
-            if handle.sizes != [plan.size(part) for part in parts]:
-                raise TransferFailed("the transfer has other sizes than requested")
-            client.fetch(handle, range(len(parts)), get_buffer, on_part, self.stop, seconds)
+            self._fetch(client, handle, seconds, missing, open_cache() if plan.in_place else ())
         except TransferCancelled:
             pass
         except TransferFailed as error:
@@ -82,5 +74,46 @@ class RemotePrompt:
             self.fail(repr(error))
         if not missing:
             return plan.end
-        part = parts[min(missing)]  # parts are ordered by segment: all before it have arrived
+        if plan.in_place:  # the worker may have reused the blocks that were read
+            return plan.first
+        part = plan.parts()[min(missing)]  # parts are ordered by segment: all before it have arrived
         return part.start if isinstance(part, BlockPart) else part.stop // BLOCK_SIZE
+
+    def _fetch(
+        self,
+        client: TransferClient,
+        handle: TransferHandle,
+        seconds: float,
+        missing: set[int],
+        sources: Sequence[Tensor],
+    ) -> None:
+        """Fetch all parts. Removes from `missing` those that are complete."""
+        assert self.incoming is not None
+        incoming, plan = self.incoming, self.incoming.plan
+        parts, buffers = plan.parts(), dict[int, memoryview]()
+        copied: set[int] = set()
+
+        def get_buffer(index: int) -> memoryview:
+            is_small = isinstance(parts[index], NumberPart)
+            size = handle.sizes[index]
+            buffers[index] = memoryview(bytearray(size)) if is_small else staging_bytes(size, incoming.runner.device)
+            return buffers[index]
+
+        def on_part(index: int) -> None:
+            part, data = parts[index], buffers.pop(index)
+            if isinstance(part, NumberPart):
+                incoming.copy(part, data, sources)
+                copied.add(index)
+            else:
+                incoming.write(part, data)
+                missing.discard(index)
+
+        if handle.sizes != [plan.size(part) for part in parts]:
+            raise TransferFailed("the transfer has other sizes than requested")
+        try:
+            client.fetch(handle, range(len(parts)), get_buffer, on_part, self.stop, seconds)
+        finally:
+            incoming.finish()
+        if copied:  # the worker holds the blocks while it offers the transfer: what was copied until now is intact
+            client.fetch(handle, [min(copied)], get_buffer, lambda index: None, self.stop, seconds)
+            missing -= copied

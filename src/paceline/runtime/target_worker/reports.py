@@ -30,6 +30,7 @@ class WorkerReports:
     publisher: KvPublisher | None
     weights: WeightManager | None
     handoffs: Handoffs | PrefillService | None
+    prefill_service: PrefillService | None
     draft_swaps: DraftSwaps | None
 
     def welcome(self) -> Welcome:
@@ -50,6 +51,7 @@ class WorkerReports:
             events_port=publisher.port if publisher else 0,
             replay_port=publisher.replay_port if publisher else 0,
             weights=self.weights_id,
+            memory=None if self.prefill_service is None else self.prefill_service.cache_memory,
         )
 
     def heartbeat(self, nonce: int, gateway: GatewayJobs, is_draining: bool) -> Heartbeat:

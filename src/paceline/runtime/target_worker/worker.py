@@ -110,7 +110,7 @@ class TargetWorker:
         self._clock = clock or WallClock()
         handed = handoffs or prefill_service
         self._reports = WorkerReports(
-            name, self.epoch, weights_id, loop.engine, drafts, publisher, weights, handed, draft_swaps
+            name, self.epoch, weights_id, loop.engine, drafts, publisher, weights, handed, prefill_service, draft_swaps
         )
         self._flags = WorkerFlags(loop)
         self._draft_symptoms = DraftSymptoms()

@@ -1,4 +1,4 @@
-"""Handle and messages of the transfer protocol. A message is one frame; the bytes of a chunk may follow as a second frame."""
+"""Handles and messages of the transfer protocol. A message is one frame; the bytes of a chunk may follow as a second frame."""
 
 from typing import Annotated, TypeAlias
 
@@ -33,6 +33,18 @@ class TransferHandle(msgspec.Struct, array_like=True, frozen=True):
 
     def __repr__(self) -> str:
         return f"TransferHandle({len(self.sizes)} parts, {sum(self.sizes)} bytes, {'/'.join(self.addresses)})"
+
+
+class MemoryRegion(msgspec.Struct, array_like=True, frozen=True):
+    """Device memory of a worker. Processes of the same machine can map it: keep it as secret as the data."""
+
+    process: TransferId
+    """Random id of the process that has the memory. It cannot map its own memory a second time."""
+    handle: Annotated[bytes, Meta(max_length=64)]
+    """Handle of the allocation, as the driver of the device gives it."""
+    offset: PartBytes
+    """First byte of the region in the allocation."""
+    size: PartBytes
 
 
 class ChunkRequest(msgspec.Struct, array_like=True, frozen=True, tag=1):

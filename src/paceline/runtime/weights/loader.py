@@ -2,8 +2,9 @@
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -27,6 +28,7 @@ from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.runner import load_parallel
 from paceline.models.parallel.weights import RankExport, load_from
 from paceline.runtime.transfer.client import TransferClient
+from paceline.runtime.transfer.device_memory import DeviceMemory, device_memory
 from paceline.runtime.weights.peer_source import PeerSource, SourceFailed
 from paceline.runtime.weights.sources import DiskSource, PartQueue, WeightSources
 from paceline.runtime.weights.spec import PeerAddress
@@ -47,12 +49,18 @@ class WeightLoader:
     """One load. `load` returns when the model can be used; the other layers load in the background."""
 
     def __init__(
-        self, peers: Sequence[PeerAddress], security: Security | None, channels: Sequence[str] | None = None
+        self,
+        peers: Sequence[PeerAddress],
+        security: Security | None,
+        channels: Sequence[str] | None = None,
+        memory_of: Callable[[torch.device], DeviceMemory | None] | None = None,
     ) -> None:
-        """`security.own` authenticates this worker; its peers have the same role and hence the same key."""
+        """`security.own` authenticates this worker; its peers have the same role and hence the same key. `memory_of`: memory of
+        a device that may be copied from peers; None: see `device_memory`."""
         self._peers = peers if len(peers) <= MAX_PEERS else random.sample(list(peers), MAX_PEERS)
         self._security = None if security is None else Security(security.own, security.own.public)
         self._client = TransferClient(security, channels)
+        self._memory_of = memory_of or partial(device_memory, channels=channels)
         self._streamed: StreamedWeights | None = None
         self._sources: WeightSources | None = None
         self._manifest: Manifest | None = None
@@ -152,7 +160,8 @@ class WeightLoader:
     def _use(self, peers: Sequence[PeerSource]) -> Manifest:
         self._manifest = manifest = peers[0].manifest
         self._fingerprint = manifest.fingerprint
-        logger.info("loading %s from %s", manifest.name, ", ".join(peer.name for peer in peers))
+        names = (f"{peer.name}{' in place' if peer.is_in_place else ''}" for peer in peers)
+        logger.info("loading %s from %s", manifest.name, ", ".join(names))
         return manifest
 
     def _start(
@@ -191,7 +200,7 @@ class WeightLoader:
         return ranked[0] if ranked else []
 
     def _connect_peer(self, address: PeerAddress, device: torch.device) -> PeerSource | None:
-        peer = PeerSource(address, self._security, self._client, device)
+        peer = PeerSource(address, self._security, self._client, device, self._memory_of(device))
         try:
             peer.connect(self._form, self._fingerprint)
         except SourceFailed as failed:

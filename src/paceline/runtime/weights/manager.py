@@ -12,7 +12,9 @@ from paceline.kernels.weights import Activations
 from paceline.models.loading.load import LoadedModel
 from paceline.models.parallel.commands import RankSpec
 from paceline.models.parallel.ranks import Ranks
+from paceline.runtime.transfer.device_memory import device_memory
 from paceline.runtime.weights.loader import WeightLoader
+from paceline.runtime.weights.send_rate import Activity
 from paceline.runtime.weights.server import WeightServer
 from paceline.runtime.weights.spec import WeightSpec
 from paceline.runtime.wire.gateway_messages import LoadProgress
@@ -29,6 +31,7 @@ class WeightManager:
     ) -> None:
         """`spec` None: load from disk and serve nothing. `security`: keys of workers of one role among themselves."""
         self._loader = WeightLoader(() if spec is None else spec.peers, security, channels)
+        self._channels = channels
         self._server = None if spec is None else WeightServer(spec.address, security, spec.bytes_per_second, channels)
         self._loaded: LoadedModel | None = None
         self._thread: threading.Thread | None = None
@@ -80,13 +83,13 @@ class WeightManager:
         assert self._loaded is not None
         self._loader.wait(self._loaded)
 
-    def start(self, on_loaded: Callable[[], None], is_busy: Callable[[], bool]) -> None:
-        """Call `on_loaded`, on another thread, when all weights are loaded; then serve them, slower while `is_busy`."""
+    def start(self, on_loaded: Callable[[], None], activity: Callable[[], Activity]) -> None:
+        """Call `on_loaded`, on another thread, when all weights are loaded; then serve them, paced by `activity`."""
         if self._loaded is None:  # nothing was loaded here
             self._is_ready = True
             return
         self._thread = threading.Thread(
-            target=self._finish, args=(on_loaded, is_busy), name="paceline-weights", daemon=True
+            target=self._finish, args=(on_loaded, activity), name="paceline-weights", daemon=True
         )
         self._thread.start()
 
@@ -98,7 +101,7 @@ class WeightManager:
         if self._thread is not None:
             self._thread.join()
 
-    def _finish(self, on_loaded: Callable[[], None], is_busy: Callable[[], bool]) -> None:
+    def _finish(self, on_loaded: Callable[[], None], activity: Callable[[], Activity]) -> None:
         assert self._loaded is not None
         try:
             weights = self._loader.wait(self._loaded)
@@ -108,7 +111,7 @@ class WeightManager:
         try:
             on_loaded()
             if self._server is not None:
-                self._server.open(weights, is_busy)
+                self._server.open(weights, activity, device_memory(weights.device, self._channels))
         except EngineClosed:  # the worker stopped meanwhile
             pass
         except UnsupportedModel as error:

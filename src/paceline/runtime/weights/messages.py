@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from paceline.core.errors import UnsupportedModel
 from paceline.models.loading.weight_manifest import Manifest, TensorForm
-from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.transfer.messages import MemoryRegion, TransferHandle
 from paceline.runtime.wire.codec import Codec, MalformedMessage
 from paceline.runtime.wire.messages import Count, Goodbye, Message, Name
 
@@ -30,17 +30,26 @@ class PartRequest(Message, frozen=True, tag=61):
     """Request for one part. Answered by `PartReply` or `WeightsRefused`. It withdraws the part requested before."""
 
     part: Count
+    in_place: bool = False
+    """Whether the client can map the server's device memory: it has opened `WeightsReply.memory`."""
 
 
 class WeightsReply(Message, frozen=True, tag=70):
     manifest: Annotated[bytes, Meta(max_length=6 << 20)]
     """msgpack of `Manifest`."""
+    memory: MemoryRegion | None = None
+    """Device memory of some weights, by which a client learns whether it can map them; None: the server sends bytes only."""
 
 
 class PartReply(Message, frozen=True, tag=71):
     part: Count
     handle: TransferHandle
-    """Transfer of the part's chunks, which become ready at the server's rate limit."""
+    """Transfer of the part's chunks, which become ready at the server's rate. With `regions` it has one part without bytes for
+    each tensor: the client may copy the tensor when that part is ready."""
+    regions: Annotated[list[MemoryRegion], Meta(max_length=4096)] = msgspec.field(default_factory=list)
+    """Device memory of the tensors, in order; empty: the transfer has their bytes."""
+    checksum: Name = ""
+    """`device_checksum` of the tensors in `regions`."""
 
 
 class WeightsRefused(Message, frozen=True, tag=72):

@@ -1,5 +1,6 @@
 """The source that loads weights from another worker."""
 
+import logging
 import math
 import socket
 import threading
@@ -7,12 +8,22 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 import torch
+from torch import Tensor
 
 from paceline.core.errors import PacelineError
-from paceline.models.loading.weight_manifest import Manifest, assemble, empty_part, part_checksum, tensor_bytes
+from paceline.models.loading.weight_manifest import (
+    Manifest,
+    PartForm,
+    assemble,
+    empty_part,
+    part_checksum,
+    tensor_bytes,
+)
 from paceline.models.loading.weight_parts import Piece
 from paceline.runtime.transfer.client import TransferClient
-from paceline.runtime.transfer.transfer import TransferCancelled
+from paceline.runtime.transfer.device_memory import DeviceMemory
+from paceline.runtime.transfer.transfer import ChannelUnavailable, TransferCancelled
+from paceline.runtime.weights.device_parts import PartCopy
 from paceline.runtime.weights.messages import (
     TO_WEIGHT_CLIENT,
     FromWeightServer,
@@ -36,7 +47,10 @@ PART_SECONDS = 30.0
 MIN_BYTES_PER_SECOND = 1e6
 """Rate below which a source has failed."""
 POLL_SECONDS = 0.05
+OTHER_CHECKSUM = "the weights that it sent do not match its manifest: the checksum differs"
 M = TypeVar("M")
+
+logger = logging.getLogger(__name__)
 
 
 class SourceFailed(PacelineError):
@@ -51,11 +65,19 @@ class PeerSource:
     """The peer's manifest, after `connect`."""
 
     def __init__(
-        self, peer: PeerAddress, security: Security | None, client: TransferClient, device: torch.device
+        self,
+        peer: PeerAddress,
+        security: Security | None,
+        client: TransferClient,
+        device: torch.device,
+        memory: DeviceMemory | None = None,
     ) -> None:
-        """`security.server`: public key of the peer. `device`: where the weights are loaded."""
+        """`security.server`: public key of the peer. `device`: where the weights are loaded. `memory`: memory of `device`, if
+        it may be copied from a peer's memory of its kind."""
         self.name = peer.name
         self._peer, self._security, self._client, self._device = peer, security, client, device
+        self._memory = memory
+        """Memory of the device; None: weights arrive as bytes."""
         self._connection: Connection[FromWeightServer] = Connection(peer.address, TO_WEIGHT_CLIENT, security)
 
     def connect(self, form: str, fingerprint: str) -> None:
@@ -70,22 +92,38 @@ class PeerSource:
         if manifest.form != form or (fingerprint and manifest.fingerprint != fingerprint):
             raise SourceFailed("it offers another model than requested")
         self.manifest = manifest
+        self._memory = self._test(reply)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether it copies the peer's device memory. Known after `connect`."""
+        return self._memory is not None
 
     def duplicate(self) -> "PeerSource":
         """A second connection to the same peer: one receives a part while the other verifies its own."""
-        other = PeerSource(self._peer, self._security, self._client, self._device)
+        other = PeerSource(self._peer, self._security, self._client, self._device, self._memory)
         other.manifest = self.manifest
         return other
 
     def load(self, part: int, cancelled: threading.Event) -> dict[str, Piece]:
         """The weights of a part, verified. Raises SourceFailed, TransferFailed or TransferCancelled."""
-        self._connection.send(PartRequest(part))
+        self._connection.send(PartRequest(part, self.is_in_place))
         reply = self._receive(PartReply, PART_SECONDS, cancelled)
         if reply.part != part:  # the late reply to a cancelled request
             reply = self._receive(PartReply, PART_SECONDS, cancelled)
+        if reply.part != part:
+            raise SourceFailed("it offers another part than requested")
         form = self.manifest.parts[part]
+        tensors = self._copy(form, reply, cancelled) if reply.regions else self._fetch(form, reply, cancelled)
+        try:
+            return assemble(form, tensors, self._device)
+        except ValueError as error:
+            raise SourceFailed(str(error)) from None
+
+    def _fetch(self, form: PartForm, reply: PartReply, cancelled: threading.Event) -> list[Tensor]:
+        """The tensors of a part, sent as bytes."""
         chunks = chunk_ranges(form.tensors)
-        if reply.part != part or reply.handle.sizes != [end - start for _, start, end in chunks]:
+        if reply.handle.sizes != [end - start for _, start, end in chunks]:
             raise SourceFailed("it offers another part than requested")
         tensors = empty_part(form, pinned=self._device.type == "cuda")
         views = [tensor_bytes(tensor) for tensor in tensors]
@@ -97,11 +135,33 @@ class PeerSource:
         timeout = 30.0 + form.nbytes / MIN_BYTES_PER_SECOND
         self._client.fetch(reply.handle, range(len(chunks)), get_buffer, lambda index: None, cancelled, timeout)
         if part_checksum(tensors) != form.sum:
-            raise SourceFailed("the weights that it sent do not match its manifest: the checksum differs")
+            raise SourceFailed(OTHER_CHECKSUM)
+        return tensors
+
+    def _copy(self, form: PartForm, reply: PartReply, cancelled: threading.Event) -> list[Tensor]:
+        """The tensors of a part, copied from the peer's device memory as it permits."""
+        if self._memory is None or any(reply.handle.sizes):
+            raise SourceFailed("it offers its device memory, which was not requested")
         try:
-            return assemble(form, tensors, self._device)
-        except ValueError as error:
+            part = PartCopy(form, reply.regions, self._memory, self._device)
+        except (ChannelUnavailable, ValueError) as error:
             raise SourceFailed(str(error)) from None
+        indices, timeout = range(len(reply.handle.sizes)), 30.0 + form.nbytes / MIN_BYTES_PER_SECOND
+        self._client.fetch(reply.handle, indices, lambda index: memoryview(bytearray()), part.copy, cancelled, timeout)
+        if part.checksum() != reply.checksum:
+            raise SourceFailed(OTHER_CHECKSUM)
+        return part.tensors
+
+    def _test(self, reply: WeightsReply) -> DeviceMemory | None:
+        """The device memory, if this process can map that of the peer."""
+        if self._memory is None or reply.memory is None:
+            return None
+        try:
+            self._memory.open(reply.memory)
+        except ChannelUnavailable as unavailable:
+            logger.info("%s sends its weights through the host: %s", self.name, unavailable)
+            return None
+        return self._memory
 
     def close(self) -> None:
         self._connection.send(Goodbye("all parts are loaded"))

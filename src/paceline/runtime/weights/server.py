@@ -13,9 +13,11 @@ from torch import Tensor
 
 from paceline.core.clock import Clock, WallClock
 from paceline.models.loading.weight_manifest import ExportedWeights, tensor_bytes
+from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.messages import TransferHandle
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.transfer.transfer import Part, Transfer
+from paceline.runtime.weights.device_parts import SharedParts
 from paceline.runtime.weights.messages import (
     TO_WEIGHT_SERVER,
     FromWeightClient,
@@ -27,6 +29,7 @@ from paceline.runtime.weights.messages import (
     chunk_ranges,
     encode_manifest,
 )
+from paceline.runtime.weights.send_rate import Activity, SendRate
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.keys import Security
 from paceline.runtime.wire.messages import Goodbye
@@ -34,14 +37,12 @@ from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)
 
-BUSY_SHARE = 0.25
-"""Share of the send rate while the worker serves requests."""
-
 MAX_CLIENTS = 32
 """Clients with a part in transfer."""
 UNUSED_SECONDS = 60.0
 """Time after which a part that is ready and not read is withdrawn: its client is gone."""
 IDLE_SECONDS = 0.25
+NO_BYTES = memoryview(b"")
 
 
 class _WatchedTransfer(Transfer):
@@ -66,25 +67,8 @@ class _PartTransfer:
     tensors: list[Tensor]
     remaining: Iterator[tuple[int, tuple[int, int, int]]]
     """Chunks that are not ready yet: index and (tensor, start, end)."""
-
-
-class SendRate:
-    """Rate at which a worker sends its weights to all clients together, so that serving does not slow down."""
-
-    def __init__(self, bytes_per_second: float) -> None:
-        """`bytes_per_second`: the limit; 0: only the share of time `BUSY_SHARE` while the worker serves requests."""
-        self._limit = bytes_per_second
-        self._next = 0.0
-
-    def wait(self, now: float) -> float:
-        """Seconds until the next chunk may be sent."""
-        return max(0.0, self._next - now)
-
-    def add(self, num_bytes: int, began: float, now: float, is_busy: bool) -> None:
-        """A chunk was sent; preparing it took from `began` to `now`."""
-        share = BUSY_SHARE if is_busy else 1.0
-        seconds = num_bytes / (self._limit * share) if self._limit else (now - began) / share
-        self._next = max(self._next, began) + seconds
+    is_in_place: bool
+    """Whether the client reads the tensors itself: a chunk is then a whole tensor, and the transfer has no bytes."""
 
 
 class WeightServer:
@@ -104,13 +88,17 @@ class WeightServer:
         self._transfer_server = TransferServer(urlsplit(self.address).hostname or "", security, channels)
         self._send_rate = SendRate(bytes_per_second)
         self._clock = clock or WallClock()
-        self._is_busy: Callable[[], bool] = lambda: False
+        self._activity: Callable[[], Activity] = Activity
         self._weights: ExportedWeights | None = None
+        self._shared: SharedParts | None = None
+        """Weights that clients on this machine read in place; None: they cannot."""
         self._parts: dict[Peer, _PartTransfer] = {}
         self._unfinished: deque[Peer] = deque()
         """Clients whose part has chunks that are not ready, in round-robin order."""
         self.num_bytes = 0
         """Bytes made ready for clients."""
+        self.num_in_place_bytes = 0
+        """Bytes, of `num_bytes`, that clients read from device memory."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-weight-server", daemon=True)
         self._thread.start()
@@ -119,10 +107,17 @@ class WeightServer:
     def is_open(self) -> bool:
         return self._weights is not None
 
-    def open(self, weights: ExportedWeights, is_busy: Callable[[], bool] = lambda: False) -> None:
-        """Serve these weights from now on, slower while `is_busy`. First computes their checksums on the calling thread."""
+    def open(
+        self,
+        weights: ExportedWeights,
+        activity: Callable[[], Activity] = Activity,
+        memory: DeviceMemory | None = None,
+    ) -> None:
+        """Serve these weights from now on, paced by `activity`. First computes their checksums on the calling thread. `memory`:
+        that of the weights' device, if clients may read it."""
         _ = weights.manifest
-        self._is_busy = is_busy
+        self._activity = activity
+        self._shared = None if memory is None else SharedParts(weights, memory)
         self._weights = weights
 
     def close(self) -> None:
@@ -135,11 +130,11 @@ class WeightServer:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                wait = self._send_rate.wait(self._clock.now()) if self._unfinished else IDLE_SECONDS
+                wait = self._wait() if self._unfinished else IDLE_SECONDS
                 received = self._listener.receive(min(wait, IDLE_SECONDS))
                 if received is not None:
                     self._process(received.peer, received.message)
-                elif self._unfinished and self._send_rate.wait(self._clock.now()) <= 0.0:
+                elif self._unfinished and self._wait() <= 0.0:
                     self._fill_chunk()
                 self._withdraw_unused()
         except Exception:
@@ -152,12 +147,15 @@ class WeightServer:
             self._transfer_server.close()
             self._listener.close()
 
+    def _wait(self) -> float:
+        return self._send_rate.wait(self._clock.now(), self._activity())
+
     def _process(self, peer: Peer, message: FromWeightClient | MalformedMessage) -> None:
         match message:
             case WeightsRequest():
                 self._listener.send(peer, self._describe(message))
             case PartRequest():
-                self._listener.send(peer, self._offer(peer, message.part))
+                self._listener.send(peer, self._offer(peer, message))
             case Goodbye():
                 self._withdraw(peer)
 
@@ -169,20 +167,27 @@ class WeightServer:
             return WeightsRefused(f"it holds weights as {manifest.form!r}, requested was {request.form!r}"[:512])
         if request.fingerprint and manifest.fingerprint != request.fingerprint:
             return WeightsRefused(f"it holds another checkpoint, with fingerprint {manifest.fingerprint}")
-        return WeightsReply(encode_manifest(manifest))
+        return WeightsReply(encode_manifest(manifest), None if self._shared is None else self._shared.probe)
 
-    def _offer(self, peer: Peer, part: int) -> PartReply | WeightsRefused:
+    def _offer(self, peer: Peer, request: PartRequest) -> PartReply | WeightsRefused:
         self._withdraw(peer)
+        part = request.part
         if self._weights is None or part >= len(self._weights.manifest.parts):
             return WeightsRefused("there is no such part")
         if len(self._parts) >= MAX_CLIENTS:
             return WeightsRefused(f"it serves {MAX_CLIENTS} clients already")
-        chunks = chunk_ranges(self._weights.manifest.parts[part].tensors)
-        transfer = _WatchedTransfer([end - start for _, start, end in chunks], self._clock)
+        forms = self._weights.manifest.parts[part].tensors
+        shared = self._shared.find(part) if request.in_place and self._shared is not None else None
+        chunks = chunk_ranges(forms) if shared is None else [(i, 0, one.nbytes) for i, one in enumerate(forms)]
+        sizes = [end - start if shared is None else 0 for _, start, end in chunks]
+        transfer = _WatchedTransfer(sizes, self._clock)
         handle = self._transfer_server.offer(transfer)
-        self._parts[peer] = _PartTransfer(handle, transfer, self._weights.tensors(part), iter(enumerate(chunks)))
+        tensors = self._weights.tensors(part)
+        self._parts[peer] = _PartTransfer(handle, transfer, tensors, iter(enumerate(chunks)), shared is not None)
         self._unfinished.append(peer)
-        return PartReply(part, handle)
+        if shared is None:
+            return PartReply(part, handle)
+        return PartReply(part, handle, list(shared.regions), shared.checksum)
 
     def _fill_chunk(self) -> None:
         """Make one chunk ready, for the next client."""
@@ -195,8 +200,9 @@ class WeightServer:
         index, (tensor, start, end) = chunk
         started = self._clock.now()
         self.num_bytes += end - start  # before `fill`: the client may have all chunks at once afterwards
-        part.transfer.fill(index, _host_chunk(part.tensors[tensor], start, end))
-        self._send_rate.add(end - start, started, self._clock.now(), self._is_busy())
+        self.num_in_place_bytes += (end - start) * part.is_in_place
+        part.transfer.fill(index, NO_BYTES if part.is_in_place else _host_chunk(part.tensors[tensor], start, end))
+        self._send_rate.add(end - start, started, self._activity())
         self._unfinished.rotate(-1)
 
     def _withdraw(self, peer: Peer) -> None:

@@ -17,7 +17,7 @@ from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import EngineStatus
-from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.transfer.messages import MemoryRegion, TransferHandle
 from paceline.runtime.wire.codec import Codec, MalformedMessage
 from paceline.runtime.wire.messages import (
     MAX_CONTEXT,
@@ -139,6 +139,8 @@ class Prefill(Message, frozen=True, tag=26):
     """Layers whose hidden states are sent too."""
     state_rows: Count
     """Number of last tokens whose hidden states are sent."""
+    in_place: bool = False
+    """Whether the target reads the blocks from the worker's device memory: it has opened `Welcome.memory`."""
 
 
 class Recall(Message, frozen=True, tag=27):
@@ -184,6 +186,8 @@ class Welcome(Message, frozen=True, tag=40):
     weights: Name = ""
     """Checksum of the weights and the formats that they are computed in; empty: not known. Workers with different ones generate
     different texts."""
+    memory: MemoryRegion | None = None
+    """Device memory of its KV cache, by which a target learns whether it can map the cache; None: blocks are sent as bytes."""
 
 
 class Output(Record, frozen=True):
@@ -273,6 +277,8 @@ class PrefillStarted(Message, frozen=True, tag=45):
 
     attempt: Large
     handle: TransferHandle
+    cache: Annotated[list[MemoryRegion], Meta(max_length=4096)] = msgspec.field(default_factory=list)
+    """Keys and values of every layer of the worker's cache, for `Prefill.in_place`: parts then have the numbers of blocks."""
 
 
 class Recalled(Message, frozen=True, tag=46):

@@ -123,6 +123,12 @@ WORKER_METRICS: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], flo
     ),
     (
         CounterMetricFamily,
+        "worker_handoff_in_place_bytes",
+        "Bytes of hand-offs that were copied from device memory to device memory.",
+        _from_handoffs(lambda counts: counts.in_place_bytes),
+    ),
+    (
+        CounterMetricFamily,
         "worker_handoff_seconds",
         "Total time of hand-offs, from request to last byte.",
         _from_handoffs(lambda counts: counts.seconds),
