@@ -1,66 +1,80 @@
-"""A draft worker on the GPU of a large target: drafting ahead and on demand, and the cost of sharing the GPU.
+"""Where a draft pays: in the engine of a large target, on the cores of its host, or as another process on its GPU.
 
-    python benchmarks/pools_gpu.py --base MODEL.gguf --prompts spec_bench_dev.jsonl --out FOLDER
+    python benchmarks/pools_gpu.py --shape llama-70b --base MODEL.gguf --prompts spec_bench_dev.jsonl --out FOLDER
+    python benchmarks/pools_gpu.py --shape llama-8b --quantization none --streams 1 16 64 4 --base MODEL.gguf ...
 
-The target is inflated (docs/large_models.md): shape and cost of a 70B in FP8, the text of SmolLM2 with noise. It runs
-plain, with a draft in its engine (`draft_model`), and with a draft worker, ahead and on demand. The worker is a
-process (with MPS if it works, otherwise with time slices) or a thread with its own stream. An error ends a part, a
-part that hangs ends the run; results until then are in FOLDER.
+The target is inflated (docs/large_models.md): shape and cost of a large model, the text of SmolLM2 with noise. Contenders run
+one after the other in every repeat: plain; draft in the engine; a draft worker on cores of the host, ahead and on demand; a
+draft worker on the GPU; and depths chosen by `goodput`. Rows are printed and saved as they are measured. A part that fails is
+noted, a part that hangs ends the run. It needs a C compiler for the kernels of the host.
 """
 
 import argparse
 import faulthandler
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 from gpu_runs import largest_gap
-from pools_gpu_draft import LIVE, PIPE, STARTED, Draft, Feeder, Host, log, mps_daemon
-from pools_gpu_report import Contention, Report, Row
+from pools_gpu_draft import LIVE, STARTED, DraftProcess, DraftSettings, log, processes
+from pools_gpu_report import Report, Row
+from pools_gpu_timeline import RoundRecorder, timeline
 
 from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
 from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.machine import cpu_name, freeze_loaded_objects
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.build import build_engine, pick_device
 from paceline.engine.engine import Engine
-from paceline.engine.executors.executor import StepResult
 from paceline.engine.hooks.hook import StepHook
+from paceline.engine.schedule import Schedule
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.load import LoadedModel
-from paceline.models.runner import Span
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.speculation.depth.simple_rules import FixedDepth
 
 SKIPPED = 8
 """Untimed tokens at the start of a text: prefill, first draft, first graph step."""
 WARM_TOKENS = 24
-WAITED = 0.001
-"""Seconds of waiting below which a draft counts as ready."""
+TARGET_CORES = 2
+"""Cores for the target's process, if there are twice as many at least."""
 
 
-class VerifyTimes(StepHook):
-    """Seconds of every verification; steps with prefill do not count."""
+@dataclass(frozen=True, slots=True)
+class Contender:
+    name: str
+    method: str | None = None
+    depth: int | None = None
+    """None: as `goodput` decides."""
+    process: DraftProcess | None = None
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
 
-    def committed(self, result: StepResult) -> None:
-        if all(one.verdict is not None and one.num_tokens == 1 for one in result.sequences):
-            self.seconds.append(result.verify_seconds)
+class PacedPasses(StepHook):
+    """Makes passes of the target take a time in which this process computes nothing, as with a GPU."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._began = seconds, 0.0
+
+    def before_pass(self, schedule: Schedule) -> None:
+        self._began = time.perf_counter()
+
+    def after_pass(self, schedule: Schedule, drafts: object, output: object) -> None:
+        time.sleep(max(0.0, self._began + self._seconds - time.perf_counter()))
 
 
 class Bench:
@@ -68,126 +82,128 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, report: Report) -> None:
         self.options, self.report = options, report
-        self._verified = VerifyTimes()
-        self._waits: list[float] = []
-        """Record the seconds that each step waits for the pool."""
+        self._recorder = RoundRecorder(time.perf_counter)
         pools: list[PoolProposer] = []
 
         def pool(target: LoadedModel) -> PoolProposer:
-            self._tokenizer = fingerprint(target.tokenizer)
-            pools.append(PoolProposer((), self._tokenizer, target.config.vocab_size, "target-0"))
+            pools.append(PoolProposer((), fingerprint(target.tokenizer), target.config.vocab_size, "target-0"))
             return pools[0]
 
-        self.engine = build_engine(_config(options), pool, hooks=[self._verified])
+        hooks = [self._recorder, *([PacedPasses(1e-3 * options.pace)] if options.pace else [])]
+        self.engine = build_engine(_config(options), pool, hooks=hooks)
         self.pool = pools[0]
-        known = load_prompts(options.prompts) if options.prompts else list(DEFAULT_PROMPTS)
-        tokenizer, template = self.engine.tokenizer, ChatTemplate.of(self.engine.tokenizer)
-        ids = [
-            list(tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))
-            for prompt in select(known, limit=64)
-        ]
-        self.prompts = [prompt for prompt in ids if len(prompt) <= options.longest][: options.count]
+        self._goodput, self._fixed = self.engine.speculator.depth, FixedDepth(options.max_depth)
+        self._warmed: set[tuple[str, int]] = set()
+        self.prompts = _prompts(self.engine, options)
+        freeze_loaded_objects()
 
-    def warm(self) -> None:
-        """Run every shape once before the device is shared."""
-        for rows in (1, 2, 4, 8, 16):
-            if rows < 2 * (1 + max(self.options.depths)):
-                verify(self.engine, rows)
-        for method, depth in [(None, 0), *(("draft_model", depth) for depth in self.options.depths)]:
-            self._decode([self.prompts[0]], WARM_TOKENS, method, depth, Row("warm"))
+    def measure(self, contender: Contender, streams: int, repeat: int) -> None:
+        """Add one repeat to the row of the contender."""
+        row = self.report.row(contender.name, streams) or Row(contender.name, streams, contender.depth)
+        self.engine.speculator.depth = self._goodput if contender.depth is None else self._fixed
+        if (process := contender.process) is None:
+            began = self._run(contender, streams, row)
+        else:
+            with self._joined(process):
+                began = self._run(contender, streams, row)
+            passes = [one for one in process.figures().passes if one.began > began]
+            row.pass_ms = 1e3 * median(one.ended - one.began for one in passes) if passes else None
+        row.gpu_bytes = self._gpu_bytes(contender)
+        if repeat == 0:
+            self.report.rows.append(row)
+            self._compare(row)
+            if streams == 1:
+                beside = process.figures().passes if process else []
+                self.report.timelines[contender.name] = timeline(self._recorder.rounds, beside)
+        log(self.report.line(row))
 
-    def measure(self, name: str, method: str | None = None, depth: int = 0, together: bool = False) -> Row:
-        """Run the prompts one after the other, or in one batch."""
-        row = Row(name, depth)
-        for group in [self.prompts] if together else [[prompt] for prompt in self.prompts]:
-            self._decode(group, self.options.tokens, method, depth, row)
-        plain = self.report.rows[0].texts if self.report.rows else row.texts
-        for prompt, ours, theirs in zip(self.prompts, row.texts, plain, strict=True):
-            row.same += ours == theirs
-            if ours != theirs:
-                gaps = (largest_gap(self.engine, prompt, text) for text in (ours, theirs))
-                row.gap = max(row.gap, *gaps)
-        self.report.rows.append(row)
-        return row
+    def _run(self, contender: Contender, streams: int, row: Row) -> float:
+        """Warm up, then decode the prompts in groups of `streams`; returns when the timed part began."""
+        options, count = self.options, max(streams, self.options.count)
+        chosen = [self.prompts[i % len(self.prompts)] for i in range(count // streams * streams)]
+        groups = [chosen[i : i + streams] for i in range(0, len(chosen), streams)]
+        is_first = (contender.name, streams) not in self._warmed
+        self._warmed.add((contender.name, streams))
+        self._decode(groups[0], WARM_TOKENS if is_first else SKIPPED, contender, Row("warm", streams))
+        self._recorder.clear()
+        before, counters = self.pool.status(), [replace(one.counters) for one in self.pool.connections]
+        tokens, seconds, began = row.tokens, row.seconds, time.perf_counter()
+        texts: list[list[int]] = []
+        for group in groups:
+            texts += self._decode(group, options.tokens, contender, row)
+        row.texts = row.texts or texts
+        row.rates.append((row.tokens - tokens) / max(1e-9, row.seconds - seconds))
+        row.verify_ms += [1e3 * seconds for seconds in self._recorder.verify_seconds]
+        if contender.process is not None:
+            after, (now,) = self.pool.status(), (one.counters for one in self.pool.connections)
+            row.wait_seconds = (row.wait_seconds or 0.0) + after.wait_seconds - before.wait_seconds
+            row.pool_steps += after.steps - before.steps
+            row.ready += now.ready - counters[0].ready
+            row.requested += now.rounds - counters[0].rounds
+            row.undrafted += after.undrafted - before.undrafted
+            if now.losses or now.faults:
+                self.report.notes.append(f"{row.name}, {streams} streams: {now}")
+        return began
 
-    def pooled(self, one: Host, depth: int) -> None:
-        """Run with a worker that drafts ahead, then with one that drafts on demand."""
-        for nodes, how in ((self.options.nodes, "ahead"), (0, "on demand")):
-            with one.worker(nodes) as address, self._joined(address):
-                self._decode([self.prompts[0]], WARM_TOKENS, "pool", depth, Row("warm"))
-                self._waits.clear()
-                before = self.pool.status()
-                counters = replace(self.pool.connections[0].counters)  # a copy: the counters continue
-                row = self.measure(f"{one.name}, {how}", "pool", depth)
-                after = self.pool.status()
-                steps, now = max(1, after.steps - before.steps), self.pool.connections[0].counters
-                row.waited = sum(seconds > WAITED for seconds in self._waits) / max(1, len(self._waits))
-                row.wait_ms = 1e3 * (after.wait_seconds - before.wait_seconds) / steps
-                row.ready = (now.ready - counters.ready) / max(1, now.rounds - counters.rounds)
-                row.undrafted = after.undrafted - before.undrafted
-                if now.losses or now.faults:
-                    self.report.notes.append(f"{row.name}, depth {depth}: {now}")
-            assert one.last is not None
-            row.pass_ms = 1e3 * one.last.pass_seconds
-            log(" | ".join(cell for cell in row.cells(self.report.rows[0].rate) if cell))
-
-    def contend(self, one: Host) -> None:
-        """Time verifications alone, drafting alone, and both at once."""
-        options, rows = self.options, 1 + self.options.depths[0]
-        alone = [verify(self.engine, rows) for _ in range(options.passes)]
-        shared: list[float] = []
-        with one.worker(0) as address, Feeder(address, self._tokenizer, self.prompts[0], options.feed) as feeder:
-            until = time.perf_counter() + options.limit / 4
-            while len(feeder.each) < 5 and time.perf_counter() < until:
-                time.sleep(0.01)
-            quiet, until = len(feeder.each), until + options.limit / 4
-            while (len(feeder.each) < quiet + 5 or len(shared) < options.passes) and time.perf_counter() < until:
-                shared.append(verify(self.engine, rows))
-            each = list(feeder.each)
-        # The first chain of either kind includes a prefill or a change of load.
-        figures = [alone, shared, each[1:quiet], each[quiet + 1 :]]
-        if not all(figures):
-            raise TimeoutError(f"{len(each)} chains and {len(shared)} verifications are too few")
-        self.report.contention.append(Contention(one.name, *(1e3 * median(values) for values in figures)))
-
-    def _decode(self, prompts: list[list[int]], tokens: int, method: str | None, depth: int, row: Row) -> None:
+    def _decode(self, prompts: list[list[int]], tokens: int, contender: Contender, row: Row) -> list[list[int]]:
+        """The texts of one batch. It is timed from when all sequences decode until the first one ends."""
         engine, texts = self.engine, {f"r{i}": list[int]() for i in range(len(prompts))}
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        speculation = SpeculationParams(method is not None, method, depth if method else None)
+        method = contender.method
+        speculation = SpeculationParams(method is not None, method, contender.depth)
         try:
             for name, prompt in zip(texts, prompts, strict=True):
                 engine.add(Request(name, tuple(prompt), sampling, speculation))
-            started = 0.0
-            while engine.has_work:
-                waited = self.pool.status().wait_seconds
+            started, is_over = 0.0, False
+            while engine.has_work and not is_over:
                 outputs = engine.step()
                 now = time.perf_counter()
-                self._waits.append(self.pool.status().wait_seconds - waited)
                 for output in outputs:
                     texts[output.request_id].extend(output.tokens)
+                    is_over |= output.finish_reason is not None
                 if started and outputs:
                     row.seconds += now - started
                     row.tokens += sum(len(output.tokens) for output in outputs)
-                    row.steps += 1
+                    row.steps, row.rounds = row.steps + 1, row.rounds + len(outputs)
                     row.drafted += sum(output.drafted for output in outputs)
                     row.accepted += sum(output.accepted for output in outputs)
-                    row.verify_ms += [1e3 * seconds for seconds in self._verified.seconds]
                 if outputs and min(map(len, texts.values())) >= SKIPPED:
                     started = now
-                self._verified.seconds.clear()
         finally:
             for name in texts:
                 engine.cancel(name)
-        row.texts += texts.values()
+            while engine.has_work:  # a graph step may be in flight
+                engine.step()
+        return list(texts.values())
+
+    def _compare(self, row: Row) -> None:
+        """Count the texts that equal those of plain decoding, as far as both go."""
+        plain = self.report.plain(row.streams)
+        for i, (ours, theirs) in enumerate(zip(row.texts, plain.texts if plain else row.texts, strict=True)):
+            length = min(len(ours), len(theirs))
+            row.same += ours[:length] == theirs[:length]
+            if ours[:length] != theirs[:length]:
+                prompt = self.prompts[i % len(self.prompts)]
+                row.gap = max(row.gap, *(largest_gap(self.engine, prompt, text) for text in (ours, theirs)))
+
+    def _gpu_bytes(self, contender: Contender) -> int | None:
+        """GPU memory that the draft takes: weights and cache in the engine, all tensors of another process."""
+        if contender.process is not None:
+            return contender.process.figures().gpu_bytes
+        if contender.method != "draft_model" or self.engine.runner.device.type != "cuda":
+            return 0 if contender.method is None else None
+        (runner,) = self.engine.speculator.proposers["draft_model"].traits.runners
+        cache = sum(values.nbytes for layer in runner.cache for values in layer)  # type: ignore[attr-defined]
+        return runner.model.weight_bytes + cache  # type: ignore[attr-defined,no-any-return]
 
     @contextmanager
-    def _joined(self, address: str) -> Iterator[None]:
-        self.pool.set_workers([DraftAddress("draft-0", address)])
+    def _joined(self, process: DraftProcess) -> Iterator[None]:
+        self.pool.set_workers([DraftAddress(process.settings.name, process.address)])
         try:
             until = time.perf_counter() + 10.0
             while not self.pool.connections[0].is_ready:
                 if time.perf_counter() > until:
-                    raise TimeoutError("the draft worker does not respond")
+                    raise TimeoutError(f"the draft worker {process.settings.name} does not respond")
                 self.pool.maintain()
                 time.sleep(0.002)
             yield
@@ -202,21 +218,33 @@ def _config(options: argparse.Namespace) -> EngineConfig:
         draft=options.base,
         device=options.device,
         quantization=options.quantization,
-        max_num_seqs=8,
+        max_num_seqs=max(options.streams),
         max_batched_tokens=1024,
         max_model_len=2048,
-        kv_tokens=16_384,
+        kv_tokens=_num_tokens(options),
         prefix_caching=False,
-        speculation=SpeculationConfig(depth="fixed", max_depth=max(options.depths)),
+        audit_fraction=0.0,
+        speculation=SpeculationConfig(depth="goodput", max_depth=options.max_depth),
     )
 
 
-def verify(engine: Engine, rows: int) -> float:
-    """Seconds of a pass over `rows` after 256 tokens. The engine must be idle: the pass overwrites its cache."""
-    started = time.perf_counter()
-    logits = engine.runner.forward([Span(range(-(-(256 + rows) // BLOCK_SIZE)), 256, [1000] * rows, rows)]).logits
-    logits.argmax(1).tolist()
-    return time.perf_counter() - started
+def _num_tokens(options: argparse.Namespace) -> int:
+    """Tokens of a cache for all streams at once."""
+    return max(4096, max(options.streams) * (options.longest + options.tokens + 64))
+
+
+def _prompts(engine: Engine, options: argparse.Namespace) -> list[list[int]]:
+    known = load_prompts(options.prompts) if options.prompts else list(DEFAULT_PROMPTS)
+    assert engine.tokenizer is not None
+    tokenizer, template = engine.tokenizer, ChatTemplate.of(engine.tokenizer)
+    ids = [
+        list(tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))
+        for prompt in select(known, limit=4 * max(options.count, *options.streams))
+    ]
+    prompts = [prompt for prompt in ids if len(prompt) <= options.longest]
+    if not prompts:
+        raise SystemExit(f"no prompt has {options.longest} tokens or fewer: raise --longest")
+    return prompts
 
 
 class Parts:
@@ -235,7 +263,6 @@ class Parts:
         timer = threading.Timer(limit or options.limit, self._give_up, (name, limit or options.limit))
         timer.daemon = True
         timer.start()
-        log(f"-- {name}")
         try:
             work()
         except Exception as error:
@@ -258,52 +285,78 @@ class Parts:
         os._exit(3)
 
 
+def _settings(options: argparse.Namespace, device: str, cores: Sequence[int]) -> list[DraftSettings]:
+    """The draft workers: ahead and on demand on the host, and on demand on the GPU."""
+    blocks = 2 * _num_tokens(options) // BLOCK_SIZE
+    own = tuple(cores[TARGET_CORES:]) if len(cores) >= 2 * TARGET_CORES else ()
+    workers = [
+        DraftSettings("host cores, ahead", options.base, "cpu", options.nodes, blocks, own),
+        DraftSettings("host cores, on demand", options.base, "cpu", 0, blocks, own),
+    ]
+    if device == "cuda":
+        widest = max(options.streams)
+        workers.append(DraftSettings("GPU process, on demand", options.base, "cuda", 0, blocks, widest=widest))
+    return workers
+
+
+def _contenders(options: argparse.Namespace, ready: dict[str, DraftProcess]) -> list[Contender]:
+    """The most important ones first."""
+    depth = options.depth
+    found = [Contender("plain"), Contender("in the engine", "draft_model", depth)]
+    found += [Contender(name, "pool", depth, process) for name, process in ready.items()]
+    found.append(Contender("in the engine, goodput", "draft_model"))
+    found += [
+        Contender(f"{name}, goodput", "pool", None, one) for name, one in ready.items() if name.startswith("host")
+    ]
+    return found
+
+
+def _pick_threads(times: dict[tuple[int, int], float], most: int) -> int:
+    """The number of threads whose passes of four sequences are the fastest."""
+    return min((threads for threads, batch in times if batch == 4 and threads <= most), key=lambda t: times[t, 4])
+
+
 def run(options: argparse.Namespace) -> int:
-    mps: str | None = options.mps
-    if mps is not None:
-        os.environ[PIPE] = mps  # before the first CUDA call of this process
     device = pick_device(options.device)
+    cores = sorted(os.sched_getaffinity(0))
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-    machine = {"device": name, "torch": torch.__version__, "mps": "yes" if mps else "no"}
-    report = Report({**machine, **{key: str(value) for key, value in vars(options).items()}})
+    about = {"device": name, "cpu": cpu_name(), "cores": str(len(cores)), "torch": torch.__version__}
+    report = Report({**about, **{key: str(value) for key, value in vars(options).items()}})
     parts = Parts(report, options)
-    draft = Draft(options.base, device.type, max(1, options.nodes // min(options.depths)), 512)
-    with ExitStack() as stack:
-
-        def start(title: str, is_process: bool, pipe: str | None = None) -> Host:
-            one = Host(title, draft, is_process, pipe)
-            stack.callback(one.close)
-            return one
-
-        # The worker processes load while the target is built.
-        hosts = [start("processes, MPS", True, mps)] if mps else []
-        hosts.append(start("processes", True))
+    # The draft workers load while the target is built
+    with processes(_settings(options, device.type, cores)) as started:
         benches: list[Bench] = []
-        if not parts.run("the target", lambda: benches.append(Bench(options, report)), 150.0):
+        if not parts.run("the target", lambda: benches.append(Bench(options, report)), options.build_limit):
             return 1
         bench = benches[0]
-        if not bench.prompts:
-            raise SystemExit(f"no prompt has {options.longest} tokens or fewer: raise --longest")
-        log(f"{len(bench.prompts)} prompts of {', '.join(str(len(prompt)) for prompt in bench.prompts)} tokens")
-        hosts = [one for one in hosts if parts.run(f"{one.name}: ready", lambda one=one: one.until_ready(60.0), 70.0)]
-        parts.run("warm up", bench.warm, 90.0)
-        if not parts.run("plain", lambda: bench.measure("plain")):
-            return 1
-        parts.run("plain, batched", lambda: bench.measure("plain, all prompts in one batch", together=True))
-        for depth in options.depths:
-            parts.run(f"draft_model, {depth}", lambda depth=depth: bench.measure("in the engine", "draft_model", depth))
-        print(report.table(), flush=True)
-        streams = start("two streams", False)
-        if parts.run("two streams: ready", lambda: streams.until_ready(60.0), 70.0):
-            hosts.append(streams)
-        for one in hosts:
-            parts.run(f"{one.name}: contention", lambda one=one: bench.contend(one))
-        for depth in options.depths:
-            for one in [one for one in hosts if not one.is_lost]:
-                parts.run(f"{one.name}, depth {depth}", lambda one=one, depth=depth: bench.pooled(one, depth))
-        parts.run("plain, again", lambda: bench.measure("plain, again"))
+        log(f"{options.shape} is ready; prompts of {', '.join(str(len(one)) for one in bench.prompts[:8])} … tokens")
+        started = [one for one in started if parts.run(one.settings.name, lambda one=one: one.until_ready(60.0), 70.0)]
+        if len(cores) >= 2 * TARGET_CORES:
+            os.sched_setaffinity(0, cores[:TARGET_CORES])  # this thread; the draft workers use the other cores
+        most = len(cores) - TARGET_CORES if len(cores) >= 2 * TARGET_CORES else len(cores)
+        threads = options.threads or most
+        host = next((one for one in started if one.settings.device == "cpu"), None)
+        if host is not None and not options.threads:
+            counts = sorted({count for count in (1, 4, 8, most, 16) if count <= len(cores)})
+            if parts.run("passes on the host", lambda: report.pass_times.update(host.pass_times(counts)), 60.0):
+                threads = _pick_threads(report.pass_times, most)
+                print("\n".join(report.pass_table()), flush=True)
+        report.about["threads"] = str(threads)
+        log(f"draft workers on the host have {threads} threads")
+        ready = {
+            one.settings.name: one
+            for one in started
+            if parts.run(f"{one.settings.name}: start", lambda one=one: one.start(threads))
+        }
+        contenders = _contenders(options, ready)
+        for repeat in range(options.repeats):
+            for streams in options.streams:
+                for one in contenders:
+                    what = f"{one.name}, {streams} streams, repeat {repeat + 1}"
+                    parts.run(what, partial(bench.measure, one, streams, repeat))
         print(f"\n{report.table()}", flush=True)
         bench.pool.shut_down()
+    report.save(options.out)
     return 1 if parts.num_failed else 0
 
 
@@ -312,40 +365,28 @@ def main() -> int:
     parser.add_argument("--base", default="smollm2", help="the draft, and the base of the target")
     parser.add_argument("--shape", default="llama-70b", help="none: the base itself")
     parser.add_argument("--noise", type=float, default=0.05)
-    parser.add_argument("--quantization", default="fp8")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--quantization", default="fp8", help="of the target")
+    parser.add_argument("--device", default="auto", help="of the target")
     parser.add_argument("--prompts", type=Path, help="lines of JSON; default: built-in prompts")
-    parser.add_argument("--count", type=int, default=6, help="prompts")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 4, 16], help="in the order of measurement")
+    parser.add_argument("--count", type=int, default=4, help="prompts of one stream")
     parser.add_argument("--longest", type=int, default=300, help="tokens of a prompt")
-    parser.add_argument("--tokens", type=int, default=80)
-    parser.add_argument("--depth", dest="depths", type=int, action="append")
-    parser.add_argument("--nodes", type=int, default=32, help="nodes drafted ahead per round")
-    parser.add_argument("--passes", type=int, default=30, help="verifications to time, alone and shared")
-    parser.add_argument("--feed", type=int, default=64, help="tokens per chain while contention is measured")
-    parser.add_argument("--no-mps", action="store_true")
-    parser.add_argument("--mps", help="pipe folder of a running MPS daemon; default: start one")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--depth", type=int, default=7, help="of the contenders with a fixed depth")
+    parser.add_argument("--max-depth", type=int, default=12, help="of goodput")
+    parser.add_argument("--nodes", type=int, default=64, help="nodes drafted ahead per sequence and round")
+    parser.add_argument("--threads", type=int, default=0, help="of draft workers on the host; 0: the fastest number")
+    parser.add_argument("--pace", type=float, default=0.0, help="least milliseconds of a pass, to try it without a GPU")
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of a part")
-    parser.add_argument("--budget", type=float, default=195.0, help="seconds after which no part starts")
+    parser.add_argument("--build-limit", type=float, default=150.0, help="seconds to build the target")
+    parser.add_argument("--budget", type=float, default=150.0, help="seconds after which no part starts")
     parser.add_argument("--out", type=Path, default=Path("pools_gpu"))
     options = parser.parse_args()
-    options.depths = options.depths or [5, 7]
-    faulthandler.dump_traceback_later(options.budget + 150.0, exit=True)  # for a hang that blocks all threads
+    options.max_depth = max(options.depth, options.max_depth)
+    faulthandler.dump_traceback_later(options.budget + 180.0, exit=True)  # for a hang that blocks all threads
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    if options.mps or options.no_mps or options.device == "cpu":
-        return run(options)
-    with mps_daemon() as mps:
-        if mps is None:
-            return run(options)
-        # A separate process, which ends before the daemon.
-        child = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--mps", mps])
-        try:
-            return child.wait()
-        finally:
-            if child.poll() is None:
-                child.terminate()
-                with suppress(subprocess.TimeoutExpired):
-                    child.wait(15)
-                child.kill()
+    return run(options)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,49 @@
-"""For pools_gpu.py: the results as a table and as JSON."""
+"""For pools_gpu.py: the results as tables and as JSON."""
 
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
+TITLES = (
+    "drafts", "streams", "depth", "tok/s", "of plain", "tokens a round", "ready", "wait ms/step", "verify ms",
+    "draft pass ms", "GPU memory of the draft, MiB", "same text", "largest distance from the arg-max",
+)  # fmt: skip
+
 
 @dataclass
 class Row:
-    """One configuration, over all prompts."""
+    """One contender at one number of streams, over all prompts and repeats."""
 
     name: str
-    depth: int = 0
+    streams: int
+    depth: int | None = None
+    """Drafted tokens a round; None: no drafts, or as `goodput` decides."""
     tokens: int = 0
     seconds: float = 0.0
+    rounds: int = 0
+    """Steps times sequences."""
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    rates: list[float] = field(default_factory=list)
+    """Tokens per second of each repeat."""
     verify_ms: list[float] = field(default_factory=list)
-    waited: float | None = None
-    """Share of steps that waited more than a millisecond for drafts."""
-    wait_ms: float | None = None
-    """A step."""
-    ready: float | None = None
-    """Share of rounds whose draft had arrived when it was collected."""
+    wait_seconds: float | None = None
+    """Time that steps waited for the pool."""
+    pool_steps: int = 0
+    ready: int = 0
+    """Rounds whose draft had arrived when it was collected, of `requested`."""
+    requested: int = 0
     undrafted: int = 0
+    """Rounds without a draft, because it was late."""
     pass_ms: float | None = None
-    """Reported by the draft worker."""
+    """Median pass of the draft worker."""
+    gpu_bytes: int | None = None
     texts: list[list[int]] = field(default_factory=list)
+    """Tokens by prompt, of the first repeat."""
     same: int = 0
-    """Number of texts equal to plain decoding."""
+    """Texts equal to plain decoding, as far as both go."""
     gap: float = 0.0
     """Largest distance from the arg-max of any token in texts that differ."""
 
@@ -37,77 +51,81 @@ class Row:
     def rate(self) -> float:
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    @property
-    def verify(self) -> float:
-        return median(self.verify_ms) if self.verify_ms else 0.0
-
     def cells(self, plain: float) -> list[str]:
-        def shown(value: float | None, form: str) -> str:
-            return "" if value is None else format(value, form)
-
+        ready = self.ready / self.requested if self.requested else None
+        wait = None if self.wait_seconds is None else 1e3 * self.wait_seconds / max(1, self.pool_steps)
+        depth = "" if self.name.startswith("plain") else f"{self.drafted / max(1, self.rounds):.1f}"
         return [
             self.name,
-            str(self.depth or ""),
+            str(self.streams),
+            depth if self.depth is None else str(self.depth),
             f"{self.rate:.1f}",
             f"{self.rate / plain:.2f}x" if plain else "",
-            f"{self.tokens / max(1, self.steps):.2f}",
-            f"{self.verify:.2f}",
-            shown(self.pass_ms, ".2f"),
-            shown(self.ready, ".0%"),
-            shown(self.waited, ".0%"),
-            shown(self.wait_ms, ".2f"),
-            str(self.undrafted or ""),
+            f"{self.tokens / max(1, self.rounds):.2f}",
+            _shown(ready, ".0%"),
+            _shown(wait, ".2f"),
+            f"{median(self.verify_ms):.2f}" if self.verify_ms else "",
+            _shown(self.pass_ms, ".2f"),
+            "" if self.gpu_bytes is None else f"{self.gpu_bytes / 2**20:.0f}",
             f"{self.same}/{len(self.texts)}",
-            shown(self.gap or None, ".3f"),
+            _shown(self.gap or None, ".3f"),
         ]
-
-
-@dataclass(frozen=True)
-class Contention:
-    """Median milliseconds of a verification and of a drafted token, alone and shared."""
-
-    name: str
-    verify_alone: float
-    verify_shared: float
-    draft_alone: float
-    draft_shared: float
 
 
 @dataclass
 class Report:
-    machine: dict[str, str]
+    about: dict[str, str]
     rows: list[Row] = field(default_factory=list)
-    contention: list[Contention] = field(default_factory=list)
+    pass_times: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Seconds of one drafted token on the host, by number of threads and of sequences."""
+    timelines: dict[str, dict[str, object]] = field(default_factory=dict)
+    """By contender: rounds of the target and passes of the draft worker; see pools_gpu_timeline.py."""
     notes: list[str] = field(default_factory=list)
 
+    def row(self, name: str, streams: int) -> Row | None:
+        return next((row for row in self.rows if (row.name, row.streams) == (name, streams)), None)
+
+    def plain(self, streams: int) -> Row | None:
+        return self.row("plain", streams)
+
+    def line(self, row: Row) -> str:
+        plain = self.plain(row.streams)
+        return _line(row.cells(plain.rate if plain else 0.0))
+
     def table(self) -> str:
-        plain = self.rows[0].rate if self.rows else 0.0
-        titles = ["drafts", "depth", "tok/s", "of plain", "tokens a step", "verify ms", "draft pass ms", "ready"]
-        titles += [
-            "waited over 1 ms",
-            "wait ms/step",
-            "without a draft",
-            "same text",
-            "largest distance from the arg-max",
-        ]
-        lines = [_line(titles), f"|---|{'---:|' * (len(titles) - 1)}", *(_line(row.cells(plain)) for row in self.rows)]
-        if self.contention:
-            titles = ["sharing", "verify alone ms", "beside drafting", "drafted token alone ms", "beside verification"]
-            lines += ["", _line(titles), "|---|---:|---:|---:|---:|"]
-            for one in self.contention:
-                figures = (one.verify_alone, one.verify_shared, one.draft_alone, one.draft_shared)
-                lines.append(_line([one.name, *(f"{figure:.2f}" for figure in figures)]))
-        return "\n".join([*lines, "", *self.notes, ""])
+        lines = [_line(list(TITLES)), f"|---|{'---:|' * (len(TITLES) - 1)}"]
+        lines += [self.line(row) for row in sorted(self.rows, key=lambda row: row.streams)]
+        return "\n".join([*lines, "", *self.pass_table(), *self.notes, ""])
+
+    def pass_table(self) -> list[str]:
+        """Milliseconds of a drafted token on the host's cores."""
+        if not self.pass_times:
+            return []
+        threads = sorted({threads for threads, _ in self.pass_times})
+        batches = sorted({batch for _, batch in self.pass_times})
+        lines = [_line(["sequences", *(f"{count} threads" for count in threads)]), f"|---|{'---:|' * len(threads)}"]
+        for batch in batches:
+            lines.append(_line([str(batch), *(f"{1e3 * self.pass_times[count, batch]:.2f}" for count in threads)]))
+        return [*lines, ""]
 
     def save(self, folder: Path) -> None:
+        """`pools_gpu.json`, `pools_gpu.md` and `timelines.json`; written after every row, so that a stopped run keeps them."""
         folder.mkdir(parents=True, exist_ok=True)
-        rows = [{**asdict(row), "rate": row.rate, "verify_ms": row.verify} for row in self.rows]
-        for row in rows:
-            del row["texts"]
-        contention = [asdict(one) for one in self.contention]
-        values = {"machine": self.machine, "rows": rows, "contention": contention, "notes": self.notes}
-        (folder / "pools_gpu.json").write_text(json.dumps(values, indent=1))
+        rows = []
+        for row in self.rows:
+            values = {**asdict(row), "rate": row.rate, "verify_ms": median(row.verify_ms) if row.verify_ms else None}
+            del values["texts"]
+            rows.append(values)
+        passes = [{"threads": t, "sequences": b, "seconds": s} for (t, b), s in self.pass_times.items()]
+        document = {"about": self.about, "rows": rows, "pass_times": passes, "notes": self.notes}
+        (folder / "pools_gpu.json").write_text(json.dumps(document, indent=1))
         (folder / "pools_gpu.md").write_text(self.table())
+        if self.timelines:
+            (folder / "timelines.json").write_text(json.dumps(self.timelines, indent=1))
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _line(cells: list[str]) -> str:
