@@ -180,10 +180,8 @@ class KvIndex:
 
     def _remove(self, worker: _Worker, keys: Sequence[Hashable], tier: int) -> None:
         if len(worker.holders) == 1:
-            blocks, drop, holder = worker.blocks[tier], self._tree.drop, 1 << worker.number
-            for key in keys:
-                for node in reversed(blocks.pop(key, ())):
-                    drop(holder, node)
+            take = worker.blocks[tier].pop
+            self._tree.drop_all(1 << worker.number, [node for key in keys for node in reversed(take(key, ()))])
             return
         for key in keys:
             nodes = worker.blocks[tier].pop(key, ())

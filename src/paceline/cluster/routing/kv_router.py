@@ -1,9 +1,11 @@
 """The KV-aware router: chooses the worker where a request costs the least time, its own and that of others."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
+from typing import NamedTuple
 
 from paceline.cluster.routing.kv_index import KvIndex, Match
 from paceline.cluster.routing.reservations import Reservations
@@ -36,6 +38,17 @@ class RouterView:
     """Seconds per prompt token."""
     queue_seconds: float
     """Time until its queued prompts are computed."""
+
+
+class _Rest(NamedTuple):
+    """What a group of workers lacks of a prompt."""
+
+    uncached: int
+    fetchable: int
+    """Those of the uncached tokens that another worker holds."""
+    by_tier: TokensByTier
+    """Cached tokens by tier, of workers that hold some below the device."""
+    now: float
 
 
 class KvRouter:
@@ -83,8 +96,8 @@ class KvRouter:
             fetchable = max(0, longest - tokens)
             if min_cost * (count - tokens - fetchable) + min(min_cost, costs.peer) * fetchable > best:
                 break
-            by_tier = match.lower if tokens else {}
-            cost, at = self._best(numbers, count - tokens, fetchable, now, by_tier)
+            uncached, by_tier = count - tokens, match.lower if tokens else {}
+            cost, at = self._best(numbers, _Rest(uncached, fetchable, by_tier, now), best)
             if cost < best:
                 best, position, cached = cost, at, tokens
         self._num_decisions += 1
@@ -129,46 +142,56 @@ class KvRouter:
         positions = self._costs.positions
         return next((tokens for tokens, numbers in match.groups if any(number in positions for number in numbers)), 0)
 
-    def _best(
-        self, numbers: Sequence[int], uncached: int, fetchable: int, now: float, by_tier: TokensByTier
-    ) -> tuple[float, int]:
-        """The least cost and its position; ties go to the worker chosen longest ago. Among many workers, the first one that
-        is good enough, or the best of `MAX_CANDIDATES`; each search starts elsewhere.
+    def _best(self, numbers: Sequence[int], rest: _Rest, below: float) -> tuple[float, int]:
+        """The least cost and its position, if it is less than `below`; ties go to the worker chosen longest ago. Among many
+        workers, the first one that is good enough, or the best of `MAX_CANDIDATES`; each search starts elsewhere.
 
-        Without fetches, the time of a queue and other waits only add to `token * uncached + batch + queued`: a worker with
-        more than the best cost there needs no closer look.
+        Without fetches, the time of a queue and other waits only add to `token * uncached + fixed`: a worker with more than the
+        best cost there needs no closer look.
         """
-        costs = self._costs
-        best, best_at, best_chosen, enough, limit = math.inf, 0, 0, -math.inf, math.inf
-        if len(numbers) > MANY_WORKERS:
-            start = self._num_decisions * STRIDE % len(numbers)
+        costs, uncached, count = self._costs, rest.uncached, len(numbers)
+        token, fixed = costs.token, costs.fixed
+        best, best_at, best_chosen, enough = math.inf, 0, 0, -math.inf
+        positions: Iterable[int | None]
+        if count <= MANY_WORKERS:
+            positions = map(costs.positions.get, numbers)
+        else:
             enough = costs.least_token * uncached + GOOD_ENOUGH_SECONDS
+            start = self._num_decisions * STRIDE % count
             end = start + MAX_CANDIDATES
-            numbers = (*numbers[start:end], *numbers[: max(0, min(start, end - len(numbers)))])
-        find, token, batch, queued = costs.positions.get, costs.token, costs.batch, costs.queued
-        for number in numbers:
-            at = find(number)
-            if at is None:  # not a candidate
+            again = max(0, min(start, end - count))
+            if numbers is costs.all_numbers:
+                positions = chain(range(start, min(end, count)), range(again))
+            else:
+                positions = map(costs.positions.get, chain(numbers[start:end], numbers[:again]))
+        limit = math.inf if rest.fetchable else max(below * ROUNDING, enough)
+        for at in positions:
+            if at is None or token[at] * uncached + fixed[at] > limit:  # not a candidate, or too expensive
                 continue
-            cost = token[at] * uncached + batch[at]
-            if cost + queued[at] > limit:
-                continue
-            known = costs.workers[at]
-            if fetchable and costs.peer < token[at]:
-                cost -= (token[at] - costs.peer) * fetchable
-            if known.queue.waiting:
-                cost += known.queue.seconds(costs.prefill[at], now)
-            if costs.shares[at] >= 1.0:
-                cost += costs.wait_seconds(at)
-            if by_tier and number in by_tier:
-                cost += self._load_seconds(by_tier[number])
-            if cost < best or (cost == best and known.last_chosen < best_chosen):
-                best, best_at, best_chosen = cost, at, known.last_chosen
-                if best <= enough:
-                    break
-                if not fetchable:
-                    limit = best * ROUNDING
+            cost = self._cost(at, rest)
+            if cost <= best:
+                chosen = costs.workers[at].last_chosen
+                if cost < best or chosen < best_chosen:
+                    best, best_at, best_chosen = cost, at, chosen
+                    if best <= enough:
+                        break
+                    if not rest.fetchable:
+                        limit = min(limit, best * ROUNDING)
         return best, best_at
+
+    def _cost(self, at: int, rest: _Rest) -> float:
+        costs = self._costs
+        token, known = costs.token[at], costs.workers[at]
+        cost = token * rest.uncached + costs.full_batch * costs.shares[at]
+        if rest.fetchable and costs.peer < token:
+            cost -= (token - costs.peer) * rest.fetchable
+        if known.queue.waiting:
+            cost += known.queue.seconds(costs.prefill[at], rest.now)
+        if costs.shares[at] >= 1.0:
+            cost += costs.wait_seconds(at)
+        if rest.by_tier and known.number in rest.by_tier:
+            cost += self._load_seconds(rest.by_tier[known.number])
+        return cost
 
     def _load_seconds(self, by_tier: Sequence[int]) -> float:
         return sum(self.rates.load(tier) * tokens for tier, tokens in zip(TIERS, by_tier, strict=False))

@@ -54,18 +54,15 @@ class PrefixTree:
 
     def add(self, holder: int, parent: int, keys: Iterable[int]) -> list[int]:
         """Add `holder` (one bit) to the blocks `keys` after `parent` (NONE: the start of a prompt); returns their nodes."""
+        keys = list(keys)
         nodes = []
         find, holders, orphaned = self._node_of.get, self._holders, self._orphaned
         has_parent = parent == NONE or bool(holders[parent] & holder)
-        for key in keys:
+        for i, key in enumerate(keys):
             node = find(key, NONE)
-            if node == NONE:
-                node = self._new(parent, key)
-                if has_parent:
-                    holders[node] = holder
-                else:
-                    orphaned[node] = holder
-            elif has_parent:
+            if node == NONE:  # so are all later ones: a node has all its predecessors
+                return nodes + self._add_new(holder, parent, keys[i:], has_parent)
+            if has_parent:
                 holders[node] |= holder
                 if orphaned:
                     self._reattach(holder, node)
@@ -84,6 +81,25 @@ class PrefixTree:
         else:
             self._detach(holder, node)
         self._prune(node)
+
+    def drop_all(self, holder: int, nodes: Iterable[int]) -> None:
+        """`drop` for each, in this order."""
+        holders, first, after, parents, keys = self._holders, self._first, self._next, self._parents, self._keys
+        for node in nodes:
+            if holders[node] != holder or first[node] != NONE or after[node] != NONE or node in self._orphaned:
+                self.drop(holder, node)
+                continue
+            # A leaf of one holder, and the last sibling: most nodes are
+            parent, before = parents[node], self._previous[node]
+            holders[node] = 0
+            if before != NONE:
+                after[before], self._previous[node] = NONE, NONE
+            elif parent != NONE:
+                first[parent] = NONE
+                if not holders[parent]:
+                    self._prune(parent)
+            del self._node_of[keys[node]]
+            self._free.append(node)
 
     def match(self, sums: Sequence[int], root: int) -> list[tuple[int, int]]:
         """(blocks, holders that have exactly these leading blocks) of the chain with keys `sums[i] + root`, most first."""
@@ -113,26 +129,41 @@ class PrefixTree:
         found.sort(reverse=True)
         return found
 
-    def _new(self, parent: int, key: int) -> int:
-        depth = 1 if parent == NONE else self._depths[parent] + 1
-        if self._free:
-            node = self._free.pop()
-            self._keys[node], self._depths[node], self._parents[node] = key, depth, parent
-        else:
-            node = len(self._holders)
-            self._keys.append(key)
-            self._depths.append(depth)
-            self._parents.append(parent)
-            for column in (self._first, self._next, self._previous):
-                column.append(NONE)
-            self._holders.append(0)
-        self._node_of[key] = node
+    def _add_new(self, holder: int, parent: int, keys: Sequence[int], has_parent: bool) -> list[int]:
+        """Nodes for a chain of new keys after `parent`, with one holder that has the parent or not."""
+        nodes = self._numbers(len(keys))
+        depths, parents, first, own = self._depths, self._parents, self._first, self._keys
+        depth = 0 if parent == NONE else depths[parent]
         if parent != NONE:
-            sibling = self._next[node] = self._first[parent]
+            sibling = self._next[nodes[0]] = first[parent]
             if sibling != NONE:
-                self._previous[sibling] = node
-            self._first[parent] = node
-        return node
+                self._previous[sibling] = nodes[0]
+        for node, key in zip(nodes, keys, strict=True):
+            depth += 1
+            own[node], depths[node], parents[node] = key, depth, parent
+            if parent != NONE:
+                first[parent] = node
+            parent = node
+        self._node_of.update(zip(keys, nodes, strict=True))
+        if has_parent:
+            for node in nodes:
+                self._holders[node] = holder
+        else:
+            self._orphaned.update(dict.fromkeys(nodes, holder))
+        return nodes
+
+    def _numbers(self, count: int) -> list[int]:
+        """Node numbers without keys, those of removed nodes first."""
+        reused = min(count, len(self._free))
+        nodes = self._free[len(self._free) - reused :][::-1]
+        del self._free[len(self._free) - reused :]
+        size, more = len(self._holders), count - reused
+        if more:
+            self._keys.extend([0] * more)
+            for column in (self._depths, self._parents, self._first, self._next, self._previous):
+                column.extend([NONE] * more)
+            self._holders += [0] * more
+        return nodes + list(range(size, size + more))
 
     def _reattach(self, holder: int, node: int) -> None:
         """Restore the holder at the blocks after `node`."""

@@ -43,7 +43,7 @@ class RoutedWorker:
 class WorkerCosts:
     """The lists have one entry per candidate. A request that computes n tokens costs on each
 
-        token[i] * n + batch[i] + the time of its queue, which is at least queued[i]
+        token[i] * n + full_batch * shares[i] + the time of its queue, at least token[i] * n + fixed[i]
 
     `follow` and the `update` methods change single entries; `refresh` reads all rates again.
     """
@@ -62,9 +62,8 @@ class WorkerCosts:
         """Seconds per token."""
         self.token: list[float] = []
         """Cost of a computed token: its time, the surcharges, and the delay of the sequences that decode there."""
-        self.batch: list[float] = []
-        """Cost of the share of the batch in use."""
-        self.queued: list[float] = []
+        self.fixed: list[float] = []
+        """Least cost without computed tokens: the share of the batch in use, and the queue behind its first prompt."""
         self.shares: list[float] = []
         """Sequences relative to the largest batch."""
         self.min_compute = 0.0
@@ -82,7 +81,7 @@ class WorkerCosts:
         """Largest batches."""
         self._batch_size = 0.0
         """Sequences of a full batch, mean over workers."""
-        self._full_batch = LOAD_SECONDS
+        self.full_batch = LOAD_SECONDS
         """Cost of a full batch."""
         self._table: WorkerTable | None = None
         self._generation = -1
@@ -133,12 +132,8 @@ class WorkerCosts:
         self.min_compute = min(self._compute)
         self._batch_size = sum(self._limits) / len(loads)
         self.least_token = self.min_compute * (1.0 + min(self.shares) * self._batch_size)
-        self._full_batch = max(LOAD_SECONDS, FULL_BATCH_SLOWDOWN * rates.mean_duration(0.0))
+        self.full_batch = max(LOAD_SECONDS, FULL_BATCH_SLOWDOWN * rates.mean_duration(0.0))
         self._spread_loads()
-        self.queued = [
-            known.queue.behind_first(rate) if known.queue.waiting else 0.0
-            for known, rate in zip(self.workers, self.prefill, strict=True)
-        ]
 
     def update_compute(self, at: int, now: float) -> None:
         """A request was sent to this worker."""
@@ -151,7 +146,7 @@ class WorkerCosts:
         """The worker's queue has changed."""
         at = known.position
         if 0 <= at < len(self.prefill):
-            self.queued[at] = known.queue.behind_first(self.prefill[at])
+            self.fixed[at] = self.full_batch * self.shares[at] + known.queue.behind_first(self.prefill[at])
 
     def wait_seconds(self, at: int) -> float:
         """Time until a full batch has a place for one more request, after those that wait there."""
@@ -163,13 +158,16 @@ class WorkerCosts:
         share = self.shares[at] = load.assigned / load.max_num_seqs
         if self.prefill:
             self.token[at] = self._compute[at] * (1.0 + share * self._batch_size)
-            self.batch[at] = self._full_batch * share
+            self.fixed[at] = self.full_batch * share + self.workers[at].queue.behind_first(self.prefill[at])
 
     def _spread_loads(self) -> None:
-        """`token` and `batch` of all workers, from their shares."""
-        size, full = self._batch_size, self._full_batch
+        """`token` and `fixed` of all workers, from their shares."""
+        size, full = self._batch_size, self.full_batch
         self.token = [compute * (1.0 + share * size) for compute, share in zip(self._compute, self.shares, strict=True)]
-        self.batch = [full * share for share in self.shares]
+        self.fixed = [
+            full * share + known.queue.behind_first(rate) if known.queue.waiting else full * share
+            for share, known, rate in zip(self.shares, self.workers, self.prefill, strict=True)
+        ]
 
     def _set_names(self, names: list[str]) -> None:
         for known in self.workers:

@@ -6,9 +6,8 @@ from typing import overload
 from paceline.cluster.routing.prefix_tree import KEY_MASK
 from paceline.planning.traces.trace import BLOCK_TOKENS, TraceRequest
 
-_BLOCK_FACTOR = 0x9E3779B97F4A7C15
-_COPY_FACTOR = 0xC2B2AE3D27D4EB4F
-"""Odd factors that spread block ids and copies over 64 bits."""
+_COPY_BITS = 40
+"""Bits of a block's number that hold its id in the trace; the copy is above them."""
 
 
 class PromptBlocks(Sequence[int]):
@@ -55,6 +54,7 @@ def prefix_sums(ids: Sequence[int], first_block: int) -> Sequence[int]:
 
 
 def prompt_blocks(request: TraceRequest, block_tokens: int) -> PromptBlocks:
-    offset = (request.copy * _COPY_FACTOR) & KEY_MASK
-    chain = tuple([((block + 1) * _BLOCK_FACTOR + offset) & KEY_MASK for block in request.blocks])
-    return PromptBlocks(chain, request.prompt_tokens * BLOCK_TOKENS // block_tokens)
+    offset = (request.copy << _COPY_BITS) + 1  # no block has the number 0
+    return PromptBlocks(
+        tuple([block + offset for block in request.blocks]), request.prompt_tokens * BLOCK_TOKENS // block_tokens
+    )

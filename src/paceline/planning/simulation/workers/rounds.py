@@ -17,6 +17,14 @@ AHEAD_NODES = 32
 PROMPT_STEP = 128
 """Prompt rows within which a depth is decided once."""
 
+MAX_ROWS = 4096
+"""Rows up to which the time of a pass is in a table."""
+
+
+def prompt_bucket(prompt_rows: int) -> int:
+    """Number of the range of prompt rows within which a depth is decided once."""
+    return (prompt_rows + PROMPT_STEP - 1) // PROMPT_STEP
+
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -61,15 +69,15 @@ class Rounds:
     @cached_property
     def rows(self) -> list[float]:
         """Seconds of a pass by its rows."""
-        return [self._profile.pass_seconds.at(rows) for rows in range(4097)]
+        return [self._profile.pass_seconds.at(rows) for rows in range(MAX_ROWS + 1)]
 
     def pass_seconds(self, rows: int) -> float:
-        return self.rows[rows] if rows < len(self.rows) else self._profile.pass_seconds.at(rows)
+        return self.rows[rows] if rows <= MAX_ROWS else self._profile.pass_seconds.at(rows)
 
     def best(self, batch: int, context: float, drafting: int, prompt_rows: int = 0) -> Round:
         """The fastest round of `batch` sequences with `context` tokens in all, beside `prompt_rows`. `drafting`: sequences at
         the draft device; 0: it cannot draft."""
-        key = batch, int(context / (batch * CONTEXT_STEP)), drafting, (prompt_rows + PROMPT_STEP - 1) // PROMPT_STEP
+        key = batch, int(context / (batch * CONTEXT_STEP)), drafting, prompt_bucket(prompt_rows)
         found = self._known.get(key)
         if found is None:
             context = (key[1] + 0.5) * CONTEXT_STEP * batch

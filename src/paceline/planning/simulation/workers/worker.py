@@ -8,7 +8,7 @@ from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.workers.batches import Batch
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.prefix_cache import PrefixCache
-from paceline.planning.simulation.workers.rounds import Round, Rounds
+from paceline.planning.simulation.workers.rounds import Round, Rounds, prompt_bucket
 from paceline.planning.simulation.workers.segment import DecodeSegment, PromptSegment, Segment
 
 MIN_ROWS, CHEAP_ROWS, MIXED_PROMPT_ROWS, BACKLOG_SHARE = 16, 512, 2048, 4
@@ -20,8 +20,10 @@ _PLAIN = Round(0, 1.0, 0.0, 0.0)
 
 def prompt_budget(num_decoding: int, num_waiting: int) -> int:
     """Prompt rows of the next mixed step, as the graph executor schedules them."""
-    backlog = min(MIXED_PROMPT_ROWS, num_waiting // BACKLOG_SHARE)
-    return max(MIN_ROWS, CHEAP_ROWS - num_decoding, backlog)
+    rows, backlog = CHEAP_ROWS - num_decoding, num_waiting // BACKLOG_SHARE
+    if backlog > rows:
+        rows = backlog if backlog < MIXED_PROMPT_ROWS else MIXED_PROMPT_ROWS
+    return rows if rows > MIN_ROWS else MIN_ROWS
 
 
 class Drafting(Protocol):
@@ -223,21 +225,31 @@ class SimulatedWorker:
         computed, left = head.computed, head.length - head.computed
         ends: list[float] = []
         cumulative: list[int] = []
-        time, done = now, 0
+        time, done, bucket = now, 0, 0
+        pass_seconds, draft_seconds, attention = (
+            self._rounds.pass_seconds,
+            self._drafts.prefill_seconds,
+            self._attention,
+        )
         while True:
-            time += step.waiting + self._rounds.pass_seconds(step.rows + rows) + self._drafts.prefill_seconds(rows)
+            time += step.waiting + pass_seconds(step.rows + rows) + draft_seconds(rows)
             is_last = done + rows >= left
             if is_last:
-                time += reading + self._attention * self._prompt_context(rows, done)
+                time += reading + attention * self._prompt_context(rows, done)
             else:
-                time += reading + self._attention * rows * (computed + done + rows / 2.0)
+                time += reading + attention * rows * (computed + done + rows / 2.0)
             done += rows
             reading += growth
             ends.append(time)
             cumulative.append(done)
-            rows = min(pending - done, prompt_budget(count, pending - done))
-            if is_last or len(ends) >= most or (step.depth and batch.decide(drafting, rows).depth != step.depth):
+            if is_last or len(ends) >= most:
                 return PromptSegment(now, step, ends, cumulative)
+            rest = pending - done
+            rows = min(rest, prompt_budget(count, rest))
+            if step.depth and (next_bucket := prompt_bucket(rows)) != bucket:
+                bucket = next_bucket
+                if batch.decide(drafting, rows).depth != step.depth:
+                    return PromptSegment(now, step, ends, cumulative)
 
     def _admit(self) -> None:
         while self._waiting and self.batch.count + len(self._prefilling) < self._max_num_seqs:
