@@ -235,7 +235,7 @@ def test_the_switch(llm: LLM) -> None:
 
 
 def test_the_target_as_its_own_draft(llm: LLM) -> None:
-    """The same text, and not one draft refused, greedy and sampled."""
+    """The same text, and no round that ends before its draft, greedy and sampled. Other nodes of a tree are refused."""
     options = {"kv_tokens": 2048, "max_model_len": 512, "speculation": {"depth": "fixed", "max_depth": 4}}
     with LLM("smollm2", draft="smollm2", **options) as paired:
         for sampling in (greedy(12), SamplingParams(max_tokens=12, seed=6, n=2)):
@@ -243,7 +243,7 @@ def test_the_target_as_its_own_draft(llm: LLM) -> None:
             for ours, theirs in zip(drafted.completions, expected.completions, strict=True):
                 assert ours.token_ids == theirs.token_ids
                 counts = ours.speculation
-                assert counts.num_draft_tokens == counts.num_accepted_draft_tokens > 6
+                assert counts.num_draft_tokens >= counts.num_accepted_draft_tokens > 6
                 assert set(ours.origins) <= {Origin.PLAIN, Origin.ACCEPTED, Origin.BONUS}
         rejection = paired.chat(SKY, SamplingParams(max_tokens=12, seed=5), speculation={"verification": "rejection"})
         counts = rejection.completions[0].speculation
