@@ -76,12 +76,13 @@ def pool(
     fallback: Proposer | None = None,
     clock: Clock | None = None,
     ready: int | None = None,
+    trees: bool = False,
 ) -> Iterator[PoolProposer]:
     """A proposer with at least `ready` connections that are ready; None: all of them."""
     addresses = [
         worker if isinstance(worker, DraftAddress) else DraftAddress(worker.name, worker.address) for worker in workers
     ]
-    proposer = PoolProposer(addresses, tokenizer, vocab_size, "target-0", fallback, clock)
+    proposer = PoolProposer(addresses, tokenizer, vocab_size, "target-0", fallback, clock, trees)
     try:
         wait_ready(proposer, len(addresses) if ready is None else ready)
         yield proposer
@@ -130,11 +131,12 @@ class Lockstep:
 
 @contextmanager
 def lockstep(
-    core: DraftCore, vocab_size: int, limits: DraftLimits | None = None
+    core: DraftCore, vocab_size: int, limits: DraftLimits | None = None, trees: bool = False
 ) -> Iterator[tuple[Lockstep, DraftWorker]]:
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
     worker = DraftWorker("draft-0", core, listener, TOKENIZER, vocab_size, limits)
-    proposer = PoolProposer([DraftAddress(worker.name, worker.address)], TOKENIZER, vocab_size)
+    address = DraftAddress(worker.name, worker.address)
+    proposer = PoolProposer([address], TOKENIZER, vocab_size, verifies_trees=trees)
     try:
         until = time.monotonic() + 10.0
         while not proposer.connections[0].is_ready:

@@ -13,6 +13,7 @@ import pytest
 
 from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
+from paceline.engine.executors import host
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_pool.statistics import PoolStatistics
@@ -43,30 +44,34 @@ def target():
     return tiny_model()
 
 
+@pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("ahead_nodes", [0, 32])
 @pytest.mark.parametrize("perturb", [0.0, 0.3])
-def test_text_equals_plain_decoding(target, perturb, ahead_nodes):
+def test_text_equals_plain_decoding(target, perturb, ahead_nodes, trees):
     core = model_core(tiny_model(perturb=perturb))
     with (
         draft_worker(core, VOCAB, DraftLimits(ahead_nodes=ahead_nodes)) as worker,
-        pool(worker, vocab_size=VOCAB) as proposer,
+        pool(worker, vocab_size=VOCAB, trees=trees) as proposer,
     ):
         engine = tiny_engine(target, PatientProposer(proposer), depth=4, clock=WallClock())
         result = check_identical(target, engine, mixed_requests(8, VOCAB))
         counters = proposer.connections[0].counters
         assert counters.faults == 0
         assert result.drafted > 80
-        assert (result.accepted == result.drafted) == (perturb == 0.0)
+        assert (result.accepted == result.drafted) == (perturb == 0.0 and not trees)
         assert ahead_nodes or not counters.ready
 
 
+@pytest.mark.parametrize("sends_ahead", [False, True])
+@pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("perturb", [0.0, 0.1, 0.3])
-def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb):
+def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb, trees, sends_ahead, monkeypatch):
+    monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: sends_ahead)
     core = model_core(tiny_model(perturb=perturb))
-    with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16)) as (proposer, worker):
+    with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees) as (proposer, worker):
         engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
         result = check_identical(target, engine, mixed_requests(8, VOCAB))
-        if perturb == 0.0:
+        if perturb == 0.0 and not trees:
             assert result.accepted == result.drafted, "a branch must see its own text only"
         counters, status = proposer.inner.connections[0].counters, worker.status()
         assert counters.faults == counters.late == 0
@@ -76,13 +81,42 @@ def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb):
         assert core.num_free_blocks == 128
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_rejection_is_exact(ahead, monkeypatch):
+def test_alternatives_are_accepted(target):
+    """Of drafts with as many nodes, those with alternatives have more accepted tokens if the draft is often wrong."""
+    accepted = {}
+    for trees in (False, True):
+        core = model_core(tiny_model(perturb=0.3))
+        with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees) as (proposer, _):
+            engine = tiny_engine(target, proposer, depth=8, clock=WallClock())
+            result = check_identical(target, engine, mixed_requests(9, VOCAB, seed=11, max_tokens=40))
+            accepted[trees] = result.accepted / result.drafted
+    assert accepted[True] > 1.1 * accepted[False]
+
+
+@pytest.mark.parametrize("bug", ["path_moves", "span_of"])
+def test_planted_bugs_of_trees_are_caught(target, bug, monkeypatch):
+    """The cache of an accepted path is not moved; nodes attend to other paths."""
+    span_of = host.span_of
+    bugs = {
+        "path_moves": lambda *given: ([], []),
+        "span_of": lambda *given: replace(span_of(*given), ancestors=None),
+    }
+    monkeypatch.setattr(host, bug, bugs[bug])
+    with lockstep(model_core(tiny_model(perturb=0.3)), VOCAB, trees=True) as (proposer, _):
+        engine = tiny_engine(target, proposer, depth=8, clock=WallClock())
+        with pytest.raises(AssertionError):
+            check_identical(target, engine, mixed_requests(8, VOCAB, seed=11, max_tokens=40))
+
+
+@pytest.mark.parametrize(
+    ("ahead", "trees"), [(False, False), (True, True), pytest.param(True, False, marks=pytest.mark.slow)]
+)
+def test_rejection_is_exact(ahead, trees, monkeypatch):
     target, draft = (tiny_model(config=SMALL, perturb=perturb, scale=1.2) for perturb in (0.0, 0.5))
     monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: ahead)
     limits = DraftLimits(max_sequences=1024, max_batch=4096, ahead_nodes=6)
     core = model_core(draft, 16384, 16384)
-    with lockstep(core, 5, limits) as (proposer, worker):
+    with lockstep(core, 5, limits, trees) as (proposer, worker):
 
         def engine():
             return tiny_engine(
@@ -100,7 +134,7 @@ def test_two_encrypted_workers_with_changing_depths(target):
     with (
         draft_worker(core[0], VOCAB, security=server, name="a") as one,
         draft_worker(core[1], VOCAB, security=server, name="b") as two,
-        pool(*(DraftAddress(w.name, w.address, client) for w in (one, two)), vocab_size=VOCAB) as proposer,
+        pool(*(DraftAddress(w.name, w.address, client) for w in (one, two)), vocab_size=VOCAB, trees=True) as proposer,
     ):
         engine = tiny_engine(target, PatientProposer(proposer), MixedDepth(6), kv_tokens=16 * 16, clock=WallClock())
         result = check_identical(target, engine, mixed_requests(10, VOCAB, seed=2, max_tokens=60))
@@ -111,7 +145,7 @@ def test_worker_with_little_room_changes_speed_only(target):
     limits = DraftLimits(max_sequences=3, max_tokens=120)
     with (
         draft_worker(model_core(tiny_model(), num_blocks=9, max_rows=8), VOCAB, limits) as worker,
-        pool(worker, vocab_size=VOCAB, fallback=NgramProposer()) as proposer,
+        pool(worker, vocab_size=VOCAB, fallback=NgramProposer(), trees=True) as proposer,
     ):
         engine = tiny_engine(target, PatientProposer(proposer, 0.5), depth=4, clock=WallClock())
         result = check_identical(target, engine, mixed_requests(8, VOCAB, seed=4))
@@ -122,7 +156,7 @@ def test_worker_with_little_room_changes_speed_only(target):
 class FaultyListener(Listener):
     """Sends wrong answers, of another kind each time."""
 
-    kinds = itertools.cycle(range(4))
+    kinds = itertools.cycle(range(6))
 
     def send(self, peer, message):
         if isinstance(message, Drafts):
@@ -132,6 +166,8 @@ class FaultyListener(Listener):
                 1: lambda d: replace_struct(d, tokens=[1] * 60),
                 2: lambda d: replace_struct(d, round=d.round + 1),
                 3: lambda d: replace_struct(d, tokens=[0] * len(d.tokens)),
+                4: lambda d: replace_struct(d, alternatives=[0, VOCAB, 0]),
+                5: lambda d: replace_struct(d, alternatives=[0, 1] * 64),
             }[kind]
             message = Drafts(message.epoch, [change(d) for d in message.drafts])
         elif isinstance(message, Branches):
@@ -145,7 +181,7 @@ def replace_struct(struct, **changes):
 
 def test_worker_with_wrong_answers_is_not_used_any_more(target, monkeypatch):
     monkeypatch.setattr("tests.runtime.pools.Listener", FaultyListener)
-    with lockstep(model_core(tiny_model()), VOCAB) as (proposer, _):
+    with lockstep(model_core(tiny_model()), VOCAB, trees=True) as (proposer, _):
         engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
         check_identical(target, engine, mixed_requests(8, VOCAB))
         counters = proposer.inner.connections[0].counters

@@ -42,19 +42,19 @@ class Driver:
         self.sequence = PoolSequence(progress, 1000)
         self.opened = self.sequence.open_at(cast(DraftConnection, self.connection))
 
-    def start_round(self, *committed: int):
+    def start_round(self, *committed: int, num_alternatives: int = 0):
         self.ids += committed
         self.sequence.requested, self.sequence.chain = 0, None  # as `observe` does
-        return self.sequence.start_round(3, 0.0)
+        return self.sequence.start_round(3, 0.0, num_alternatives)
 
-    def answer(self, tokens=OFFERED, started=()):
-        draft = RoundDraft(7, self.sequence.round, list(tokens), b"", False, list(started))
+    def answer(self, tokens=OFFERED, started=(), alternatives=()):
+        draft = RoundDraft(7, self.sequence.round, list(tokens), b"", False, list(started), list(alternatives))
         self.sequence.receive_draft(draft, 0.0, True)
         self.use_draft()
 
     def use_draft(self):
         """As `collect` does."""
-        self.sequence.offered = self.sequence.chain.tokens
+        self.sequence.offered, self.sequence.offered_alternatives = self.sequence.chain[0], self.sequence.chain[2]
         self.sequence.requested, self.sequence.chain = 0, None
 
     def receive(self, *branches):
@@ -128,3 +128,48 @@ def test_malformed_branches_are_a_fault_of_the_worker():
     driver.sequence.receive_branches(SequenceBranches(7, driver.sequence.round, b"nonsense", 3))
     assert len(driver.connection.faults) == 1
     assert not driver.sequence.branches
+
+
+def test_alternatives_are_requested_and_offered():
+    driver = Driver()
+    assert driver.start_round(num_alternatives=2).num_alternatives == 2
+    driver.answer(alternatives=[0, 50, 1, 60])
+    assert driver.sequence.offered_alternatives == (BranchKey(0, 50), BranchKey(1, 60))
+    request = driver.start_round(11, 60, 70)  # the second was accepted
+    assert (request.num_kept, request.tokens, request.num_alternatives) == (0, [11, 60, 70], 0)
+    assert driver.sequence.offered_alternatives == ()
+
+
+@pytest.mark.parametrize(("committed", "num_held"), [([50, 51], 2), ([50, 52], 0), ([11, 60, 61], 0), ([50], 3)])
+def test_branch_after_an_accepted_alternative_is_used(committed, num_held):
+    """If it foresaw the token after the alternative."""
+    driver = Driver()
+    driver.start_round(num_alternatives=1)
+    driver.answer(alternatives=[0, 50])
+    driver.receive((BranchKey(0, 50), [51, 52, 53]), (BranchKey(1, 60), [61, 62, 63]))
+    assert driver.start_round(*committed).num_held == num_held
+
+
+def test_alternatives_of_a_branch_may_follow_it():
+    driver = Driver()
+    driver.start_round()
+    driver.answer()
+    driver.receive((BranchKey(1, 50), [51, 52, 53]))
+    driver.start_round(11, 50, num_alternatives=1)
+    driver.sequence.receive_draft(RoundDraft(7, 2, [51, 52, 53], alternatives=[2, 70]), 0.0, True)
+    assert driver.sequence.chain is not None
+    assert driver.sequence.chain.alternatives == (BranchKey(2, 70),)
+    driver.use_draft()
+    driver.sequence.receive_draft(RoundDraft(7, 2, [51, 52, 53], alternatives=[2, 70]), 0.0, True)  # too late
+    assert driver.connection.counters.late == 0
+
+
+@pytest.mark.parametrize(
+    "alternatives", [[0, 50, 1], [0, 11], [3, 50], [0, 1000], [0, 50, 0, 50], [0, 50, 1, 51, 2, 52]]
+)
+def test_invalid_alternatives_are_a_fault_of_the_worker(alternatives):
+    driver = Driver()
+    driver.start_round(num_alternatives=2)
+    driver.sequence.receive_draft(RoundDraft(7, 1, OFFERED, alternatives=alternatives), 0.0, True)
+    assert len(driver.connection.faults) == 1
+    assert driver.sequence.chain is None

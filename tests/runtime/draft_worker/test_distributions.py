@@ -6,6 +6,7 @@ from scipy import stats
 
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_pool.drafts import DraftChain, to_draft_batch
+from paceline.runtime.draft_pool.tree_split import TreeSplit
 from paceline.runtime.draft_worker import distributions
 from paceline.runtime.draft_worker.distributions import MAX_TOKENS, TOTAL_WEIGHT, DraftDistribution
 from paceline.runtime.wire.codec import MalformedMessage
@@ -89,7 +90,8 @@ def test_chains_with_and_without_distributions_share_a_batch():
             7: DraftChain((3, 4), ()),
             8: DraftChain((5,), (distribution([5, 6], [TOTAL_WEIGHT // 4, 3 * TOTAL_WEIGHT // 4]),)),
             9: DraftChain((), ()),
-        }
+        },
+        TreeSplit(),
     )
     drafts = batch.split()
     assert list(drafts) == [7, 8]
@@ -99,4 +101,4 @@ def test_chains_with_and_without_distributions_share_a_batch():
     assert coupled.argmax(1).tolist() == [3, 4]
     assert coupled.sum(1).tolist() == [1.0, 1.0]
     assert (rejection[0, 5].item(), rejection[0, 6].item()) == (0.25, 0.75)
-    assert to_draft_batch({7: DraftChain((3,), ())}).probs is None
+    assert to_draft_batch({7: DraftChain((3,), ())}, TreeSplit()).probs is None

@@ -255,3 +255,31 @@ def test_depth_may_change_from_round_to_round(depth):
     driver.advance(22, depth=depth)
     tokens, _ = driver.draft()
     assert tokens == [23 + i for i in range(depth)]
+
+
+@pytest.mark.parametrize(("follows", "num_passes"), [(24, 0), (90, 3)])
+def test_branch_of_an_accepted_alternative_continues(follows, num_passes):
+    """The target accepted 21 and the alternative 23 of 22; the branch drafted 24 after it."""
+    driver = Driver([(1, 0)])
+    driver.advance()
+    driver.draft()
+    driver.ahead()
+    driver.advance(21, 23, follows)
+    assert driver.draft() == ([follows + 1, follows + 2, follows + 3], num_passes)
+    assert driver.state.length == 5
+    assert len(driver.core.open) == 1
+
+
+def test_alternatives_are_outcomes_that_the_draft_knows():
+    driver = Driver()
+    driver.state.advance(1, (), DEPTH, 4)
+    driver.draft()
+    assert driver.state.num_alternatives == 4
+    outcomes = [Outcome(0, 0, 0.3), Outcome(2, 1, 0.2), Outcome(0, 9, 0.1), Outcome(3, 0, 0.1)]
+    assert driver.state.keys(outcomes) == [(0, 22), (2, 25)]
+
+
+def test_rejection_has_no_alternatives():
+    driver = Driver(rule="rejection")
+    driver.state.advance(1, (), DEPTH, 4)
+    assert driver.state.num_alternatives == 0

@@ -119,6 +119,19 @@ def test_hello_describes_the_worker(worker):
         assert hello.max_sequences == 256
 
 
+def test_alternatives_are_sent_on_request(target):
+    """With the draft, also to a target that has the draft from a branch; the most likely first."""
+    target.open(1, 5)
+    target.send(Advance(target.epoch, [RoundRequest(1, 1, 1, [], 3, num_alternatives=4)]))
+    (draft,) = target.receive(Drafts).drafts
+    assert draft.tokens == [6, 7, 8]
+    keys = list(zip(draft.alternatives[::2], draft.alternatives[1::2], strict=True))
+    assert len(set(keys)) == 4
+    assert all(token in range(draft.tokens[accepted] + 1, draft.tokens[accepted] + 4) for accepted, token in keys)
+    target.send(Advance(target.epoch, [RoundRequest(1, 2, 1, [6, 7, 8, 9], 3)]))
+    assert target.receive(Drafts).drafts[0].alternatives == []
+
+
 def test_worker_learns_acceptance():
     with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Target(worker)) as target:
         target.greet()

@@ -78,6 +78,7 @@ def test_invalid_sampling_parameters_are_malformed(values):
         Advance(5, [RoundRequest(7, 1, 3, [-1], 7)]),
         Advance(5, [RoundRequest(7, 1, 3, [2**31], 7)]),
         Advance(5, [RoundRequest(7, 1, 3, [1], MAX_DEPTH + 1)]),
+        Advance(5, [RoundRequest(7, 1, 3, [1], 1, num_alternatives=MAX_DEPTH + 1)]),
         Advance(5, [RoundRequest(7, 1, 3, [1], 1)] * 1025),
         Advance(-1, []),
         Open(5, 7, [1], 1, SamplingParams(), 1, salt="x" * 5000),
@@ -95,6 +96,7 @@ def test_every_field_has_a_limit(bad):
     [
         Drafts(5, [RoundDraft(7, 1, [1] * (MAX_DEPTH + 1))]),
         Drafts(5, [RoundDraft(7, 1, [1], b"x" * (MAX_DEPTH * 2048 + 1))]),
+        Drafts(5, [RoundDraft(7, 1, [1], alternatives=[1] * (2 * MAX_DEPTH + 1))]),
         RoundDraft(7, 1, [1]),
     ],
 )

@@ -107,9 +107,15 @@ def _target(
     proposers: list[PoolProposer] = []
 
     def pool(target: LoadedModel) -> PoolProposer:
-        size = target.config.vocab_size
         proposers.append(
-            PoolProposer((), fingerprint(target.tokenizer), size, name=spec.name, fallback=NgramProposer())
+            PoolProposer(
+                (),
+                fingerprint(target.tokenizer),
+                target.config.vocab_size,
+                name=spec.name,
+                fallback=NgramProposer(),
+                verifies_trees=target.model.device.type == "cpu",
+            )
         )
         return proposers[0]
 

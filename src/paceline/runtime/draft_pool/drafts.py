@@ -1,4 +1,4 @@
-"""Received chains as a `DraftBatch` for verification."""
+"""Received drafts as a `DraftBatch` for verification."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -8,18 +8,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.runtime.draft_pool.tree_split import TreeSplit
+from paceline.runtime.draft_worker.branches import BranchKey
 from paceline.runtime.draft_worker.distributions import TOTAL_WEIGHT, DraftDistribution
-from paceline.speculation.drafts import DraftBatch, DraftProbs
+from paceline.runtime.wire.codec import MalformedMessage
+from paceline.runtime.wire.messages import RoundDraft
+from paceline.speculation.drafts import DraftBatch, DraftProbs, merge_batches
 
 
 class DraftChain(NamedTuple):
     tokens: tuple[int, ...]
     distributions: tuple[DraftDistribution, ...]
     """One per token under rejection, otherwise empty."""
+    alternatives: tuple[BranchKey, ...] = ()
+    """Tokens to verify beside the chain, each with the number of chain tokens before it; none under rejection."""
 
 
-def to_draft_batch(chains: Mapping[int, DraftChain]) -> DraftBatch:
-    """`chains` by sequence id. In a batch with distributions, the tokens without one are one-hot."""
+def validated_alternatives(draft: RoundDraft, most: int, vocab_size: int) -> tuple[BranchKey, ...]:
+    """The alternatives of an answer, at most `most`. Raises `MalformedMessage` unless they form a tree with its chain."""
+    flat = draft.alternatives
+    keys = [BranchKey(*pair) for pair in zip(flat[::2], flat[1::2], strict=False)]
+    if len(keys) > most or len(flat) % 2 or len({*keys}) < len(keys):
+        raise MalformedMessage(f"{len(flat)} numbers as {most} different alternatives")
+    for accepted, token in keys:
+        if accepted >= len(draft.tokens) or token == draft.tokens[accepted] or token >= vocab_size:
+            raise MalformedMessage(f"token {token} as an alternative after {accepted} tokens")
+    return tuple(keys)
+
+
+def to_draft_batch(chains: Mapping[int, DraftChain], split: TreeSplit) -> DraftBatch:
+    """`chains` by sequence id. In a batch with distributions, the tokens without one are one-hot. `split` orders the nodes of
+    chains with alternatives."""
+    trees = {i: split.tree(one.tokens, one.alternatives) for i, one in chains.items() if one.alternatives}
+    if trees:
+        others = {sequence_id: chain for sequence_id, chain in chains.items() if sequence_id not in trees}
+        return merge_batches([DraftBatch.trees(trees.items()), to_draft_batch(others, split)])
     drafted = {sequence_id: chain for sequence_id, chain in chains.items() if chain.tokens}
     if not drafted:
         return DraftBatch.empty()

@@ -17,6 +17,7 @@ from paceline.runtime.draft_pool.connection import DraftAddress, DraftConnection
 from paceline.runtime.draft_pool.drafts import DraftChain, to_draft_batch
 from paceline.runtime.draft_pool.sequence import PoolSequence
 from paceline.runtime.draft_pool.statistics import PoolStatistics
+from paceline.runtime.draft_pool.tree_split import TreeSplit
 from paceline.runtime.wire.messages import (
     MAX_BATCH,
     Advance,
@@ -56,8 +57,6 @@ class PoolProposer:
     `fallback` drafts for sequences that are open nowhere. All methods but `status` belong to one thread, the engine's.
     """
 
-    traits = ProposerTraits()
-
     def __init__(
         self,
         workers: Iterable[DraftAddress],
@@ -66,8 +65,12 @@ class PoolProposer:
         name: str = "",
         fallback: Proposer | None = None,
         clock: Clock | None = None,
+        verifies_trees: bool = False,
     ) -> None:
-        """`workers`: those known now; `set_workers` replaces them. `tokenizer`: the target's, which drafts must share."""
+        """`workers`: those known now; `set_workers` replaces them. `tokenizer`: the target's, which drafts must share.
+        `verifies_trees`: whether workers send alternatives to the tokens of their chains, which are verified beside them."""
+        self.traits = ProposerTraits(is_tree=verifies_trees)
+        self._split = TreeSplit()
         self._tokenizer, self._vocab_size, self._name = tokenizer, vocab_size, name
         self._fallback, self._clock = fallback, clock or WallClock()
         self._connections: dict[str, DraftConnection] = {}
@@ -130,11 +133,13 @@ class PoolProposer:
             if progress.depth == 0:
                 sequence.offered = ()
             elif (connection := sequence.connection or self._assign(sequence, now)) is not None:
-                if sequence.offered and (committed := len(progress.ids) - sequence.num_sent):
-                    self._statistics.observe_round(len(sequence.offered), committed - 1)
+                if sequence.offered and (committed := sequence.committed):
+                    self._statistics.observe_round(len(sequence.offered), len(committed) - 1)
+                    self._split.observe(sequence.offered, sequence.offered_alternatives, committed)
                 if connection not in max_depths:
                     max_depths[connection] = self._statistics.max_depth(connection)
-                requests[connection].append(sequence.start_round(min(progress.depth, max_depths[connection]), now))
+                depth, num_alternatives = self._shape(sequence, max_depths[connection])
+                requests[connection].append(sequence.start_round(depth, now, num_alternatives))
         for connection, rounds in requests.items():
             send_ahead = self._statistics.wants_branches(connection)
             for start in range(0, len(rounds), MAX_BATCH):
@@ -142,7 +147,9 @@ class PoolProposer:
         if batch:  # also for plain steps: a symptom stays visible while the circuit breaker is open
             self._statistics.check(self.connections, now)
         if self._fallback is not None:
-            self._fallback.observe([p for p in batch if self._sequences[p.sequence_id].connection is None])
+            self._fallback.observe(
+                [_as_chain(one) for one in batch if self._sequences[one.sequence_id].connection is None]
+            )
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
         started = self._receive()
@@ -167,7 +174,7 @@ class PoolProposer:
         for sequence in sequences:
             if sequence.chain is not None and sequence.chain.tokens:
                 chains[sequence.progress.sequence_id] = sequence.chain
-                sequence.offered = sequence.chain.tokens
+                sequence.offered, sequence.offered_alternatives = sequence.chain.tokens, sequence.chain.alternatives
                 sequence.requested, sequence.chain = 0, None
             elif sequence.requested:
                 self._undrafted += 1
@@ -175,7 +182,7 @@ class PoolProposer:
                 if sequence.connection is not None:
                     sequence.connection.check_alive(started)
         self._draft_with_fallback(chains, [one for one in sequences if one.connection is None], deadline)
-        return replace(to_draft_batch(chains), cost=cost)
+        return replace(to_draft_batch(chains, self._split), cost=cost)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         closed: defaultdict[DraftConnection, list[int]] = defaultdict(list)
@@ -208,6 +215,13 @@ class PoolProposer:
             wait_seconds=self._wait_seconds,
             undrafted=self._undrafted,
         )
+
+    def _shape(self, sequence: PoolSequence, max_depth: int) -> tuple[int, int]:
+        """(tokens of the chain, alternatives) to request for the nodes of its next draft."""
+        longest = min(_as_chain(sequence.progress).depth, max_depth)
+        if not self.traits.is_tree or sequence.needs_distribution:
+            return longest, 0
+        return self._split.split(sequence.progress.depth, longest)
 
     def _assign(self, sequence: PoolSequence, now: float) -> DraftConnection | None:
         """Open the sequence at the best worker, if any is usable. Workers on trial get a share of the sequences."""
@@ -312,6 +326,12 @@ class PoolProposer:
 def draws_trial(seed: int, sequence_id: int) -> bool:
     """Whether a sequence goes to a draft on trial: a share of all sequences, at random, and the same answer every time."""
     return random.Random((seed << 64) ^ sequence_id).random() < TRIAL_SHARE
+
+
+def _as_chain(progress: Progress) -> Progress:
+    """Its depth as that of a chain, which ends before the last token of the request."""
+    levels = progress.max_levels
+    return progress if levels is None or progress.depth <= levels else replace(progress, depth=levels)
 
 
 def _is_same(wanted: DraftAddress | None, known: DraftAddress) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.runtime.draft_pool.connection import DraftConnection
-from paceline.runtime.draft_pool.drafts import DraftChain
+from paceline.runtime.draft_pool.drafts import DraftChain, validated_alternatives
 from paceline.runtime.draft_worker import distributions
 from paceline.runtime.draft_worker.branches import BranchKey, unpack
 from paceline.runtime.wire.codec import MalformedMessage
@@ -48,7 +48,11 @@ class PoolSequence:
     chain: DraftChain | None = None
     """Draft of the current round."""
     offered: tuple[int, ...] = ()
-    """Draft that is being verified."""
+    """Chain that is being verified."""
+    offered_alternatives: tuple[BranchKey, ...] = ()
+    """Alternatives that are verified beside it."""
+    num_alternatives: int = 0
+    """Alternatives requested in the current round."""
     is_answered: bool = False
     """Whether the draft is the worker's answer to this round: the worker has its tokens."""
     branches: dict[BranchKey, list[int]] = field(default_factory=dict)
@@ -97,7 +101,12 @@ class PoolSequence:
             connection.goodput = connection.goodput.with_sequence(rounds.tokens, rounds.seconds)
         rounds.count, rounds.tokens, rounds.seconds = 0, 0, 0.0
 
-    def start_round(self, depth: int, now: float) -> RoundRequest:
+    @property
+    def committed(self) -> Sequence[int]:
+        """Tokens committed since the last request."""
+        return self.progress.ids[self.num_sent :]
+
+    def start_round(self, depth: int, now: float, num_alternatives: int = 0) -> RoundRequest:
         """Request of the next round. Uses the draft of a branch if the worker sent the right one ahead."""
         connection = self.connection
         assert connection is not None
@@ -108,14 +117,19 @@ class PoolSequence:
         is_outcome = accepted >= 0 and tuple(tokens[:accepted]) == self.offered[:accepted]
         self.outcome = BranchKey(accepted, tokens[-1]) if is_outcome else None
         branch = None if self.outcome is None else self.branches.get(self.outcome)
+        if (
+            self.outcome is None
+            and BranchKey(accepted - 1, tokens[-2] if accepted > 0 else 0) in self.offered_alternatives
+        ):
+            branch = self._after_alternative(BranchKey(accepted - 1, tokens[-2]), tokens[-1])
         # The worker always drafts the outcome of a full acceptance, and does not announce it
         is_full_acceptance = bool(self.offered) and accepted == len(self.offered)
         self.is_unprepared = branch is None and bool(self.branches) and not is_full_acceptance
         num_kept = accepted if self.outcome is not None and self.is_answered else 0
         self.branches.clear()
-        self.offered, self.is_answered = (), False
+        self.offered, self.offered_alternatives, self.is_answered = (), (), False
         self.round += 1
-        self.requested, self.requested_at = depth, now
+        self.requested, self.requested_at, self.num_alternatives = depth, now, num_alternatives
         self.measured.is_started = True
         if branch is not None:
             self._use_branch(branch, connection)
@@ -124,7 +138,9 @@ class PoolSequence:
         if self.chain is not None:
             connection.counters.ready += 1
             num_held = len(self.chain.tokens)
-        return RoundRequest(self.progress.sequence_id, self.round, base, tokens[num_kept:], depth, num_held, num_kept)
+        return RoundRequest(
+            self.progress.sequence_id, self.round, base, tokens[num_kept:], depth, num_held, num_kept, num_alternatives
+        )
 
     def receive_draft(self, draft: RoundDraft, now: float, was_awaited: bool) -> None:
         """Take the answer to a round. An invalid answer counts as a fault of the worker."""
@@ -133,15 +149,20 @@ class PoolSequence:
         if draft.round == self.round:
             for accepted, token in zip(draft.started[::2], draft.started[1::2], strict=False):
                 self.branches.setdefault(BranchKey(accepted, token), [])
+        if draft.round == self.round and self.offered and self.offered == tuple(draft.tokens):
+            return  # its alternatives came too late: the draft of a branch is being verified
         if draft.round != self.round or not self.requested:
             self._receive_late(draft, connection)
-            return
-        if self.chain is not None:
             return
         try:
             if len(draft.tokens) > self.requested:
                 raise MalformedMessage(f"{len(draft.tokens)} tokens instead of {self.requested}")
-            self.chain = self._validated_chain(draft.tokens, draft.distributions)
+            alternatives = validated_alternatives(draft, self.num_alternatives, self.vocab_size)
+            if self.chain is not None:  # a branch
+                if self.chain.tokens == tuple(draft.tokens):
+                    self.chain = self.chain._replace(alternatives=alternatives)
+                return
+            self.chain = self._validated_chain(draft.tokens, draft.distributions)._replace(alternatives=alternatives)
             self.is_answered, self.received_at = True, now
         except MalformedMessage as error:
             self.requested = 0
@@ -190,6 +211,11 @@ class PoolSequence:
         if on_demand > MAX_LATENESS * (deadline - self.requested_at):
             return -math.inf
         return max(self.requested_at + on_demand, now + 0.1 * on_demand)
+
+    def _after_alternative(self, alternative: BranchKey, token: int) -> list[int] | None:
+        """The rest of the branch of an accepted alternative, if it foresaw the token that follows."""
+        branch = self.branches.get(alternative)
+        return branch[1:] if branch and branch[0] == token else None
 
     def _receive_late(self, draft: RoundDraft, connection: DraftConnection) -> None:
         """The round was verified without this draft. If its first token is committed, the rest is the next draft."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from paceline.cluster.pairing.ahead import AheadRound, DraftingAhead
 from paceline.cluster.pairing.fanout import AlternativeOdds, Outcome, fan_out
+from paceline.runtime.draft_worker.branches import BranchKey
 from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
 from paceline.runtime.draft_worker.gap_odds import GapOdds
 from paceline.runtime.draft_worker.state import DraftState, VerifyOutcome
@@ -102,14 +103,14 @@ class DraftScheduler:
         if not self._is_in_vocabulary(request.tokens):
             return ErrorCode.MALFORMED
         tokens = [*state.offered_tokens[: request.num_kept], *request.tokens] if request.num_kept else request.tokens
-        outcome = state.advance(request.round, tokens, request.depth)
+        outcome = state.advance(request.round, tokens, request.depth, request.num_alternatives)
         if outcome is not None:
             self._outcomes.append(outcome)
         self._num_tokens += len(tokens)
         if request.depth:
             self.num_rounds += 1
             self.num_ready += state.was_ready
-        if state.was_ready and request.num_held >= request.depth:
+        if state.was_ready and request.num_held >= request.depth and not request.num_alternatives:
             state.mark_answered()
         return None
 
@@ -164,9 +165,12 @@ class DraftScheduler:
 
     def _urgent(self, target: TargetSession) -> list[DraftBranch]:
         """The branches that the target waits for. Without drafting ahead no outcomes are prepared from them."""
-        branches = [branch for state in target.sequences.values() if (branch := state.urgent_branch)]
-        for branch in branches:
-            branch.is_ranked = target.is_ahead and self._limits.ahead_nodes > 0
+        is_ahead = target.is_ahead and self._limits.ahead_nodes > 0
+        branches = []
+        for state in target.sequences.values():
+            if (branch := state.urgent_branch) is not None:
+                branch.is_ranked = is_ahead or state.num_alternatives > 0
+                branches.append(branch)
         return branches
 
     def free_blocks(self, idle: Iterable[DraftBranch]) -> None:
@@ -192,12 +196,24 @@ class DraftScheduler:
 
     def plan(self, num_offered: int, depth: int, continues: bool, gaps: Sequence[float | None]) -> list[Outcome]:
         """Outcomes of a round to prepare. `gaps`: score gaps of the drafted tokens, as far as they are computed."""
+        alphas, odds = self._estimates(num_offered + 1, gaps)
+        return fan_out(alphas, odds, num_offered, depth, self._limits.ahead_nodes, continues)
+
+    def alternatives(self, state: DraftState) -> list[BranchKey]:
+        """The alternatives that the target verifies beside the draft of this round: its most probable outcomes."""
+        if not state.num_alternatives or not state.num_offered:
+            return []
+        alphas, odds = self._estimates(state.num_offered, state.gaps)
+        return state.keys(fan_out(alphas, odds, state.num_offered - 1, 1, state.num_alternatives + 1))
+
+    def _estimates(self, num_positions: int, gaps: Sequence[float | None]) -> tuple[list[float], Sequence[float]]:
+        """Acceptance of so many drafted tokens, and odds of the alternatives."""
         if self._averages is None:
             self._averages = self.acceptance.alphas(""), self._odds.odds
         averages, odds = self._averages
-        alphas = [averages[min(i, len(averages) - 1)] for i in range(num_offered + 1)]
+        alphas = [averages[min(i, len(averages) - 1)] for i in range(num_positions)]
         alphas[: len(gaps)] = map(self._gap_odds.alpha, alphas, gaps)
-        return fan_out(alphas, odds, num_offered, depth, self._limits.ahead_nodes, continues)
+        return alphas, odds
 
     @property
     def _states(self) -> list[DraftState]:

@@ -50,6 +50,8 @@ class DraftState:
         """Tokens of this round's draft that were drafted ahead. None: the last round had no answer to continue."""
         self.num_offered = 0
         """Tokens in the answer to this round."""
+        self.num_alternatives = 0
+        """Alternatives that the target verifies beside the draft of this round; none under rejection."""
         self._announced: dict[BranchKey, bool] = {}
         """Outcomes announced to the target; True: their draft was sent."""
 
@@ -76,7 +78,14 @@ class DraftState:
         """Tokens in the answer to this round."""
         return [drafted.token for drafted in self._main.chain[: self.num_offered]]
 
-    def advance(self, round_: int, tokens: Sequence[int], depth: int) -> VerifyOutcome | None:
+    @property
+    def gaps(self) -> list[float | None]:
+        """Score gaps of the tokens in the answer to this round."""
+        return [drafted.gap for drafted in self._main.chain[: self.num_offered]]
+
+    def advance(
+        self, round_: int, tokens: Sequence[int], depth: int, num_alternatives: int = 0
+    ) -> VerifyOutcome | None:
         """Commit `tokens` and start `round_` of `depth` tokens. Returns the outcome of the last round, if it had a draft."""
         chain = self._main.chain
         matched, both = 0, min(len(tokens), len(chain))
@@ -87,10 +96,14 @@ class DraftState:
         base = self.length
         key = BranchKey(len(tokens) - 1, tokens[-1]) if tokens and matched >= len(tokens) - 1 else None
         branch = None if key is None else self._branches.pop(key, None)
+        if matched == len(tokens) - 2:  # an alternative was accepted, and the last token follows it
+            branch = self._branches.pop(BranchKey(matched, tokens[matched]), None)
         self._drop_branches()
         if branch is not None:
             self._core.close([self._main])
             self._main, num_old = branch, 0
+            if key is None:
+                self._continue(branch, base + len(tokens) - 1, tokens[-1])
         elif matched == len(tokens):
             del chain[:matched]
         else:
@@ -102,6 +115,7 @@ class DraftState:
         self._planned = None
         self._announced.clear()
         self.round, self.depth, self.num_offered = round_, depth, 0
+        self.num_alternatives = 0 if self.params.needs_distribution else num_alternatives
         self.is_answered = False
         self.was_ready = len(self._main.chain) >= depth
         num_drafted = min(len(self._main.chain), depth)
@@ -141,7 +155,7 @@ class DraftState:
         """Outcomes that will be prepared after the answer to this round; they count as announced."""
         if not self.num_offered or self.params.needs_distribution:
             return []
-        keys = [key for outcome in self._plan(plan) if (key := self._key(outcome)) is not None]
+        keys = self.keys(self._plan(plan))
         self._announced.update((key, False) for key in keys)
         return keys
 
@@ -166,6 +180,10 @@ class DraftState:
                 self._announced[key] = False
                 yield key, []
 
+    def keys(self, outcomes: Iterable[Outcome]) -> list[BranchKey]:
+        """Those of `outcomes` that the draft has a token for."""
+        return [key for outcome in outcomes if (key := self._key(outcome)) is not None]
+
     def drop_ahead(self) -> None:
         """Free the blocks of all branches that were drafted ahead."""
         self._drop_branches()
@@ -177,6 +195,15 @@ class DraftState:
             gaps = [drafted.gap for drafted in self._main.chain[: self.num_offered + 1]]
             self._planned = list(plan(self.num_offered, self.depth, not self.params.needs_distribution, gaps))
         return self._planned
+
+    def _continue(self, branch: DraftBranch, length: int, token: int) -> None:
+        """Append `token` to the first `length` tokens of `branch`, after which its own drafts begin."""
+        if branch.chain and branch.chain[0].token == token:
+            del branch.chain[0]
+        else:
+            self._core.truncate(branch, length)
+            branch.ids.append(token)
+            branch.chain = []
 
     def _key(self, outcome: Outcome) -> BranchKey | None:
         """None: the draft has no such alternative, or has not computed that position yet."""

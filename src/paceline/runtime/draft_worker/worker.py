@@ -287,7 +287,8 @@ class DraftWorker:
                 state.mark_answered()
                 announces = target.wants_branches and target.is_ahead and self._announces(state)
                 started = state.start_branches(self._scheduler.plan) if announces else ()
-                drafts.append(_round_draft(sequence, state, started))
+                alternatives = self._scheduler.alternatives(state)
+                drafts.append(_round_draft(sequence, state, started, alternatives))
         if drafts:
             self._listener.send(peer, Drafts(self.epoch, drafts, self._load(target)))
 
@@ -325,9 +326,15 @@ def _moving_average(average: float, value: float) -> float:
     return average + 0.1 * (value - average) if average else value
 
 
-def _round_draft(sequence: int, state: DraftState, started: Iterable[BranchKey]) -> RoundDraft:
+def _round_draft(
+    sequence: int, state: DraftState, started: Iterable[BranchKey], alternatives: Iterable[BranchKey]
+) -> RoundDraft:
     draft, data = state.draft, b""
     if state.params.needs_distribution:
         data = distributions.encode([one.distribution for one in draft if one.distribution is not None])
-    keys = [part for key in started for part in key]
-    return RoundDraft(sequence, state.round, [one.token for one in draft], data, state.was_ready, keys)
+    tokens = [one.token for one in draft]
+    return RoundDraft(sequence, state.round, tokens, data, state.was_ready, _flat(started), _flat(alternatives))
+
+
+def _flat(keys: Iterable[BranchKey]) -> list[int]:
+    return [part for key in keys for part in key]

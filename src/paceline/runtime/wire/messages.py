@@ -92,6 +92,8 @@ class RoundRequest(Record, frozen=True):
     """Tokens of this round's draft that the target already has, from `Branches`. The worker sends the draft only if longer."""
     num_kept: Depth = 0
     """Tokens of the answer to the last round that were committed first. The worker has them."""
+    num_alternatives: Depth = 0
+    """Alternatives to drafted tokens that the target verifies beside the draft."""
 
 
 class Advance(Message, frozen=True, tag=3):
@@ -134,6 +136,9 @@ class RoundDraft(Record, frozen=True):
     """Whether the worker had drafted it before the request."""
     started: Annotated[list[Token], Meta(max_length=2 * MAX_BATCH)] = msgspec.field(default_factory=list)
     """Outcomes for which the worker drafts next: accepted, following token, accepted, following token, …"""
+    alternatives: Annotated[list[Token], Meta(max_length=2 * MAX_DEPTH)] = msgspec.field(default_factory=list)
+    """Tokens that the target may choose instead of drafted ones, most likely first, as many as requested or fewer: the number
+    of drafted tokens before it, the token, …"""
 
 
 class Load(Record, frozen=True):
