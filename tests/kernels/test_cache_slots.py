@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.cache_slots import copy_slots, copy_slots_reference
+from paceline.kernels.cache_slots import CacheSlots, copy_slots_reference
 from tests.kernels.cases import needs_native
 
 
@@ -18,7 +18,7 @@ def caches(dtype: torch.dtype) -> list[Tensor]:
 )
 def test_copies_equal_the_reference(dtype: torch.dtype, sources: list[int], targets: list[int]) -> None:
     native, reference = caches(dtype), caches(dtype)
-    copy_slots(native, sources, targets)
+    CacheSlots(native).copy(sources, targets)
     if sources:
         copy_slots_reference(reference, sources, targets)
     assert all(torch.equal(a.float(), b.float()) for a, b in zip(native, reference, strict=True))
@@ -28,4 +28,4 @@ def test_copies_equal_the_reference(dtype: torch.dtype, sources: list[int], targ
 @pytest.mark.parametrize("slots", [([64], [0]), ([0], [-1])])
 def test_slots_outside_the_cache_are_refused(slots: tuple[list[int], list[int]]) -> None:
     with pytest.raises(IndexError):
-        copy_slots(caches(torch.float32), *slots)
+        CacheSlots(caches(torch.float32)).copy(*slots)

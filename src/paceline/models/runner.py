@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig
-from paceline.kernels.cache_slots import copy_slots
+from paceline.kernels.cache_slots import CacheSlots
 from paceline.kernels.cpu.decoder_pass import PassOutput, Sampler
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout, PassRows
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
@@ -131,6 +131,7 @@ class ModelRunner:
             )
             for _ in range(model.config.num_layers)
         ]
+        self._slots = CacheSlots([values for layer in self.cache for values in layer])
 
     def forward(
         self,
@@ -189,8 +190,7 @@ class ModelRunner:
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy cached keys and values between slots, so that the accepted path of a tree becomes contiguous."""
-        if sources:
-            copy_slots([values for layer in self.cache for values in layer], sources, targets)
+        self._slots.copy(sources, targets)
 
     def share_cache(self, model: DecoderModel) -> "ModelRunner":
         """A runner of `model`, which consists of the first layers of this model, with the same cache."""

@@ -221,6 +221,8 @@ class ModelDrafter(Generic[Q]):
         """The next token of each sequence from logits [R, V], and its distribution where verification needs one."""
         chosen: list[tuple[int, Q | None]] = [(0, None)] * len(rows)
         picked = [i for i, one in enumerate(sequences) if not one.params.needs_distribution]
+        if len(picked) == len(rows):  # a selection of rows would copy their logits
+            return [(token, None) for token in pick(logits, rows).tolist()]
         if picked:
             for i, token in zip(picked, pick(logits[picked], [rows[i] for i in picked]).tolist(), strict=True):
                 chosen[i] = token, None
