@@ -37,6 +37,7 @@ from paceline.models.loading.hub import find_model
 from paceline.models.loading.streamed_weights import StreamedWeights
 from paceline.models.loading.weight_parts import Piece
 from paceline.runtime.weights.manager import WeightManager
+from paceline.runtime.weights.send_rate import Activity
 from paceline.runtime.weights.server import WeightServer
 from paceline.runtime.weights.spec import PeerAddress, WeightSpec
 
@@ -204,7 +205,7 @@ def be_source(model: str, limit: float) -> None:
     side = WeightManager(WeightSpec(ANY), None)
     engine = build_engine(config(model), load=side.load)
     is_open = threading.Event()
-    side.start(is_open.set, lambda: False)
+    side.start(is_open.set, Activity)
     is_open.wait()
     loaded = side._loaded
     assert loaded is not None
@@ -239,7 +240,7 @@ def be_started(what: dict[str, Any]) -> None:
     caches += loop.engine.runner.cache
     usable, progress = time.perf_counter() - began, side.progress
     complete = threading.Event()
-    side.start(complete.set, lambda: False)
+    side.start(complete.set, Activity)
     if start.whole_first:
         complete.wait()
     tokens: SimpleQueue[tuple[float, StepOutput | PacelineError]] = SimpleQueue()

@@ -8,7 +8,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -144,7 +144,8 @@ class CudaMemory:
             allocation.users -= 1
             if not allocation.users:
                 del _mapped[key]
-                _driver(self.device.index).unmap(allocation.address)
+                with suppress(ChannelUnavailable):  # the process that had the memory may be gone
+                    _driver(self.device.index).unmap(allocation.address)
 
     def _acquire(self, handle: bytes) -> int:
         """Address of the allocation, for one more range of it."""
