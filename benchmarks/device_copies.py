@@ -80,7 +80,7 @@ class Sender:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("the sending worker failed; its error is above")
+            raise RuntimeError("the sending worker failed; its error is above")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -110,7 +110,7 @@ class BlockReader:
         self._loop.run(lambda: found.append(imports.reserve(name, ids, "")))
         incoming = found[0]
         if incoming is None:
-            raise SystemExit("the cache is too small for the prompt")
+            raise RuntimeError("the cache is too small for the prompt")
         prompt = RemotePrompt(greedy(name, ids, 8), lambda event: None, ids, PeerHint("source", len(ids)))
         prompt.incoming, prompt.worker, prompt.requested = incoming, "source", self._clock.now()
         prompt.deadline = prompt.requested + 60.0
@@ -119,7 +119,7 @@ class BlockReader:
         _, blocks = self._ended.get()
         seconds = time.perf_counter() - began
         if blocks != incoming.plan.end:
-            raise SystemExit(f"the hand-off failed: {prompt.reason}")
+            raise RuntimeError(f"the hand-off failed: {prompt.reason}")
         end = (lambda: imports.publish(incoming, blocks)) if publishes else (lambda: imports.release(incoming))
         self._loop.run(end)
         return seconds, incoming.plan.num_bytes, incoming.plan.in_place
@@ -342,6 +342,6 @@ def measure(rows: Rows, options: argparse.Namespace, device: torch.device, sourc
 if __name__ == "__main__":
     try:
         main()
-    except BaseException:
+    except Exception:
         traceback.print_exc()
         os._exit(1)  # other threads would keep the process

@@ -164,6 +164,6 @@ if __name__ == "__main__":
     torch.set_num_threads(min(8, torch.get_num_threads()))
     try:
         main()
-    except BaseException:
+    except Exception:
         traceback.print_exc()
         os._exit(1)  # other threads would keep the process
