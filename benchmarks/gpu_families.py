@@ -349,10 +349,12 @@ def kernels(options: argparse.Namespace) -> Iterator[str]:
             if options.tune and rows in (1, 64):
                 tiles += [
                     Tile(n, k, warps, stages, splits=splits)
-                    for n, warps in (((32, 1), (64, 2), (128, 4)) if rows == 1 else ((64, 4), (128, 4)))
-                    for k in ((256, 512) if rows == 1 else (128, 256))
-                    for stages in (3, 4)
-                    for splits in (1, 2, 4)
+                    for n, warps in (
+                        ((16, 1), (32, 1), (32, 2), (64, 4)) if rows == 1 else ((64, 4), (128, 4), (128, 8))
+                    )
+                    for k in ((128, 256) if rows == 1 else (128,))
+                    for stages in ((3, 4, 6) if rows == 1 else (3, 4))
+                    for splits in (1, 2, 4, 8)
                 ]
             tiles = tiles[options.part :: TUNERS] if options.part is not None else tiles
             times = {}
