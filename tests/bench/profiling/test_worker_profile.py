@@ -33,6 +33,8 @@ def test_a_measured_profile_is_a_file_that_the_simulator_reads(tmp_path: Path) -
     counts = [rows for rows, _ in profile.pass_seconds.points]
     assert {1, 2, 4, DEPTH + 1, 4 * (DEPTH + 1)} <= set(counts)
     assert [batch for batch, _ in profile.draft_seconds.points] == [1, 2, 4]
+    assert profile.prompt_seconds is not None
+    assert all(seconds <= profile.pass_seconds.at(rows) for rows, seconds in profile.prompt_seconds.points)
     assert profile.max_num_seqs.value == 4
     assert profile.kv_tokens.value >= 1024
     assert profile.start_seconds.value == 1.5

@@ -7,6 +7,7 @@ import pytest
 from paceline.core.errors import InvalidConfig
 from paceline.planning.profiles.curve import Curve, Figure
 from paceline.planning.profiles.profile_file import SHIPPED, from_document, load_profile, save_profile, to_document
+from paceline.planning.simulation.workers.rounds import Rounds
 
 H200 = load_profile("h200-8b")
 
@@ -100,3 +101,19 @@ def test_errors_of_a_file(tmp_path: Path) -> None:
 
 def test_a_profile_is_a_value() -> None:
     assert replace(H200, name="x") != H200
+
+
+def test_prompt_rows_cost_their_own_curve_beside_rows_that_decode() -> None:
+    steps, prompts = Curve(((1, 1.0), (10, 10.0)), "measured"), Curve(((1, 1.0), (10, 2.0), (20, 4.0)), "measured")
+    profile = replace(H200, pass_seconds=steps, prompt_seconds=prompts)
+    assert [profile.rows_seconds(*rows) for rows in ((10, 0), (0, 10), (10, 10))] == [10.0, 2.0, 12.0]
+    assert profile.prefill_seconds(10) == pytest.approx(2.0 + H200.prompt_context_seconds.value * 50)
+    rounds = Rounds(profile, None)
+    cases = [(decoding, rows) for decoding in (0, 1, 7, 10) for rows in (0, 1, 9, 20, 5000) if decoding + rows]
+    assert [rounds.pass_seconds(*case) for case in cases] == [profile.rows_seconds(*case) for case in cases]
+    assert from_document(to_document(profile), "p") == profile
+
+
+def test_without_a_curve_of_prompts_all_rows_cost_the_same() -> None:
+    assert H200.rows_seconds(100, 156) == H200.pass_seconds.at(256) == Rounds(H200, None).pass_seconds(100, 156)
+    assert "prompt_seconds" not in to_document(H200)

@@ -61,20 +61,25 @@ def measure_profile(
     `seconds`: time after which no further size of a batch is measured; the smallest and the largest always are. `source`: the
     command, which the profile names.
     """
+    from paceline.engine.sizing.calibration import measure_context  # imports torch
+
     runner, most = llm.engine.runner, llm.engine.scheduler.max_num_seqs
     deadline = clock.now() + seconds
     on_part("contexts")
-    context = _context_seconds(runner, most, clock)
+    context = measure_context(runner, most, clock)
     rounds = _run_batches(llm, _sizes(most), clock, deadline, on_part)
     plain = [one for one in rounds if not one.requested]
     steps = _step_seconds(rounds, context)
     on_part("prompts")
     attention = _attention_seconds(runner, clock)
-    passes = _pass_seconds(runner, clock, attention)
-    overhead = _overhead(steps, passes, max(one.batch for one in plain))
+    largest = max(one.batch for one in plain)
+    overhead = max(0.0, steps.get(largest, 0.0) - _decode_seconds(runner, largest, clock))
+    prompts = _rising({rows: overhead + one for rows, one in _pass_seconds(runner, clock, attention).items()})
     drafts = _draft_seconds(rounds)
     prefill = _draft_prefill(llm, clock) if drafts else 0.0
-    measured = _merge(steps, {rows: seconds + overhead for rows, seconds in passes.items()}, most)
+    measured = Curve(tuple(_merge(steps, prompts).items()), "measured", source)
+    # A row of a prompt costs no more than one with logits. A pass of few rows, outside of a graph, may take longer.
+    prompts = {rows: min(one, measured.at(rows)) for rows, one in prompts.items()}
 
     def figure(value: float) -> Figure:
         return Figure(value, "measured", source)
@@ -85,7 +90,8 @@ def measure_profile(
     drafting = Curve(tuple(drafts.items()) if drafts else ((1, 1.0),), "measured" if drafts else "assumed", source)
     return WorkerProfile(
         name=name,
-        pass_seconds=Curve(tuple(measured.items()), "measured", source),
+        pass_seconds=measured,
+        prompt_seconds=Curve(tuple(prompts.items()), "measured", source),
         context_seconds=figure(context),
         prompt_context_seconds=figure(attention),
         draft_seconds=drafting,
@@ -170,17 +176,11 @@ def _draft_seconds(rounds: Iterable[RecordedRound]) -> dict[int, float]:
     return _rising({batch: median(some) for batch, some in seconds.items() if len(some) >= REPEATS})
 
 
-def _overhead(steps: Mapping[int, float], passes: Mapping[int, float], batch: int) -> float:
-    """Time of a step beyond its pass, at the largest batch."""
-    pairs = sorted(passes.items())
-    curve = Curve(tuple(pairs), "measured")
-    return max(0.0, steps[batch] - curve.at(batch)) if batch in steps else 0.0
-
-
-def _merge(steps: Mapping[int, float], passes: Mapping[int, float], most: int) -> dict[int, float]:
-    """Whole steps up to the rows that were run, then passes."""
-    largest = max(steps, default=most)
-    return _rising(dict(steps) | {rows: seconds for rows, seconds in passes.items() if rows > largest})
+def _merge(steps: Mapping[int, float], prompts: Mapping[int, float]) -> dict[int, float]:
+    """Whole steps up to the rows that were run; further rows cost as much as those of prompts, at least."""
+    curve, largest = Curve(tuple(prompts.items()), "measured"), max(steps, default=0)
+    start = steps[largest] - curve.at(largest) if steps else 0.0
+    return _rising(dict(steps) | {rows: max(1e-6, start + one) for rows, one in prompts.items() if rows > largest})
 
 
 def _rising(curve: Mapping[int, float]) -> dict[int, float]:
@@ -194,7 +194,7 @@ def _rising(curve: Mapping[int, float]) -> dict[int, float]:
 def _pass_seconds(runner: "ModelRunner", clock: Clock, attention: float) -> dict[int, float]:
     """Time of a pass over a prompt by rows, without attention to earlier tokens."""
     passes: dict[int, float] = {}
-    rows = BLOCK
+    rows = 1
     while rows <= min(MAX_ROWS, _longest(runner)):
         seconds = _seconds(runner, [_prompt(0, rows)], clock)
         passes[rows] = max(1e-6, seconds - attention * rows * rows / 2.0)
@@ -202,6 +202,15 @@ def _pass_seconds(runner: "ModelRunner", clock: Clock, attention: float) -> dict
             break
         rows *= 2
     return passes
+
+
+def _decode_seconds(runner: "ModelRunner", batch: int, clock: Clock) -> float:
+    """Time of the pass of a plain step of that many sequences, without the host's work before and after it."""
+    from paceline.models.runner import Span
+
+    count = min(batch, (runner.num_blocks - 1) // 2)
+    tables = [[1 + 2 * i, 2 + 2 * i] for i in range(count)]
+    return _seconds(runner, [Span(table, BLOCK, [0], num_logits=1) for table in tables], clock)
 
 
 def _attention_seconds(runner: "ModelRunner", clock: Clock) -> float:
@@ -212,12 +221,6 @@ def _attention_seconds(runner: "ModelRunner", clock: Clock) -> float:
         return 0.0
     first, later = (_seconds(runner, [_prompt(start, rows)], clock) for start in (0, before))
     return max(0.0, later - first) / (rows * before)
-
-
-def _context_seconds(runner: "ModelRunner", most: int, clock: Clock) -> float:
-    from paceline.engine.sizing.calibration import measure_context
-
-    return measure_context(runner, most, clock)
 
 
 def _draft_prefill(llm: "LLM", clock: Clock) -> float:

@@ -61,8 +61,8 @@ def profile_command(
             f"paceline {shlex.join(sys.argv[1:])}",
         )
     save_profile(replace(profile, name=name or file.stem), file)
-    points = ", ".join(f"{rows}: {1000.0 * seconds:.2f}" for rows, seconds in profile.pass_seconds.points)
-    drafts = ", ".join(f"{batch}: {1000.0 * seconds:.2f}" for batch, seconds in profile.draft_seconds.points)
-    console.out.print(f"step by rows, ms: {points}", markup=False)
-    console.out.print(f"draft step by sequences, ms: {drafts}", markup=False)
+    curves = {"step by rows": profile.pass_seconds, "prompts by rows": profile.prompt_seconds}
+    for title, curve in {**curves, "draft step by sequences": profile.draft_seconds}.items():
+        points = ", ".join(f"{count}: {1000.0 * one:.2f}" for count, one in curve.points) if curve else "as steps"
+        console.out.print(f"{title}, ms: {points}", markup=False)
     console.out.print(f"wrote {file} in {clock.now() - began:.0f} s", markup=False)

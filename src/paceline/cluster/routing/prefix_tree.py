@@ -55,7 +55,7 @@ class PrefixTree:
     def add(self, holder: int, parent: int, keys: Iterable[int]) -> list[int]:
         """Add `holder` (one bit) to the blocks `keys` after `parent` (NONE: the start of a prompt); returns their nodes."""
         keys = list(keys)
-        nodes = []
+        nodes: list[int] = []
         find, holders, orphaned = self._node_of.get, self._holders, self._orphaned
         has_parent = parent == NONE or bool(holders[parent] & holder)
         for i, key in enumerate(keys):

@@ -20,7 +20,7 @@ class Lengths:
     """Decaying sums of lengths."""
 
     def __init__(self, profile: WorkerProfile) -> None:
-        self._row = profile.pass_seconds.at(USUAL_ROWS) / USUAL_ROWS
+        self._row = profile.rows_seconds(0, USUAL_ROWS) / USUAL_ROWS
         self._token = profile.verify_seconds(USUAL_BATCH, 0, USUAL_BATCH * USUAL_CONTEXT) / USUAL_BATCH
         self._started = self._prompt = self._cached = self._finished = self._output = 0.0
 

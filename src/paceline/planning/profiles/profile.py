@@ -18,7 +18,9 @@ class WorkerProfile:
 
         pass_seconds(R) + context_seconds * C + prompt_context_seconds * sum over prompt rows of the tokens before each
 
-    A plain step has B rows, a verify step B (K + 1), a mixed step B rows and those of a prompt chunk.
+    A plain step has B rows, a verify step B (K + 1). A mixed step has those, D, and P rows of prompts, which need no logits:
+
+        pass_seconds(D) + prompt_seconds(D + P) - prompt_seconds(D)
     """
 
     name: str
@@ -47,6 +49,8 @@ class WorkerProfile:
     """Time of a message to a draft worker and back."""
     links: Mapping[str, Figure] = field(default_factory=dict)
     """Bytes per second by kind of link."""
+    prompt_seconds: Curve | None = None
+    """Time of a pass by rows of prompts, of which few have logits. None: that of `pass_seconds`."""
     about: str = ""
 
     def __post_init__(self) -> None:
@@ -54,10 +58,19 @@ class WorkerProfile:
             if getattr(self, name).value < 1:
                 raise InvalidConfig(f"profile {self.name}: {name} must be at least 1")
 
+    def rows_seconds(self, decoding: int, prompts: int) -> float:
+        """Time of a pass by its rows, without attention to contexts."""
+        if not prompts or self.prompt_seconds is None:
+            return self.pass_seconds.at(decoding + prompts)
+        if not decoding:
+            return self.prompt_seconds.at(prompts)
+        more = self.prompt_seconds.at(decoding + prompts) - self.prompt_seconds.at(decoding)
+        return self.pass_seconds.at(decoding) + max(0.0, more)
+
     def prefill_seconds(self, length: int, cached: int = 0, rows: int = 2048) -> float:
         """Time of a prompt alone on the worker, in passes of up to `rows` rows."""
         passes, rest = divmod(max(1, length - cached), rows)
-        linear = passes * self.pass_seconds.at(rows) + (self.pass_seconds.at(rest) if rest else 0.0)
+        linear = passes * self.rows_seconds(0, rows) + (self.rows_seconds(0, rest) if rest else 0.0)
         return linear + self.prompt_context_seconds.value * (length * length - cached * cached) / 2.0
 
     def verify_seconds(self, batch: int, depth: int, context: float) -> float:

@@ -13,7 +13,8 @@ from paceline.planning.profiles.profile import VERSION, WorkerProfile
 FOLDER = Path(__file__).parent
 SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 """Names of the profiles of the package."""
-CURVES = ("pass_seconds", "draft_seconds")
+CURVES = ("pass_seconds", "prompt_seconds", "draft_seconds")
+OPTIONAL = ("links", "about", "prompt_seconds")
 TEXTS = ("name", "about")
 
 
@@ -37,7 +38,7 @@ def save_profile(profile: WorkerProfile, path: Path) -> None:
 
 
 def to_document(profile: WorkerProfile) -> dict[str, Any]:
-    return {"version": VERSION, **asdict(profile)}
+    return {"version": VERSION, **{key: value for key, value in asdict(profile).items() if value is not None}}
 
 
 def from_document(document: Any, where: str) -> WorkerProfile:
@@ -50,7 +51,7 @@ def from_document(document: Any, where: str) -> WorkerProfile:
             "measure the worker again"
         )
     known = {one.name for one in fields(WorkerProfile)}
-    required = known - {"links", "about"}
+    required = known - set(OPTIONAL)
     given = set(document) - {"version"}
     if given - known or required - given:
         wrong = ", ".join(sorted(given - known)) or "none"

@@ -86,7 +86,7 @@ def fewest_targets(profile: WorkerProfile, speculation: Speculation | None, trac
         seen.update(keys)
         computed += max(1, request.prompt_tokens - hits * trace.block_tokens)
         output += request.output_tokens
-    per_row = min(seconds / rows for rows, seconds in profile.pass_seconds.points)
+    per_row = min(seconds / rows for rows, seconds in (profile.prompt_seconds or profile.pass_seconds).points)
     batch = int(profile.max_num_seqs.value)
     tokens = batch if speculation is None else batch * (speculation.max_depth + 1)
     work = computed * per_row + output * profile.pass_seconds.at(batch) / tokens

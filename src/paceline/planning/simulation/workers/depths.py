@@ -52,7 +52,7 @@ class PolicyDepths:
                 rows=step.rows,
                 prefill_rows=prompt_rows,
                 drafting=(DraftingObservation(METHOD, step.depth, step.waiting - network),) if step.depth else (),
-                verify_seconds=rounds.pass_seconds(step.rows + prompt_rows) + self._context_seconds * context,
+                verify_seconds=rounds.pass_seconds(step.rows, prompt_rows) + self._context_seconds * context,
                 network_seconds=network,
                 rounds=tuple(
                     RoundObservation(job.id, CATEGORY, depth, more, depth) for job, depth, more in drafted if depth

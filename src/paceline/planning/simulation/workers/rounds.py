@@ -71,8 +71,21 @@ class Rounds:
         """Seconds of a pass by its rows."""
         return [self._profile.pass_seconds.at(rows) for rows in range(MAX_ROWS + 1)]
 
-    def pass_seconds(self, rows: int) -> float:
-        return self.rows[rows] if rows <= MAX_ROWS else self._profile.pass_seconds.at(rows)
+    @cached_property
+    def _prompt_rows(self) -> list[float]:
+        """Seconds of a pass by its rows of prompts."""
+        return [self._profile.rows_seconds(0, rows) for rows in range(MAX_ROWS + 1)]
+
+    def pass_seconds(self, rows: int, prompts: int = 0) -> float:
+        """Time of a pass with rows that decode or verify, and rows of prompts; as `WorkerProfile.rows_seconds`."""
+        if rows + prompts > MAX_ROWS:
+            return self._profile.rows_seconds(rows, prompts)
+        if not prompts or self._profile.prompt_seconds is None:
+            return self.rows[rows + prompts]
+        if not rows:
+            return self._prompt_rows[prompts]
+        more = self._prompt_rows[rows + prompts] - self._prompt_rows[rows]
+        return self.rows[rows] + more if more > 0.0 else self.rows[rows]
 
     def best(self, batch: int, context: float, drafting: int, prompt_rows: int = 0) -> Round:
         """The fastest round of `batch` sequences with `context` tokens in all, beside `prompt_rows`. `drafting`: sequences at
@@ -121,7 +134,7 @@ class Rounds:
         depths = range(speculation.max_depth + 1)
         reading = self._profile.context_seconds.value * context
         passes = {
-            batch * (depth + 1): self.pass_seconds(batch * (depth + 1) + prompt_rows) + reading for depth in depths
+            batch * (depth + 1): self.pass_seconds(batch * (depth + 1), prompt_rows) + reading for depth in depths
         }
         drafts = {depth: self.waiting_seconds(batch, drafting, depth) for depth in depths[1:]}
         method = Method("draft_model", self._alphas, drafts)

@@ -232,7 +232,7 @@ class SimulatedWorker:
             self._attention,
         )
         while True:
-            time += step.waiting + pass_seconds(step.rows + rows) + draft_seconds(rows)
+            time += step.waiting + pass_seconds(step.rows, rows) + draft_seconds(rows)
             is_last = done + rows >= left
             if is_last:
                 time += reading + attention * self._prompt_context(rows, done)
