@@ -84,7 +84,7 @@ def decode_rates(model: str, draft: str) -> tuple[float, float]:
     """Tokens/s of one stream over all texts, plain and with drafts, in turns. The texts must be equal."""
     sampling = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     spent = {False: 0.0, True: 0.0}
-    with LLM(model, draft=draft, prefix_caching=False, max_num_seqs=8) as llm:
+    with LLM(model, draft=draft, device="cpu", prefix_caching=False, max_num_seqs=8) as llm:
         for number, text in enumerate((TEXTS[0], *TEXTS)):  # the first one warms up
             answers = []
             for enabled in (False, True):
