@@ -25,7 +25,17 @@ from statistics import median
 
 import torch
 from gpu_runs import largest_gap
-from pools_gpu_draft import LIVE, STARTED, DraftProcess, DraftSettings, log, processes
+from pools_gpu_draft import (
+    LIVE,
+    SPINS,
+    STARTED,
+    DraftProcess,
+    DraftSettings,
+    HostThreads,
+    PassTimes,
+    log,
+    processes,
+)
 from pools_gpu_report import Report, Row
 from pools_gpu_timeline import RoundRecorder, timeline
 
@@ -289,10 +299,8 @@ def _settings(options: argparse.Namespace, device: str, cores: Sequence[int]) ->
     """The draft workers: ahead and on demand on the host, and on demand on the GPU."""
     blocks = 2 * _num_tokens(options) // BLOCK_SIZE
     own = tuple(cores[TARGET_CORES:]) if len(cores) >= 2 * TARGET_CORES else ()
-    workers = [
-        DraftSettings("host cores, ahead", options.base, "cpu", options.nodes, blocks, own),
-        DraftSettings("host cores, on demand", options.base, "cpu", 0, blocks, own),
-    ]
+    workers = [DraftSettings("host cores, on demand", options.base, "cpu", 0, blocks, own)]
+    workers += [DraftSettings(f"host cores, {n} ahead", options.base, "cpu", n, blocks, own) for n in options.nodes]
     if device == "cuda":
         widest = max(options.streams)
         workers.append(DraftSettings("GPU process, on demand", options.base, "cuda", 0, blocks, widest=widest))
@@ -305,15 +313,15 @@ def _contenders(options: argparse.Namespace, ready: dict[str, DraftProcess]) -> 
     found = [Contender("plain"), Contender("in the engine", "draft_model", depth)]
     found += [Contender(name, "pool", depth, process) for name, process in ready.items()]
     found.append(Contender("in the engine, goodput", "draft_model"))
-    found += [
-        Contender(f"{name}, goodput", "pool", None, one) for name, one in ready.items() if name.startswith("host")
-    ]
+    ahead = next(((name, one) for name, one in ready.items() if one.settings.nodes), None)
+    if ahead is not None:
+        found.append(Contender(f"{ahead[0]}, goodput", "pool", None, ahead[1]))
     return found
 
 
-def _pick_threads(times: dict[tuple[int, int], float], most: int) -> int:
-    """The number of threads whose passes of four sequences are the fastest."""
-    return min((threads for threads, batch in times if batch == 4 and threads <= most), key=lambda t: times[t, 4])
+def _pick_threads(times: PassTimes, most: int) -> HostThreads:
+    """The threads whose passes of four sequences are the fastest."""
+    return min((one for one, batch in times if batch == 4 and one.count <= most), key=lambda one: times[one, 4])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -334,15 +342,16 @@ def run(options: argparse.Namespace) -> int:
         if len(cores) >= 2 * TARGET_CORES:
             os.sched_setaffinity(0, cores[:TARGET_CORES])  # this thread; the draft workers use the other cores
         most = len(cores) - TARGET_CORES if len(cores) >= 2 * TARGET_CORES else len(cores)
-        threads = options.threads or most
+        threads = HostThreads(options.threads or most, SPINS[0])
         host = next((one for one in started if one.settings.device == "cpu"), None)
         if host is not None and not options.threads:
             counts = sorted({count for count in (1, 4, 8, most, 16) if count <= len(cores)})
-            if parts.run("passes on the host", lambda: report.pass_times.update(host.pass_times(counts)), 60.0):
+            kinds = [HostThreads(count, spin) for count in counts for spin in SPINS[: 1 + (count > 1)]]
+            if parts.run("passes on the host", lambda: report.pass_times.update(host.pass_times(kinds)), 60.0):
                 threads = _pick_threads(report.pass_times, most)
                 print("\n".join(report.pass_table()), flush=True)
         report.about["threads"] = str(threads)
-        log(f"draft workers on the host have {threads} threads")
+        log(f"draft workers on the host: {threads}")
         ready = {
             one.settings.name: one
             for one in started
@@ -374,7 +383,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--depth", type=int, default=7, help="of the contenders with a fixed depth")
     parser.add_argument("--max-depth", type=int, default=12, help="of goodput")
-    parser.add_argument("--nodes", type=int, default=64, help="nodes drafted ahead per sequence and round")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[64, 24], help="drafted ahead per sequence and round")
     parser.add_argument("--threads", type=int, default=0, help="of draft workers on the host; 0: the fastest number")
     parser.add_argument("--pace", type=float, default=0.0, help="least milliseconds of a pass, to try it without a GPU")
     parser.add_argument("--repeats", type=int, default=2)

@@ -33,9 +33,13 @@ MAX_ROWS = 512
 MAX_PASSES = 4096
 """Passes whose times a worker keeps."""
 TIMED_PASSES = 24
+PAUSE = 0.0002
+"""Seconds between two passes of a worker, in which it schedules, answers and receives."""
 CONTEXT = 64
 """Tokens of a sequence before the passes that `pass_times` measures."""
 BATCHES = (1, 4, 16)
+SPINS = (0.0001, 0.001)
+"""Seconds that idle threads of the kernels wait before they sleep: the default, and longer than the pause between passes."""
 STARTED = time.perf_counter()
 
 
@@ -65,6 +69,18 @@ class PassTime(NamedTuple):
     began: float
     ended: float
     branches: int
+
+
+class HostThreads(NamedTuple):
+    """Threads of the kernels on a CPU."""
+
+    count: int
+    spin: float
+    """Seconds that they wait before they sleep."""
+
+
+PassTimes = dict[tuple[HostThreads, int], float]
+"""Seconds of one drafted token, by threads and number of sequences."""
 
 
 class Figures(NamedTuple):
@@ -99,8 +115,8 @@ class TimedCore:
 
 
 def serve(pipe: Pipe, settings: DraftSettings) -> None:
-    """The worker's process. Commands: a list of thread counts returns the times of passes, a number starts the worker with so
-    many threads and returns its address, then "figures" returns `Figures`. The end of the pipe ends the process."""
+    """The worker's process. Commands: a list of `HostThreads` returns the times of passes, one alone starts the worker with
+    them and returns its address, then "figures" returns `Figures`. The end of the pipe ends the process."""
     try:
         core, tokenizer, size = _load(settings)
     except Exception as error:
@@ -133,11 +149,12 @@ def _load(settings: DraftSettings) -> tuple[ModelCore, object, int]:
     return core, fingerprint(loaded.tokenizer), size
 
 
-def _use_cores(cores: Sequence[int], threads: int) -> None:
+def _use_cores(cores: Sequence[int], threads: HostThreads) -> None:
     """Let this thread and the threads of the kernels, which start anew, run on these cores."""
     if cores:
         os.sched_setaffinity(0, cores)
-    native.set_num_threads(threads)
+    native.set_num_threads(threads.count)
+    native.set_spin_seconds(threads.spin)
 
 
 def _answer(pipe: Pipe, worker: DraftWorker, core: TimedCore, device: str) -> None:
@@ -174,23 +191,27 @@ def _warm(core: ModelCore, widest: int) -> None:
         batch *= 2
 
 
-def pass_times(core: ModelCore, threads: Sequence[int]) -> dict[tuple[int, int], float]:
-    """Median seconds of one drafted token, by number of threads and of sequences: the pass and the choice of the tokens."""
-    times: dict[tuple[int, int], float] = {}
+def pass_times(core: ModelCore, kinds: Sequence[HostThreads]) -> PassTimes:
+    """Median times of one drafted token: the pass, the choice of the tokens and the ranking of their alternatives. The pause
+    between two passes is that of a worker."""
+    times: PassTimes = {}
     cores = sorted(os.sched_getaffinity(0))
-    for count in threads:
-        _use_cores(cores[-count:], count)
+    for threads in kinds:
+        _use_cores(cores[-threads.count :], threads)
         for batch in BATCHES:
-            branches = _branches(batch, CONTEXT, 20_000 + 100 * batch + count)
+            branches = _branches(batch, CONTEXT, 20_000 + 100 * batch + threads.count)
             seconds = []
             for _ in range(TIMED_PASSES):
+                until = time.perf_counter() + PAUSE
+                while time.perf_counter() < until:
+                    pass
                 began = time.perf_counter()
                 drafted = core.step(branches)
                 seconds.append(time.perf_counter() - began)
                 for branch, token in zip(branches, drafted, strict=True):
                     branch.append(token)
             core.close(branches)
-            times[count, batch] = median(seconds[4:])  # the first one computes the prompt
+            times[threads, batch] = median(seconds[4:])  # the first one computes the prompt
     os.sched_setaffinity(0, cores)
     return times
 
@@ -213,13 +234,13 @@ class DraftProcess:
             raise RuntimeError(f"the draft worker {state}")
         self.is_ready = True
 
-    def pass_times(self, threads: Sequence[int]) -> dict[tuple[int, int], float]:
-        self._pipe.send(list(threads))
+    def pass_times(self, kinds: Sequence[HostThreads]) -> PassTimes:
+        self._pipe.send(list(kinds))
         times = self._receive(60.0)
         assert isinstance(times, dict)
         return times
 
-    def start(self, threads: int) -> None:
+    def start(self, threads: HostThreads) -> None:
         """Start its worker; `address` is then known."""
         self._pipe.send(threads)
         self.address = str(self._receive(20.0))

@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
+from pools_gpu_draft import PassTimes
+
 TITLES = (
     "drafts", "streams", "depth", "tok/s", "of plain", "tokens a round", "ready", "wait ms/step", "verify ms",
     "draft pass ms", "GPU memory of the draft, MiB", "same text", "largest distance from the arg-max",
@@ -76,8 +78,7 @@ class Row:
 class Report:
     about: dict[str, str]
     rows: list[Row] = field(default_factory=list)
-    pass_times: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Seconds of one drafted token on the host, by number of threads and of sequences."""
+    pass_times: PassTimes = field(default_factory=dict)
     timelines: dict[str, dict[str, object]] = field(default_factory=dict)
     """By contender: rounds of the target and passes of the draft worker; see pools_gpu_timeline.py."""
     notes: list[str] = field(default_factory=list)
@@ -101,11 +102,12 @@ class Report:
         """Milliseconds of a drafted token on the host's cores."""
         if not self.pass_times:
             return []
-        threads = sorted({threads for threads, _ in self.pass_times})
+        kinds = sorted({threads for threads, _ in self.pass_times})
         batches = sorted({batch for _, batch in self.pass_times})
-        lines = [_line(["sequences", *(f"{count} threads" for count in threads)]), f"|---|{'---:|' * len(threads)}"]
+        titles = [f"{one.count} threads, spin {1e3 * one.spin:g} ms" for one in kinds]
+        lines = [_line(["sequences", *titles]), f"|---|{'---:|' * len(kinds)}"]
         for batch in batches:
-            lines.append(_line([str(batch), *(f"{1e3 * self.pass_times[count, batch]:.2f}" for count in threads)]))
+            lines.append(_line([str(batch), *(f"{1e3 * self.pass_times[one, batch]:.2f}" for one in kinds)]))
         return [*lines, ""]
 
     def save(self, folder: Path) -> None:
@@ -116,7 +118,7 @@ class Report:
             values = {**asdict(row), "rate": row.rate, "verify_ms": median(row.verify_ms) if row.verify_ms else None}
             del values["texts"]
             rows.append(values)
-        passes = [{"threads": t, "sequences": b, "seconds": s} for (t, b), s in self.pass_times.items()]
+        passes = [{**t._asdict(), "sequences": b, "seconds": s} for (t, b), s in self.pass_times.items()]
         document = {"about": self.about, "rows": rows, "pass_times": passes, "notes": self.notes}
         (folder / "pools_gpu.json").write_text(json.dumps(document, indent=1))
         (folder / "pools_gpu.md").write_text(self.table())

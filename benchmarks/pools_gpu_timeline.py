@@ -32,7 +32,7 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """One step; seconds on the machine's clock. On a graph step drafting is part of the step and ran on the device."""
+    """One step; seconds on the machine's clock. Drafts of a graph step ran on the device, between `scheduled` and `drafted`."""
 
     began: float
     scheduled: float
@@ -97,13 +97,15 @@ def draw(timelines: dict[str, dict[str, Any]], path: Path) -> None:
     for axes, (name, one) in zip(every[:, 0], timelines.items(), strict=True):
         start = one["rounds"][0]["began"]
         for round_ in one["rounds"]:
-            drafting = "draft" if round_["is_graph"] else "wait for drafts"
+            drafting = "wait for drafts" if one["passes"] else "draft"
+            parts = ("schedule", drafting, "verify", "commit")
             points = [round_[key] for key in ("began", "scheduled", "drafted", "verified", "ended")]
-            for part, left, right in zip(("schedule", drafting, "verify", "commit"), points, points[1:], strict=True):
+            for part, left, right in zip(parts, points[:-1], points[1:], strict=True):
                 _bar(axes, 1, left - start, right - start, part)
         for pass_ in one["passes"]:
             _bar(axes, 0, pass_["began"] - start, pass_["ended"] - start, "pass")
         axes.set_yticks([0, 1], ["draft worker", "target"], fontsize=8)
+        axes.set(xlim=(0, None), ylim=(-0.5, 1.5))
         axes.set_title(f"{name}: {1e3 * one['median_seconds']:.1f} ms a round", fontsize=9, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
     every[-1, 0].set_xlabel("milliseconds")

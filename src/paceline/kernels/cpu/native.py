@@ -37,6 +37,7 @@ because re-acquiring it can take longer than the call."""
 _SOURCES = Path(__file__).parent
 _ARGUMENTS = {
     "paceline_set_threads": [c_int64],
+    "paceline_set_spin": [c_int64],
     "paceline_linear": [c_void_p] * 4 + [c_int64],
     "paceline_embedding": [c_void_p] * 3 + [c_int64],
     "paceline_rms_norm": [c_void_p] * 5 + [c_int64] * 2 + [c_float],
@@ -129,6 +130,14 @@ def set_num_threads(count: int) -> None:
     loaded = library()
     if loaded is not None:
         loaded.long.paceline_set_threads(count)
+
+
+def set_spin_seconds(seconds: float) -> None:
+    """Set how long idle threads of the native kernels wait for the next call before they sleep, by default 0.1 ms. Waking them
+    delays a call, waiting takes their cores from other programs."""
+    loaded = library()
+    if loaded is not None:
+        loaded.long.paceline_set_spin(int(seconds * 1e9))
 
 
 @contextmanager

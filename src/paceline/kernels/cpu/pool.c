@@ -1,4 +1,4 @@
-/* Workers spin for SPIN_NS after their last task, then sleep. One 64-bit word holds the state of a job, generation:20 |
+/* Workers spin for a while after their last task, then sleep. One 64-bit word holds the state of a job, generation:20 |
  * num_tasks:22 | next:22. Threads claim tasks by compare-and-swap. A worker that wakes late finds no task left and touches
  * nothing, so that a job never waits for a sleeping worker. */
 #define _GNU_SOURCE
@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define SPIN_NS 100000
 #define MAX_THREADS 256
 #define FIELD_BITS 22
 #define FIELD ((UINT64_C(1) << FIELD_BITS) - 1)
@@ -23,6 +22,7 @@ static int num_workers, num_pool_threads = 1;
 static _Atomic uint64_t job_state;
 static _Atomic int64_t num_done;
 static _Atomic int num_asleep, stopping;
+static _Atomic int64_t spin_ns = 100000;
 static _Atomic(task_fn) job_fn;
 static _Atomic(const void *) job_data;
 
@@ -54,7 +54,7 @@ static void *worker(void *unused) {
     (void)unused;
     for (;;) {
         run_tasks();
-        int64_t deadline = now_ns() + SPIN_NS;
+        int64_t deadline = now_ns() + atomic_load_explicit(&spin_ns, memory_order_relaxed);
         while (is_idle() && now_ns() < deadline)
             for (int i = 0; i < 16 && is_idle(); i++) cpu_relax();
         if (is_idle()) {
@@ -103,6 +103,8 @@ EXPORT void paceline_set_threads(int64_t count) {
     num_pool_threads = count < 1 ? 1 : count > MAX_THREADS ? MAX_THREADS : (int)count;
     pthread_mutex_unlock(&owner);
 }
+
+EXPORT void paceline_set_spin(int64_t nanoseconds) { atomic_store(&spin_ns, nanoseconds); }
 
 int num_threads(void) { return num_pool_threads; }
 
