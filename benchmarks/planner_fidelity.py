@@ -1,14 +1,15 @@
 """The same trace on a real worker and in the simulator.
 
-    taskset -c 0 paceline profile worker.json --model smollm2 --max-num-seqs 8 --max-model-len 512 --kv-tokens 8192
-    python benchmarks/planner_fidelity.py run runs.jsonl --rate 3.5 --rate 4.5     # three times
-    python benchmarks/planner_fidelity.py run runs.jsonl --rate 2.5                # three times
-    python benchmarks/planner_fidelity.py run fit.jsonl --rate 3
-    python benchmarks/planner_fidelity.py report worker.json runs.jsonl [--fit fit.jsonl]
+    python benchmarks/planner_fidelity.py all FOLDER                # about nine minutes on two quiet cores
+    python benchmarks/planner_fidelity.py report FOLDER             # the tables again, from the files in the folder
 
-`run` starts a cluster of one target worker with one thread on core 0. The gateway and this client run on core 1. Every request
-arrives at its time (open loop). `report` simulates the same traces with the profile. `--fit` scales the times of the profile to
-the mean TPOT of other runs, at other rates and with other prompts, and adds their difference in TTFT for the gateway.
+`all` measures a profile on core 0 (worker.json), then starts a cluster of one target worker with one thread on core 0; the
+gateway and this client run on core 1. Every request arrives at its time (open loop). It runs the traffic of the fit first
+(fit.jsonl), then every rate `--repeats` times (runs.jsonl), and prints each run as it ends, with the load average. A second
+`all` with the same folder keeps the profile and the fit, and adds runs.
+
+The report simulates the same traces with the profile as measured, and with the profile fitted to the runs of fit.jsonl, at
+another rate and with other prompts: a factor on all times by the mean TPOT, and the difference in mean TTFT for the gateway.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,66 +36,85 @@ from paceline.planning.simulation.simulation import simulate
 from paceline.planning.traces.trace import Trace, TraceRequest
 from paceline.runtime.deploy.deployment import free_address
 
-REQUESTS = 110
 FIT_ROUNDS = 4
+LIMITS = {"max_num_seqs": 8, "max_model_len": 512, "kv_tokens": 8192}
 PROMPTS, OUTPUTS = (16, 24, 32, 48), (8, 12, 16, 24)
 VOCABULARY = 49_000
 WORKER_CORE, GATEWAY_CORE = 0, 1
+RATES = (2.5, 3.5, 4.5)
+PACELINE = (sys.executable, "-m", "paceline")
+Runs = dict[tuple[float, int], list[dict[str, float]]]
+"""Figures of the runs, by requests per second and number of requests."""
 
 
-def arrivals(rate: float) -> list[Arrival]:
+def arrivals(rate: float, requests: int) -> list[Arrival]:
     dice, now, made = random.Random(f"fidelity/{rate}"), 0.0, []
-    for prompt in random_prompts(REQUESTS, PROMPTS, VOCABULARY, seed=round(1000 * rate)):
+    for prompt in random_prompts(requests, PROMPTS, VOCABULARY, seed=round(1000 * rate)):
         made.append(Arrival(now, prompt, dice.choice(OUTPUTS)))
         now += dice.expovariate(rate)
     return made
 
 
-def run(options: argparse.Namespace) -> None:
-    limits = {"max_num_seqs": 8, "max_model_len": 512, "kv_tokens": 8192}
-    pool = {"name": "target", "role": "target", "model": options.model, "devices": ["cpu"], "limits": limits}
+def measure(options: argparse.Namespace) -> None:
+    """Everything that is measured, then the report."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    profile, fit, runs = (options.folder / name for name in ("worker.json", "fit.jsonl", "runs.jsonl"))
+    if not profile.exists():
+        command = ["taskset", "-c", str(WORKER_CORE), *PACELINE, "profile", str(profile), "--model", options.model]
+        for name, value in LIMITS.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        subprocess.run(command, check=True)
+    with cluster(options.model) as url:
+        replay(url, [Arrival(0.3 * i, one, 8) for i, one in enumerate(random_prompts(6, PROMPTS, VOCABULARY, 1))])
+        if not fit.exists():
+            run(url, options.fit_rate, options.requests, fit)
+        for _ in range(options.repeats):
+            for rate in options.rate or RATES:
+                run(url, rate, options.requests, runs)
+    report(options)
+
+
+@contextmanager
+def cluster(model: str) -> Iterator[str]:
+    """The address of the gateway of a cluster of one target worker."""
+    pool = {"name": "target", "role": "target", "model": model, "devices": ["cpu"], "limits": LIMITS}
     pool |= {"audit_fraction": 0.0, "speculation": {"enabled": False}}
     gateway = {"max_waiting": 1000, "log_requests": "none", "log_level": "warning"}
     with tempfile.TemporaryDirectory(prefix="fidelity-") as name:
         file = Path(name) / "cluster.yaml"
-        health = {"canary": 0.0}
-        document = {
-            "name": "fidelity",
-            "state_dir": f"{name}/state",
-            "health": health,
-            "gateway": gateway,
-            "pools": [pool],
-        }
-        file.write_text(json.dumps(document))  # JSON is YAML
+        document = {"name": "fidelity", "state_dir": f"{name}/state", "health": {"canary": 0.0}}
+        file.write_text(json.dumps({**document, "gateway": gateway, "pools": [pool]}))  # JSON is YAML
         port = free_address().rpartition(":")[2]
         url = f"http://127.0.0.1:{port}"
-        paceline = [sys.executable, "-m", "paceline"]
         subprocess.run(
-            ["taskset", "-c", str(WORKER_CORE), *paceline, "up", str(file)], check=True, stdout=subprocess.DEVNULL
+            ["taskset", "-c", str(WORKER_CORE), *PACELINE, "up", str(file)], check=True, stdout=subprocess.DEVNULL
         )
         os.sched_setaffinity(0, {GATEWAY_CORE})
-        serve = [*paceline, "serve", "--config", str(file), "--port", port]
+        serve = [*PACELINE, "serve", "--config", str(file), "--port", port]
         with subprocess.Popen(
             serve, stdout=subprocess.DEVNULL, env={**os.environ, "PACELINE_ADMIN_KEY": KEY}
         ) as server:
             try:
                 _until_ready(url)
-                replay(
-                    url, [Arrival(0.3 * i, one, 8) for i, one in enumerate(random_prompts(6, PROMPTS, VOCABULARY, 1))]
-                )
-                found = {rate: replay(url, arrivals(rate)) for rate in options.rate}
+                yield url
             finally:
                 server.terminate()
-                subprocess.run([*paceline, "down", str(file)], check=True, stdout=subprocess.DEVNULL)
-    for rate, answers in found.items():
-        failed = [one.error for one in answers if one.error]
-        if failed:
-            sys.exit(f"{len(failed)} requests failed, the first with {failed[0]}")
-        record = {"rate": rate, "ttft": [one.ttft for one in answers], "tpot": [one.tpot for one in answers]}
-        record |= {"tokens": sum(len(one.tokens) for one in answers), "seconds": max(one.last for one in answers)}
-        with options.runs.open("a") as runs:
-            runs.write(json.dumps(record) + "\n")
-        print(rate, {name: f"{value:.4g}" for name, value in figures(record).items()}, flush=True)
+                subprocess.run([*PACELINE, "down", str(file)], check=True, stdout=subprocess.DEVNULL)
+
+
+def run(url: str, rate: float, requests: int, file: Path) -> None:
+    """Replay the trace of a rate, and add a line to the file."""
+    answers = replay(url, arrivals(rate, requests))
+    failed = [one.error for one in answers if one.error]
+    if failed:
+        raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0]}")
+    record: dict[str, object] = {"rate": rate, "requests": requests, "load": os.getloadavg()[0]}
+    record |= {"ttft": [one.ttft for one in answers], "tpot": [one.tpot for one in answers]}
+    record |= {"tokens": sum(len(one.tokens) for one in answers), "seconds": max(one.last for one in answers)}
+    with file.open("a") as lines:
+        lines.write(json.dumps(record) + "\n")
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures(record).items())
+    print(f"{file.stem}: {rate:g} requests/s: {shown}; load average {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def figures(record: dict[str, object]) -> dict[str, float]:
@@ -106,9 +128,9 @@ def figures(record: dict[str, object]) -> dict[str, float]:
     }
 
 
-def simulated(profile: WorkerProfile, rate: float, gateway: float) -> dict[str, float]:
+def simulated(profile: WorkerProfile, rate: float, count: int, gateway: float) -> dict[str, float]:
     """Figures of the same trace in the simulator; `gateway`: seconds that are added to every TTFT."""
-    requests = tuple(TraceRequest(one.time, len(one.prompt), one.output_tokens) for one in arrivals(rate))
+    requests = tuple(TraceRequest(one.time, len(one.prompt), one.output_tokens) for one in arrivals(rate, count))
     config = SimulationConfig(profile, 1, router="least_loaded", mode="stepwise")
     result = simulate(config, Trace("fidelity", requests))
     jobs = result.jobs
@@ -118,22 +140,26 @@ def simulated(profile: WorkerProfile, rate: float, gateway: float) -> dict[str, 
 
 def scaled(profile: WorkerProfile, factor: float) -> WorkerProfile:
     """The profile with all times of the target multiplied."""
-    points = tuple((rows, factor * seconds) for rows, seconds in profile.pass_seconds.points)
+    curves = {
+        name: replace(curve, points=tuple((rows, factor * seconds) for rows, seconds in curve.points))
+        for name in ("pass_seconds", "prompt_seconds")
+        if (curve := getattr(profile, name)) is not None
+    }
     times = {
         name: replace(getattr(profile, name), value=factor * getattr(profile, name).value)
         for name in ("context_seconds", "prompt_context_seconds")
     }
-    return replace(profile, pass_seconds=replace(profile.pass_seconds, points=points), **times)
+    return replace(profile, **curves, **times)
 
 
-def fitted(profile: WorkerProfile, runs: dict[float, list[dict[str, float]]]) -> tuple[float, float]:
+def fitted(profile: WorkerProfile, runs: Runs) -> tuple[float, float]:
     """The factor on the times of the profile, and the seconds of the gateway."""
 
     def mean(name: str) -> float:
         return sum(sum(one[name] for one in some) / len(some) for some in runs.values()) / len(runs)
 
     def sim(factor: float, name: str) -> float:
-        return sum(simulated(scaled(profile, factor), rate, 0.0)[name] for rate in runs) / len(runs)
+        return sum(simulated(scaled(profile, factor), *case, 0.0)[name] for case in runs) / len(runs)
 
     factor = 1.0
     for _ in range(FIT_ROUNDS):
@@ -141,42 +167,46 @@ def fitted(profile: WorkerProfile, runs: dict[float, list[dict[str, float]]]) ->
     return factor, (mean("TTFT mean, ms") - sim(factor, "TTFT mean, ms")) / 1e3
 
 
-def read_runs(path: Path) -> dict[float, list[dict[str, float]]]:
-    by_rate: dict[float, list[dict[str, float]]] = defaultdict(list)
+def read_runs(path: Path) -> Runs:
+    found: Runs = defaultdict(list)
     for line in path.read_text().splitlines():
         record = json.loads(line)
-        by_rate[record["rate"]].append(figures(record))
-    return by_rate
+        found[record["rate"], record["requests"]].append(figures(record))
+    return found
 
 
 def report(options: argparse.Namespace) -> None:
-    profile, gateway = load_profile(str(options.profile)), 0.0
-    if options.fit is not None:
-        factor, gateway = fitted(profile, read_runs(options.fit))
-        profile = scaled(profile, factor)
-        print(f"times x {factor:.3f}, gateway {1e3 * gateway:.1f} ms\n")
-    print("| requests/s | figure | real, mean | real, runs | simulated | simulated / real |\n|---|---|---|---|---|---|")
-    for rate, runs in sorted(read_runs(options.runs).items()):
-        for name, value in simulated(profile, rate, gateway).items():
-            values = [one[name] for one in runs]
+    profile, runs = load_profile(str(options.folder / "worker.json")), read_runs(options.folder / "runs.jsonl")
+    factor, gateway = fitted(profile, read_runs(options.folder / "fit.jsonl"))
+    print(f"fit: times x {factor:.3f}, gateway {1e3 * gateway:.1f} ms\n")
+    print("| requests/s | figure | real, mean | real, runs | simulated / real | fitted: simulated / real | goal |")
+    print("|---|---|---|---|---|---|---|")
+    for case, some in sorted(runs.items()):
+        measured = simulated(profile, *case, 0.0)
+        for name, value in simulated(scaled(profile, factor), *case, gateway).items():
+            values = [one[name] for one in some]
             mean = sum(values) / len(values)
+            goal, inside = 0.15 if "p99" in name else 0.05, min(values) <= value <= max(values)
+            verdict = "met" if abs(value / mean - 1.0) <= goal else "within the runs" if inside else "missed"
             spread = f"{min(values):.4g} to {max(values):.4g} ({len(values)})"
-            print(f"| {rate:g} | {name} | {mean:.4g} | {spread} | {value:.4g} | {value / mean:.3f} |")
+            ratios = f"{measured[name] / mean:.3f} | {value / mean:.3f}"
+            print(f"| {case[0]:g} | {name} | {mean:.4g} | {spread} | {ratios} | {goal:.0%}: {verdict} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("run")
-    one.add_argument("runs", type=Path)
-    one.add_argument("--rate", type=float, action="append", required=True, help="requests per second; may be repeated")
+    one = commands.add_parser("all", help="measure, then report")
+    one.add_argument("--rate", type=float, action="append", help="requests per second; may be repeated")
+    one.add_argument("--fit-rate", type=float, default=3.0, help="requests per second of the run that is fitted to")
+    one.add_argument("--repeats", type=int, default=3, help="runs of each rate")
+    one.add_argument("--requests", type=int, default=110, help="requests of a run")
     one.add_argument("--model", default="smollm2")
-    one.set_defaults(command=run)
-    other = commands.add_parser("report")
-    other.add_argument("profile", type=Path)
-    other.add_argument("runs", type=Path)
-    other.add_argument("--fit", type=Path, help="runs at other rates, to fit the profile to")
+    one.set_defaults(command=measure)
+    other = commands.add_parser("report", help="report what was measured")
     other.set_defaults(command=report)
+    for command in (one, other):
+        command.add_argument("folder", type=Path)
     options = parser.parse_args()
     options.command(options)
 
