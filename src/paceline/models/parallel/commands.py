@@ -21,11 +21,13 @@ class RankSpec:
     dtype: torch.dtype
     quantization: Quantization | None = None
     activations: Activations = "int8"
+    shares_device: bool = False
+    """Whether all ranks use the GPU of rank 0, to test ranks on a machine with one GPU. Sums then pass through the host."""
 
     def device_of(self, rank: int) -> torch.device:
         if self.device.type != "cuda":
             return self.device
-        return torch.device("cuda", (self.device.index or 0) + rank)
+        return torch.device("cuda", (self.device.index or 0) + (0 if self.shares_device else rank))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,10 @@ GRACE_SECONDS = 5.0
 
 def all_reduce(partial: Tensor) -> Tensor:
     """The sum over all ranks, in place; it is the same on every rank, to the bit."""
+    if partial.is_cuda and dist.get_backend() == "gloo":  # ranks that share a GPU
+        total = partial.float().cpu()
+        dist.all_reduce(total)
+        return partial.copy_(total)
     dist.all_reduce(partial)
     return partial
 
@@ -46,14 +50,14 @@ def all_reduce(partial: Tensor) -> Tensor:
 def join_group(spec: RankSpec, rank: int, store: Store) -> None:
     """Join the process group. Blocks until all ranks have joined."""
     device = spec.device_of(rank)
-    is_gpu = device.type == "cuda"
+    uses_nccl = device.type == "cuda" and not spec.shares_device  # NCCL refuses two ranks on one GPU
     dist.init_process_group(
-        "nccl" if is_gpu else "gloo",
+        "nccl" if uses_nccl else "gloo",
         store=store,
         rank=rank,
         world_size=spec.size,
         timeout=GROUP_TIMEOUT,
-        device_id=device if is_gpu else None,
+        device_id=device if uses_nccl else None,
     )
 
 

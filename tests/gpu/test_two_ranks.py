@@ -1,0 +1,135 @@
+"""Two ranks on one GPU: the text of one rank, hand-off from and to one rank, and tiers. Their sums pass through the host.
+
+A world of one rank sums with NCCL inside a CUDA graph. NCCL with several GPUs was never run.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.request import Request
+from paceline.engine.build import build_engine
+from paceline.engine.engine import Engine
+from paceline.engine.hooks.handoff_plan import CacheLayout
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.cuda_graph import Graph, GraphPool
+from paceline.models.kv_blocks import block_bytes
+from paceline.models.loading.load import LoadedModel, load_model
+from paceline.models.parallel.commands import RankSpec
+from paceline.models.parallel.ranks import Ranks, all_reduce, join_group
+from paceline.models.parallel.runner import ParallelRunner, load_parallel
+from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, outputs_of, request, tokens_of
+from tests.engine.test_build import save_checkpoint
+from tests.engine.test_handoff import hand_off
+from tests.exactness.contract import check_contract, differences
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+DEVICE = torch.device("cuda")
+LONG = tuple((7 * i + i // 11) % 36 for i in range(150))
+
+
+def on_one_gpu(spec: RankSpec) -> tuple[LoadedModel, Ranks]:
+    return load_parallel(replace(spec, shares_device=True))
+
+
+def built(target: str, **options: Any) -> Engine:
+    settings = EngineConfig(
+        model=target,
+        draft=None,
+        device="cuda",
+        dtype="float32",
+        max_num_seqs=4,
+        max_batched_tokens=64,
+        kv_tokens=512,
+        kv_host_bytes=4 << 20,
+        audit_fraction=0.0,
+        speculation=SpeculationConfig(enabled=False),
+        **options,
+    )
+    return build_engine(settings, load_ranks=on_one_gpu)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_checkpoint(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="module")
+def model(target: str) -> DecoderModel:
+    return load_model(target, DEVICE, torch.float32, None).model
+
+
+@pytest.fixture(scope="module")
+def whole(target: str) -> Iterator[Engine]:
+    """One rank."""
+    one = built(target)
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def split(target: str) -> Iterator[Engine]:
+    """Two ranks."""
+    two = built(target, tensor_parallel_size=2)
+    assert isinstance(two.runner, ParallelRunner)
+    yield two
+    two.close()
+    assert not dist.is_initialized()
+
+
+def text(engine: Engine, *requests: Request) -> dict[tuple[str, int], list[int]]:
+    return {(one.id, 0): tokens_of(outputs_of(engine, one), one.id) for one in requests}
+
+
+def test_the_text_of_one_rank(model: DecoderModel, whole: Engine, split: Engine) -> None:
+    assert split.runner.cache[0][0].shape[2] == model.config.num_kv_heads // 2
+    requests = [request("greedy", LONG, **GREEDY), request("seeded", LONG[3:], **SAMPLED)]
+    found = differences(model, requests, text(whole, *requests), text(split, *requests))
+    check_contract(found, is_bitwise=False)
+
+
+@pytest.mark.parametrize("direction", ["one rank to two", "two ranks to one"])
+def test_a_handed_off_prompt(direction: str, model: DecoderModel, whole: Engine, split: Engine) -> None:
+    assert CacheLayout.of(split.runner) == CacheLayout.of(whole.runner)
+    source, decoder = (whole, split) if direction == "one rank to two" else (split, whole)
+    one = replace(request(direction, (len(direction), *LONG), **SAMPLED), cache_salt=direction)
+    expected = text(whole, replace(one, cache_salt="other"))
+    hand_off(source, decoder, one)
+    outputs = outputs_of(decoder, one)
+    assert outputs[0].num_cached == 144
+    tokens = {(one.id, 0): tokens_of(outputs, one.id)}
+    check_contract(differences(model, [one], expected, tokens), is_bitwise=False)
+    assert_nothing_held(decoder)
+
+
+def test_blocks_that_left_the_device_come_back_from_host_memory(
+    model: DecoderModel, whole: Engine, split: Engine
+) -> None:
+    prompts = [request(f"tier{i}", tuple((i + 5 * j) % 36 for j in range(200)), **SAMPLED) for i in range(4)]
+    expected = text(whole, *prompts)
+    for _ in range(2):  # 4 prompts of 200 tokens, and a cache of 512
+        check_contract(differences(model, prompts, expected, text(split, *prompts)), is_bitwise=False)
+    tiers = split.snapshot().tiers
+    assert tiers is not None
+    assert tiers.host_hits >= 192
+    assert tiers.bytes_to_host % block_bytes(split.runner) == 0
+
+
+def test_a_sum_of_nccl_inside_a_graph() -> None:
+    join_group(RankSpec("model", 1, torch.device("cuda", 0), torch.float32), 0, dist.HashStore())
+    try:
+        values = torch.arange(8.0, device=DEVICE)
+        assert torch.equal(all_reduce(values.clone()), values)  # connects
+        graph = Graph(lambda: all_reduce(values * 2), DEVICE, GraphPool(DEVICE))
+        values += 1
+        assert graph.replay().tolist() == [2.0 * i + 2.0 for i in range(8)]
+    finally:
+        dist.destroy_process_group()
