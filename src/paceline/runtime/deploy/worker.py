@@ -54,6 +54,9 @@ from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposers.ngram import NgramProposer
 
 logger = logging.getLogger("paceline.runtime.deploy.worker")  # `__name__` is `__main__` here
+SWITCH_SECONDS = 0.0005
+"""Longest wait of a thread for the interpreter lock. With the default of 5 ms, the first token of a request would wait until the
+engine's thread has prepared its drafts, and a finished pass until a batch of requests is received."""
 
 
 class Worker(Protocol):
@@ -229,6 +232,7 @@ class Process:
         self._worker = make_worker(self._spec)
         logger.info("listening on %s", self._worker.address)
         freeze_loaded_objects()
+        sys.setswitchinterval(SWITCH_SECONDS)
         self._worker.run()
 
     def stop(self) -> None:
