@@ -55,8 +55,8 @@ from paceline.speculation.proposers.ngram import NgramProposer
 
 logger = logging.getLogger("paceline.runtime.deploy.worker")  # `__name__` is `__main__` here
 SWITCH_SECONDS = 0.0005
-"""Longest wait of a thread for the interpreter lock. With the default of 5 ms, the first token of a request would wait until the
-engine's thread has prepared its drafts, and a finished pass until a batch of requests is received."""
+"""Longest wait of a thread for the interpreter lock. With the default of 5 ms, the first token of a request would wait until
+the engine's thread has prepared its drafts, and a finished pass until a batch of requests is received."""
 
 
 class Worker(Protocol):
