@@ -13,44 +13,30 @@ import faulthandler
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import torch
+from device_copies_readers import BlockReader, PartReader, Sender, sender
 from device_copies_source import ANY, config, generate, greedy, prompt_ids
 
 from paceline.bench.inflate import make, write_folder
-from paceline.cluster.routing.kv_index import PeerHint
-from paceline.core.clock import WallClock
-from paceline.core.cluster_config import HealthConfig
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
 from paceline.engine.build import build_engine, pick_device, pick_dtype
-from paceline.engine.hooks.imports import PromptImport
 from paceline.engine.loop import EngineLoop
 from paceline.models.architectures.inflation import Inflation
-from paceline.models.loading.weight_manifest import weight_form
-from paceline.runtime.handoff.cache_memory import PeerCaches
-from paceline.runtime.handoff.prefill_connections import PrefillConnections
-from paceline.runtime.handoff.remote_prompt import RemotePrompt
-from paceline.runtime.transfer.client import TransferClient
 from paceline.runtime.transfer.device_memory import DeviceMemory, device_memory
 from paceline.runtime.weights.loader import WeightLoader
 from paceline.runtime.weights.manager import WeightManager
-from paceline.runtime.weights.peer_source import PeerSource
 from paceline.runtime.weights.spec import PeerAddress, WeightSpec
-from paceline.runtime.wire.gateway_messages import WorkerAddress
 
 QUIET_SECONDS, BUSY_SECONDS = 1.5, 2.0
 """Time of the streams before a transfer, and least time of transfers."""
@@ -68,110 +54,13 @@ class Rows:
         shown = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
         print(f"[{time.perf_counter() - self._began:5.1f} s] {name}: {shown}", flush=True)
 
-
-class Sender:
-    """The sending worker."""
-
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self._process = process
-        self.first: dict[str, Any] = {}
-
-    def read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the sending worker failed; its error is above")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def ask(self, command: str) -> dict[str, Any]:
-        print(command, file=self._process.stdin, flush=True)
-        return self.read()
-
-
-class BlockReader:
-    """Fetches the sender's cached prompt into the cache of an engine, as a target does, without using it."""
-
-    def __init__(self, loop: EngineLoop, address: str, memory: DeviceMemory | None) -> None:
-        self._loop, self._clock = loop, WallClock()
-        self._ended: SimpleQueue[tuple[RemotePrompt, int]] = SimpleQueue()
-        caches = PeerCaches(loop.engine.runner, memory)
-        self._connections = PrefillConnections(
-            lambda prompt, blocks: self._ended.put((prompt, blocks)), None, None, HealthConfig(), self._clock, caches
-        )
-        self._connections.set_workers((), [WorkerAddress("source", address)])
-        while self._connections.peer("source") is None:
-            time.sleep(0.01)
-
-    def fetch(self, ids: tuple[int, ...], publishes: bool = False) -> tuple[float, int, bool]:
-        """Seconds, bytes, and whether they were read in place."""
-        found: list[PromptImport | None] = []
-        imports, name = self._loop.engine.imports, "publish" if publishes else "fetch"
-        self._loop.run(lambda: found.append(imports.reserve(name, ids, "")))
-        incoming = found[0]
-        if incoming is None:
-            raise RuntimeError("the cache is too small for the prompt")
-        prompt = RemotePrompt(greedy(name, ids, 8), lambda event: None, ids, PeerHint("source", len(ids)))
-        prompt.incoming, prompt.worker, prompt.requested = incoming, "source", self._clock.now()
-        prompt.deadline = prompt.requested + 60.0
-        began = time.perf_counter()
-        self._connections.request(prompt)
-        _, blocks = self._ended.get()
-        seconds = time.perf_counter() - began
-        if blocks != incoming.plan.end:
-            raise RuntimeError(f"the hand-off failed: {prompt.reason}")
-        end = (lambda: imports.publish(incoming, blocks)) if publishes else (lambda: imports.release(incoming))
-        self._loop.run(end)
-        return seconds, incoming.plan.num_bytes, incoming.plan.in_place
-
-    def close(self) -> None:
-        self._connections.close()
-
-
-class PartReader:
-    """Loads parts of the sender's weights over two connections, as a starting worker does, and drops them."""
-
-    def __init__(self, address: str, device: torch.device, memory: DeviceMemory | None) -> None:
-        self._client = TransferClient(None)
-        first = PeerSource(PeerAddress("source", address), None, self._client, device, memory)
-        first.connect(weight_form(device, pick_dtype("auto", device), None), "")
-        self._peers = [first, first.duplicate()]
-        self.is_in_place = first.is_in_place
-        self.parts = list(range(1, len(first.manifest.parts)))
-        self._sizes = [part.nbytes for part in first.manifest.parts]
-
-    def load(self, parts: list[int]) -> int:
-        """Bytes of the parts."""
-
-        def run(number: int) -> None:
-            for part in parts[number :: len(self._peers)]:
-                self._peers[number].load(part, threading.Event())
-
-        with ThreadPoolExecutor(len(self._peers)) as pool:
-            list(pool.map(run, range(len(self._peers))))
-        return sum(self._sizes[part] for part in parts)
-
-    def close(self) -> None:
-        for peer in self._peers:
-            peer.close()
-        self._client.close()
-
-
-@contextmanager
-def sender(options: argparse.Namespace) -> Iterator[Sender]:
-    command = [sys.executable, str(Path(__file__).with_name("device_copies_source.py"))]
-    for name in ("model", "device", "prompt", "limit"):
-        command += [f"--{name}", str(getattr(options, name))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    def attempt(self, name: str, measure: Callable[[], None]) -> None:
+        """Measure, or say why that failed and continue."""
         try:
-            yield Sender(process)
-        finally:
-            assert process.stdin is not None
-            process.stdin.close()
-            try:
-                process.wait(20.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            measure()
+        except Exception as error:
+            traceback.print_exc()
+            self.add(name, failed=repr(error)[:300])
 
 
 def plain_copy(rows: Rows, device: torch.device) -> None:
@@ -260,19 +149,20 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def from_disk(rows: Rows, options: argparse.Namespace, device: torch.device) -> None:
+def write(name: str, device: torch.device, folder: Path) -> int:
+    """Write an inflated model; returns its bytes."""
+    return write_folder(make(Inflation.parse(name), device, pick_dtype("auto", device)), folder)
+
+
+def from_disk(rows: Rows, name: str, folder: Path, device: torch.device, size: int) -> None:
     """Weights of a checkpoint in the page cache."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model"
-        dtype = pick_dtype("auto", device)
-        size = write_folder(make(Inflation.parse(options.disk), device, dtype), path)
-        loader = WeightLoader((), None)
-        began = time.perf_counter()
-        loader.wait(loader.load(str(path), device, dtype, None))
-        synchronise(device)
-        seconds = time.perf_counter() - began
-        loader.close()
-        rows.add(f"weights from the page cache, {options.disk}", gigabytes=size / 1e9, gb_per_s=size / seconds / 1e9)
+    loader = WeightLoader((), None)
+    began = time.perf_counter()
+    loader.wait(loader.load(str(folder), device, pick_dtype("auto", device), None))
+    synchronise(device)
+    seconds = time.perf_counter() - began
+    loader.close()
+    rows.add(f"weights from the page cache, {name}", gigabytes=size / 1e9, gb_per_s=size / seconds / 1e9)
 
 
 def main() -> None:
@@ -294,7 +184,15 @@ def main() -> None:
     options.device = str(device)
     faulthandler.dump_traceback_later(options.limit, exit=True)
     try:
-        with sender(options) as source:
+        with tempfile.TemporaryDirectory() as folder, sender(options) as source:
+            path, sizes = Path(folder) / "model", list[int]()
+            if options.disk:  # while the sender starts
+                rows.attempt("write a checkpoint", lambda: sizes.append(write(options.disk, device, path)))
+            source.first = source.read()
+            rows.add("sender is ready", gigabytes=source.first["bytes"] / 1e9)
+            plain_copy(rows, device)
+            for size in sizes:
+                rows.attempt("page cache", lambda size=size: from_disk(rows, options.disk, path, device, size))  # type: ignore[misc]
             measure(rows, options, device, source)
     finally:
         if options.out is not None:
@@ -302,41 +200,46 @@ def main() -> None:
 
 
 def measure(rows: Rows, options: argparse.Namespace, device: torch.device, source: Sender) -> None:
-    plain_copy(rows, device)
-    if options.disk:
-        from_disk(rows, options, device)
-    source.first = first = source.read()
-    rows.add("sender is ready", gigabytes=first["bytes"] / 1e9)
-    memory = device_memory(device, None)
-    ids = prompt_ids(options.prompt)
+    memory, ids = device_memory(device, None), prompt_ids(options.prompt)
     loop = start_worker(rows, options, source)
     if options.host_start:
-        start_worker(rows, options, source, ("socket",)).close()
+        rows.attempt("start through the host", lambda: start_worker(rows, options, source, ("socket",)).close())
     ways = [("in place", memory), ("through the host", None)] if memory is not None else [("through the host", None)]
     for way, one in ways:
-        blocks, parts = BlockReader(loop, first["address"], one), PartReader(first["weights"], device, one)
-        if (way == "in place") != parts.is_in_place:
-            rows.add("in place", note="the other process's memory cannot be mapped here")
-            continue
-        chosen = parts.parts if parts.is_in_place else parts.parts[: options.host_parts]
-        runs = [blocks.fetch(ids) for _ in range(options.repeats + 1)][1:]
-        seconds, size, in_place = sorted(runs)[len(runs) // 2]
-        rows.add(
-            f"KV hand-off {way}", megabytes=size / 1e6, ms=1e3 * seconds, gb_per_s=size / seconds / 1e9, read=in_place
-        )
-        began = time.perf_counter()
-        moved = sum(parts.load(chosen) for _ in range(3 if parts.is_in_place else 1))
-        rows.add(f"weights {way}, verified", gb_per_s=moved / (time.perf_counter() - began) / 1e9)
-        effect(rows, f"KV hand-offs {way}", source, options.streams, lambda blocks=blocks: blocks.fetch(ids)[1])  # type: ignore[misc]
-        few = chosen if parts.is_in_place else chosen[:2]
-        effect(rows, f"weights {way}", source, options.streams, lambda parts=parts, few=few: parts.load(few))  # type: ignore[misc]
-        if way == ways[0][0]:
-            blocks.fetch(ids, publishes=True)
-            text = generate(loop, greedy("publish", ids, 8))
-            rows.add("text of the prompt", same=str(text == first["tokens"]))
-        blocks.close()
-        parts.close()
+
+        def both(way: str = way, one: DeviceMemory | None = one) -> None:
+            compare(rows, options, source, BlockReader(loop, source.first["address"], one), way)
+            load(rows, options, source, PartReader(source.first["weights"], device, one), way)
+
+        rows.attempt(way, both)
+    reader = BlockReader(loop, source.first["address"], ways[0][1])
+    reader.fetch(ids, publishes=True)
+    rows.add("text of the prompt", same=str(generate(loop, greedy("publish", ids, 8)) == source.first["tokens"]))
+    reader.close()
     loop.close()
+
+
+def compare(rows: Rows, options: argparse.Namespace, source: Sender, blocks: BlockReader, way: str) -> None:
+    """Hand-offs of the cached prompt."""
+    ids = prompt_ids(options.prompt)
+    runs = [blocks.fetch(ids) for _ in range(options.repeats + 1)][1:]
+    seconds, size, in_place = sorted(runs)[len(runs) // 2]
+    figures = {"megabytes": size / 1e6, "ms": 1e3 * seconds, "gb_per_s": size / seconds / 1e9}
+    rows.add(f"KV hand-off {way}", **figures, read_in_place=str(in_place))
+    effect(rows, f"KV hand-offs {way}", source, options.streams, lambda: blocks.fetch(ids)[1])
+    blocks.close()
+
+
+def load(rows: Rows, options: argparse.Namespace, source: Sender, parts: PartReader, way: str) -> None:
+    """Weights, all of them in place, and some parts through the host."""
+    chosen = parts.parts if parts.is_in_place else parts.parts[: options.host_parts]
+    began = time.perf_counter()
+    moved = sum(parts.load(chosen) for _ in range(3 if parts.is_in_place else 1))
+    seconds = time.perf_counter() - began
+    rows.add(f"weights {way}, verified", gb_per_s=moved / seconds / 1e9, read_in_place=str(parts.is_in_place))
+    few = chosen if parts.is_in_place else chosen[:2]
+    effect(rows, f"weights {way}", source, options.streams, lambda: parts.load(few))
+    parts.close()
 
 
 if __name__ == "__main__":

@@ -133,9 +133,9 @@ def main() -> None:
     opening = threading.Thread(
         target=weights.open, args=(exported, lambda: Activity(engine.has_work, engine.num_steps), memory)
     )
-    opening.start()  # reads all weights once, for their checksums
     loop = EngineLoop(engine)
     loop.run(engine.warm_up)
+    opening.start()  # reads all weights once, for their checksums
     cached = prompt_ids(options.prompt)
     tokens = generate(loop, greedy("cached", cached, 8))
     service = PrefillService(loop, TransferServer("127.0.0.1", None), computes=False, memory=memory)
