@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.pairing.ahead_budget import AheadBudget
 from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
 from paceline.engine.executors import host
@@ -67,6 +68,8 @@ def test_text_equals_plain_decoding(target, perturb, ahead_nodes, trees):
 @pytest.mark.parametrize("perturb", [0.0, 0.1, 0.3])
 def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb, trees, sends_ahead, monkeypatch):
     monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: sends_ahead)
+    # In lockstep the worker has no time of its own beside the target
+    monkeypatch.setattr(AheadBudget, "num_branches", lambda self, depth, sequences, most: most)
     core = model_core(tiny_model(perturb=perturb))
     with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees) as (proposer, worker):
         engine = tiny_engine(target, proposer, depth=4, clock=WallClock())

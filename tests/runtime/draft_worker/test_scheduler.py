@@ -103,3 +103,13 @@ def test_tokens_are_ranked_only_where_outcomes_are_prepared(nodes):
     assert [branch.is_ranked for branch in scheduler.schedule()] == [nodes > 0]
     target.is_ahead = False
     assert [branch.is_ranked for branch in scheduler.schedule()] == [False], "drafting ahead is paused"
+
+
+def test_fewer_outcomes_are_planned_without_time_for_them():
+    scheduler, _ = learned(GapCore, num_rounds=20)
+    gaps = [SMALL] * (DEPTH + 1)
+    assert len(scheduler.plan(DEPTH, DEPTH, True, gaps)) == 4, "five branches, one of them the continuation"
+    for rows in (1, 9) * 10:
+        scheduler.budget.observe_pass(rows, 0.001 + 0.001 * rows)
+        scheduler.budget.observe_pause(0.017)
+    assert len(scheduler.plan(DEPTH, DEPTH, True, gaps)) == 2, "four passes of three rows take 16 ms"

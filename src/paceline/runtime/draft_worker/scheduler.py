@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.cluster.pairing.ahead import AheadRound, DraftingAhead
+from paceline.cluster.pairing.ahead_budget import AheadBudget
 from paceline.cluster.pairing.fanout import AlternativeOdds, Outcome, fan_out
 from paceline.runtime.draft_worker.branches import BranchKey
 from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
@@ -25,8 +26,8 @@ class DraftLimits:
     """Tokens of all sequences together; the capacity of the core's cache."""
     max_batch: int = 64
     """Branches of one pass."""
-    ahead_nodes: int = 32
-    """Tokens drafted ahead per sequence and round; 0 turns drafting ahead off."""
+    ahead_nodes: int = 64
+    """Most tokens drafted ahead per sequence and round, fewer if there is no time for them; 0 turns drafting ahead off."""
     max_peers: int = 256
     silence: float = 30.0
     """Seconds without a message after which a target is dropped."""
@@ -43,6 +44,8 @@ class TargetSession:
     ahead: DraftingAhead = field(default_factory=DraftingAhead)
     is_ahead: bool = True
     """Whether its next round is drafted ahead."""
+    answered_at: float | None = None
+    """Time of the last answer; None: there was none yet."""
     sequences: dict[int, DraftState] = field(default_factory=dict)
 
     @property
@@ -57,6 +60,7 @@ class DraftScheduler:
     def __init__(self, core: DraftCore, vocab_size: int, limits: DraftLimits) -> None:
         self.targets: dict[Peer, TargetSession] = {}
         self.acceptance = Acceptance(max_depth=16)
+        self.budget = AheadBudget()
         self.num_rounds = self.num_ready = 0
         self.num_urgent = 0
         """Branches of the last pass that a target waited for."""
@@ -196,8 +200,12 @@ class DraftScheduler:
 
     def plan(self, num_offered: int, depth: int, continues: bool, gaps: Sequence[float | None]) -> list[Outcome]:
         """Outcomes of a round to prepare. `gaps`: score gaps of the drafted tokens, as far as they are computed."""
+        if not depth:
+            return []
+        sequences = sum(len(target.sequences) for target in self.targets.values() if target.is_ahead)
+        branches = self.budget.num_branches(depth, max(1, sequences), self._limits.ahead_nodes // depth)
         alphas, odds = self._estimates(num_offered + 1, gaps)
-        return fan_out(alphas, odds, num_offered, depth, self._limits.ahead_nodes, continues)
+        return fan_out(alphas, odds, num_offered, depth, branches * depth, continues)
 
     def alternatives(self, state: DraftState) -> list[BranchKey]:
         """The alternatives that the target verifies beside the draft of this round: its most probable outcomes."""

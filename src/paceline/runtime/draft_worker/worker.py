@@ -156,7 +156,7 @@ class DraftWorker:
         branches, self._ahead_seconds = self._scheduler.schedule(), 0.0
         if not branches:
             return False
-        started = self._clock.now()
+        rows, started = sum(max(1, branch.num_missing) for branch in branches), self._clock.now()
         try:
             drafted = self._core.step(branches)
         except Exception:  # other sequences and targets must not suffer
@@ -165,6 +165,8 @@ class DraftWorker:
             return True
         seconds = self._clock.now() - started
         self._pass_seconds = _moving_average(self._pass_seconds, seconds)
+        if rows <= 2 * len(branches):  # no prompt
+            self._scheduler.budget.observe_pass(rows, seconds)
         if self._scheduler.num_urgent:
             self._urgent_pass_seconds = _moving_average(self._urgent_pass_seconds, seconds)
         else:
@@ -262,6 +264,8 @@ class DraftWorker:
 
     def _advance(self, peer: Peer, target: TargetSession, message: Advance) -> None:
         target.wants_branches = message.send_ahead
+        if target.answered_at is not None:
+            self._scheduler.budget.observe_pause(self._clock.now() - target.answered_at)
         failed: defaultdict[ErrorCode, list[int]] = defaultdict(list)
         for request in message.rounds:
             code = self._scheduler.start_round(target, request)
@@ -273,6 +277,8 @@ class DraftWorker:
         # The message arrived at any moment of the pass ahead: on average it waited for half of it
         delay = 0.5 * self._ahead_seconds / self._urgent_pass_seconds if self._urgent_pass_seconds else 0.0
         self._scheduler.decide_ahead(target, message.rounds, delay)
+        if not target.is_waiting:  # the target has its drafts already
+            target.answered_at = self._clock.now()
         self._answer(peer, target)
 
     def _answer_all(self) -> None:
@@ -291,6 +297,7 @@ class DraftWorker:
                 drafts.append(_round_draft(sequence, state, started, alternatives))
         if drafts:
             self._listener.send(peer, Drafts(self.epoch, drafts, self._load(target)))
+            target.answered_at = self._clock.now()
 
     def _send_branches(self) -> None:
         for peer, target in self._scheduler.targets.items():

@@ -1,0 +1,59 @@
+"""Outcomes that a draft worker has time to prepare."""
+
+import pytest
+
+from paceline.cluster.pairing.ahead_budget import AheadBudget
+
+
+def learned(base: float, per_row: float, pause: float) -> AheadBudget:
+    """After passes of 1 and 8 rows in turn."""
+    budget = AheadBudget()
+    for i in range(100):
+        rows = 8 if i % 2 else 1
+        budget.observe_pass(rows, base + per_row * rows)
+        budget.observe_pause(pause)
+    return budget
+
+
+def test_time_of_a_pass_is_fitted() -> None:
+    budget = learned(0.001, 0.0002, 0.02)
+    assert budget.pass_seconds(16) == pytest.approx(0.0042)
+    assert budget.pass_seconds(1) == pytest.approx(0.0012)
+
+
+def test_branches_fill_the_pause() -> None:
+    """Eight passes of 1 + 0.2 n ms within 20 ms: n is 7."""
+    assert learned(0.001, 0.0002, 0.0201).num_branches(7, 1, 100) == 7
+    assert learned(0.001, 0.0002, 0.0201).num_branches(7, 4, 100) == 1
+    assert learned(0.001, 0.0002, 0.0201).num_branches(3, 4, 100) == 5
+
+
+def test_free_rows_use_all_that_is_allowed() -> None:
+    assert learned(0.001, 0.0, 0.02).num_branches(7, 1, 9) == 9
+
+
+def test_own_continuation_is_always_drafted() -> None:
+    """Part of a draft that is ready saves some of its passes."""
+    assert learned(0.01, 0.001, 0.001).num_branches(7, 16, 9) == 1
+
+
+def test_nothing_is_limited_before_enough_was_observed() -> None:
+    budget = AheadBudget()
+    assert budget.num_branches(7, 16, 9) == 9
+    for _ in range(100):
+        budget.observe_pass(4, 1.0)
+    assert budget.num_branches(7, 16, 9) == 9
+
+
+def test_a_target_without_requests_changes_nothing() -> None:
+    budget = learned(0.001, 0.0002, 0.0201)
+    budget.observe_pause(60.0)
+    assert budget.num_branches(7, 1, 100) == 7
+
+
+def test_passes_of_one_size_say_nothing_about_rows() -> None:
+    budget = AheadBudget()
+    for _ in range(50):
+        budget.observe_pass(4, 0.002)
+        budget.observe_pause(0.02)
+    assert budget.pass_seconds(64) == pytest.approx(0.002)
