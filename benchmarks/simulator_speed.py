@@ -1,14 +1,22 @@
 """Speed and memory of the simulator on a scaled trace, and the closed form against steps one by one.
 
-python benchmarks/simulator_speed.py TRACE --workers 100 --scale 20 --seconds 600
-python benchmarks/simulator_speed.py TRACE --workers 8 --seconds 600 --compare
+    python benchmarks/simulator_speed.py TRACE --workers 125 --profile 70b-8xh200 --scale 16
+    python benchmarks/simulator_speed.py TRACE --workers 1000 --scale 200 --seconds 20
+    python benchmarks/simulator_speed.py TRACE --workers 8 --seconds 600 --compare
+
+`70b-8xh200` is a roofline of eight H200 that serve one 70B model: 1,000 GPUs are 125 such workers. With `h200-8b` every GPU is
+a worker of its own.
 """
 
 import argparse
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
 
+from source_tables import assumed, roofline
+
+from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Mode, SimulationConfig, Speculation
 from paceline.planning.simulation.objective import Objective
@@ -17,11 +25,24 @@ from paceline.planning.simulation.simulation import simulate
 from paceline.planning.traces.trace import Trace
 from paceline.planning.traces.trace_file import load_trace
 
+ROOFLINE = "70b-8xh200"
+
+
+def profile(name: str) -> WorkerProfile:
+    if name != ROOFLINE:
+        return load_profile(name)
+    # 4.8 TB/s and 989 TFLOP/s a GPU; 90% of 8 x 141 GB, less 80 GB of weights and workspace, for 328 kB a token
+    return replace(
+        roofline(name, 8, 4.8e12, 989e12, 8 * 2.69, 1.0),
+        kv_tokens=assumed(2.85e6),
+        prompt_context_seconds=assumed(6.6e-10),
+    )
+
 
 def run(options: argparse.Namespace, trace: Trace, mode: Mode, seed: int) -> tuple[SimulationReport, float]:
     """The report, and the seconds of CPU time that it took."""
     speculation = Speculation((options.alpha,)) if options.alpha else None
-    config = SimulationConfig(load_profile("h200-8b"), options.workers, speculation=speculation, mode=mode, seed=seed)
+    config = SimulationConfig(profile(options.profile), options.workers, speculation=speculation, mode=mode, seed=seed)
     started = time.process_time()
     result = simulate(config, trace)
     return summarize(result, Objective()), time.process_time() - started
@@ -45,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--profile", default="h200-8b", help=f"name, file, or {ROOFLINE}")
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="part of the trace")
     parser.add_argument("--alpha", type=float, default=0.8, help="0: no drafts")
@@ -53,10 +75,14 @@ def main() -> None:
     options = parser.parse_args()
     trace = load_trace(options.trace).first(options.seconds).scaled(options.scale)
     if not options.compare:
+        started = time.perf_counter()
         report, seconds = run(options, trace, "closed_form", 0)
+        wall = time.perf_counter() - started
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"{report.requests} requests, {options.workers} workers, {report.seconds:.0f} s of virtual time")
-        print(f"{seconds:.1f} s of CPU time, {1e6 * seconds / report.requests:.0f} us a request, {memory:.0f} MiB")
+        print(
+            f"{wall:.1f} s, {seconds:.1f} s of CPU time, {1e6 * seconds / report.requests:.0f} us a request, {memory:.0f} MiB"
+        )
         for name, value in figures(report).items():
             print(f"{name:16}{value:12.4g}")
         return

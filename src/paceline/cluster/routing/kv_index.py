@@ -140,7 +140,9 @@ class KvIndex:
             self._add_tier(worker, tier)
         holders = [1 << holder for level, holder in worker.holders.items() if level >= tier]
         start, base = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), self._tree.key(parent))
-        chain = [(base + number) & KEY_MASK for number in self._sums(event.tokens, start)]
+        chain = self._sums(event.tokens, start)
+        if base:
+            chain = [(base + number) & KEY_MASK for number in chain]
         known = len(event.keys)
         if span == 1 and len(worker.holders) == 1:
             known = next((i for i, number in enumerate(chain) if self._tree.find(number) == NONE), known)
@@ -200,7 +202,8 @@ class KvIndex:
 
 
 def _root(salt: str) -> int:
-    return hash(("paceline/salt", salt)) & KEY_MASK
+    """Offset of the prefix numbers under a salt; 0 without one."""
+    return hash(("paceline/salt", salt)) & KEY_MASK if salt else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from paceline.planning.simulation.workers.batches import Batch, ClosedBatch, Ste
 from paceline.planning.simulation.workers.depths import PolicyDepths
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.prefix_cache import PrefixCache
-from paceline.planning.simulation.workers.prompt_blocks import prefix_sums
+from paceline.planning.simulation.workers.prompt_blocks import NO_PROMPT, prefix_sums
 from paceline.planning.simulation.workers.rounds import Rounds
 from paceline.planning.simulation.workers.worker import DeviceDrafts, Drafting, NoDrafts, SimulatedWorker
 from paceline.planning.traces.trace import BLOCK_TOKENS
@@ -118,6 +118,7 @@ class SimulatedCluster:
         if ended:
             for job in ended:
                 self._router.ended(str(job.id))
+                job.prompt = NO_PROMPT  # millions of finished requests would keep their blocks
             member.assigned -= len(ended)
             self._leave_if_drained(member)
         if started or ended:

@@ -14,6 +14,7 @@ class Job:
     prompt_tokens: int
     output_tokens: int
     prompt: PromptBlocks
+    """Empty once the request has ended."""
     worker: int = -1
     length: int = field(init=False)
     """Tokens to have in the cache before the next token: the prompt, and the committed tokens of a request that moved."""

@@ -46,6 +46,9 @@ class PromptBlocks(Sequence[int]):
         return [(number - base) & KEY_MASK for number in self.chain] if base else self.chain
 
 
+NO_PROMPT = PromptBlocks((), 0)
+
+
 def prefix_sums(ids: Sequence[int], first_block: int) -> Sequence[int]:
     """The function that `KvIndex` needs, for simulated prompts."""
     if not isinstance(ids, PromptBlocks):
