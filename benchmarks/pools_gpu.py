@@ -383,7 +383,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--depth", type=int, default=7, help="of the contenders with a fixed depth")
     parser.add_argument("--max-depth", type=int, default=12, help="of goodput")
-    parser.add_argument("--nodes", type=int, nargs="+", default=[64, 24], help="drafted ahead per sequence and round")
+    parser.add_argument("--nodes", type=int, nargs="+", default=[64], help="drafted ahead per sequence and round")
     parser.add_argument("--threads", type=int, default=0, help="of draft workers on the host; 0: the fastest number")
     parser.add_argument("--pace", type=float, default=0.0, help="least milliseconds of a pass, to try it without a GPU")
     parser.add_argument("--repeats", type=int, default=2)

@@ -2,16 +2,16 @@
 
 import pytest
 
-from paceline.cluster.pairing.ahead_budget import AheadBudget
+from paceline.cluster.pairing.ahead_budget import PAUSE_SHARE, AheadBudget
 
 
 def learned(base: float, per_row: float, pause: float) -> AheadBudget:
-    """After passes of 1 and 8 rows in turn."""
+    """After passes of 1 and 8 rows in turn. They may fill `pause`."""
     budget = AheadBudget()
     for i in range(100):
         rows = 8 if i % 2 else 1
         budget.observe_pass(rows, base + per_row * rows)
-        budget.observe_pause(pause)
+        budget.observe_pause(pause / PAUSE_SHARE)
     return budget
 
 

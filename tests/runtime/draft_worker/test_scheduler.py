@@ -111,5 +111,5 @@ def test_fewer_outcomes_are_planned_without_time_for_them():
     assert len(scheduler.plan(DEPTH, DEPTH, True, gaps)) == 4, "five branches, one of them the continuation"
     for rows in (1, 9) * 10:
         scheduler.budget.observe_pass(rows, 0.001 + 0.001 * rows)
-        scheduler.budget.observe_pause(0.017)
+        scheduler.budget.observe_pause(0.020)
     assert len(scheduler.plan(DEPTH, DEPTH, True, gaps)) == 2, "four passes of three rows take 16 ms"

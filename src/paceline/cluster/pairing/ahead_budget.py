@@ -3,7 +3,7 @@
 A pass over r rows takes t(r) = t0 + t1 r, fitted to recent passes. A draft of K tokens that is prepared ahead needs K + 1
 passes: the token after full acceptance, and K tokens after it. With S sequences and n branches each, all are ready in time if
 
-    (K + 1) t(n S)  <=  pause
+    (K + 1) t(n S)  <=  PAUSE_SHARE pause
 
 where the pause is the time between an answer and the target's next request. On a GPU rows cost little, so that n is large; on
 cores of a host a row costs a good part of a pass.
@@ -16,6 +16,8 @@ WINDOW = 256.0
 """Passes in the decaying sums."""
 MIN_PASSES = 8.0
 """Passes in the sums before they say anything."""
+PAUSE_SHARE = 0.85
+"""Share of a pause that passes may fill: the worker schedules and answers between them, and times vary."""
 NUM_PAUSES = 16
 """Pauses of which the median counts: a target without requests makes a long one."""
 
@@ -53,10 +55,10 @@ class AheadBudget:
         was observed."""
         if self._count < MIN_PASSES or not self._pauses:
             return most
-        pause, low, high = median(self._pauses), 1, max(1, most)
+        time, low, high = PAUSE_SHARE * median(self._pauses), 1, max(1, most)
         while low < high:  # the largest number that fits
             middle = (low + high + 1) // 2
-            if (depth + 1) * self.pass_seconds(middle * sequences) <= pause:
+            if (depth + 1) * self.pass_seconds(middle * sequences) <= time:
                 low = middle
             else:
                 high = middle - 1
