@@ -199,7 +199,7 @@ class ModelDrafter(Generic[Q]):
         picks = self.runner.forward([self.span(chunk) for chunk in chunks], samplers=samplers).picks
         for chunk in chunks:
             self.advance(chunk)
-        return picks or []
+        return list(picks or ())
 
     def span(self, chunk: Chunk) -> Span:
         """The tokens of the chunk as part of a pass."""
