@@ -121,7 +121,7 @@ class SimulatedCluster:
                 job.prompt = NO_PROMPT  # millions of finished requests would keep their blocks
             member.assigned -= len(ended)
             self._leave_if_drained(member)
-        if started or ended:
+        if ended or (started and not isinstance(self._router, KvRouter)):  # KvRouter uses no shares of KV caches
             self._update_load(member)
         return started, ended
 

@@ -74,6 +74,8 @@ class DraftWorkers:
 class PooledDrafts:
     """The drafts of one target worker from a pool; the draft workers compute the prompts of the draft model."""
 
+    row_seconds = 0.0
+
     def __init__(self, pool: DraftWorkers, target: int) -> None:
         self._pool, self._target = pool, target
         self._pairing = Pairing()
@@ -115,9 +117,6 @@ class PooledDrafts:
             return 0
         most = max(self._pool.load(worker) for worker in self._count)
         return most if most <= LOAD_STEP else LOAD_STEP * ceil(most / LOAD_STEP)
-
-    def prefill_seconds(self, rows: int) -> float:
-        return 0.0
 
     def ran(self, steps: int, depth: int) -> None:
         """Adds the draft steps to the time of the draft workers. Targets that share a worker share its steps."""

@@ -72,19 +72,15 @@ class ClosedBatch:
     def __init__(self, rounds: Rounds, dice: random.Random) -> None:
         self._rounds, self._dice = rounds, dice
         self._groups: dict[int, _Group] = {}
-        self._count = 0
+        self.count = 0
         self._progress = 0.0
         """Sum of the expected tokens of all steps."""
         self._offset = 0.0
         """Sum over sequences of prompt + 1 - progress at the start: the context is this and `count` times the progress."""
 
     @property
-    def count(self) -> int:
-        return self._count
-
-    @property
     def context(self) -> float:
-        return self._offset + self._count * self._progress
+        return self._offset + self.count * self._progress
 
     def add(self, job: Job, last: Round) -> None:
         tokens = job.left - 1
@@ -96,10 +92,10 @@ class ClosedBatch:
         heappush(group.ends, (group.progress + work, job.id, job))
         job.began = self._progress
         self._offset += job.length + 1 - job.began
-        self._count += 1
+        self.count += 1
 
     def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
-        return self._rounds.best(self._count, self.context, drafting, prompt_rows)
+        return self._rounds.best(self.count, self.context, drafting, prompt_rows)
 
     def max_steps(self, step: Round) -> int:
         return max(1, min(_steps_to_end(group, step) for group in self._groups.values()))
@@ -117,8 +113,8 @@ class ClosedBatch:
                 ended.append(job)
             if not group.ends:
                 del self._groups[bucket]
-        self._count -= len(ended)
-        if not self._count:
+        self.count -= len(ended)
+        if not self.count:
             self._progress = self._offset = 0.0
         return ended
 
@@ -129,7 +125,7 @@ class ClosedBatch:
             for end, _, job in group.ends
         ]
         self._groups.clear()
-        self._count, self._progress, self._offset = 0, 0.0, 0.0
+        self.count, self._progress, self._offset = 0, 0.0, 0.0
         return drained
 
     def _num_rounds(self, tokens: int, step: Round) -> int:

@@ -39,8 +39,9 @@ class Drafting(Protocol):
         """Sequences at the draft device that serves a batch of so many; 0: it cannot draft."""
         ...
 
-    def prefill_seconds(self, rows: int) -> float:
-        """Time that prompt rows of the draft model add to a step of the target."""
+    @property
+    def row_seconds(self) -> float:
+        """Time that a prompt row of the draft model adds to a step of the target."""
         ...
 
     def ran(self, steps: int, depth: int) -> None:
@@ -51,6 +52,8 @@ class Drafting(Protocol):
 class NoDrafts:
     """Plain decoding."""
 
+    row_seconds = 0.0
+
     def open(self, job: Job, now: float) -> None:
         pass
 
@@ -60,9 +63,6 @@ class NoDrafts:
     def load(self, batch: int) -> int:
         return 0
 
-    def prefill_seconds(self, rows: int) -> float:
-        return 0.0
-
     def ran(self, steps: int, depth: int) -> None:
         pass
 
@@ -71,13 +71,10 @@ class DeviceDrafts(NoDrafts):
     """Drafts on the device of the target: it also computes the prompts of the draft model."""
 
     def __init__(self, profile: WorkerProfile) -> None:
-        self._each = profile.draft_prefill_seconds.value
+        self.row_seconds = profile.draft_prefill_seconds.value
 
     def load(self, batch: int) -> int:
         return batch
-
-    def prefill_seconds(self, rows: int) -> float:
-        return self._each * rows
 
 
 class SimulatedWorker:
@@ -228,11 +225,11 @@ class SimulatedWorker:
         time, done, bucket = now, 0, 0
         pass_seconds, draft_seconds, attention = (
             self._rounds.pass_seconds,
-            self._drafts.prefill_seconds,
+            self._drafts.row_seconds,
             self._attention,
         )
         while True:
-            time += step.waiting + pass_seconds(step.rows, rows) + draft_seconds(rows)
+            time += step.waiting + pass_seconds(step.rows, rows) + draft_seconds * rows
             is_last = done + rows >= left
             if is_last:
                 time += reading + attention * self._prompt_context(rows, done)
