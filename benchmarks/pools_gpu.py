@@ -182,8 +182,7 @@ class Bench:
         finally:
             for name in texts:
                 engine.cancel(name)
-            while engine.has_work:  # a graph step may be in flight
-                engine.step()
+            engine.step()  # ends a graph step in flight
         return list(texts.values())
 
     def _compare(self, row: Row) -> None:
