@@ -24,11 +24,13 @@ from paceline.runtime.handoff.prefill_connections import IDLE_SECONDS, RecentPee
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
+from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, PrefillStarted
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.engine.tiered import tiered
 from tests.runtime.target_harness import LENIENT, LossyListener, Members, StreamReader, WorkerThread, until
+from tests.runtime.transfer.fake_memory import FakeMemory, Table
 
 LONG = tuple((7 * i + i // 11) % 40 for i in range(199))
 TOKENS = 192
@@ -36,13 +38,13 @@ TOKENS = 192
 
 
 class Peer(WorkerThread):
-    def __init__(self, name: str, engine: Engine | None = None) -> None:
+    def __init__(self, name: str, engine: Engine | None = None, memory: DeviceMemory | None = None) -> None:
         self.engine = engine or engine_of(tokenizer=True)
         self.gate = None
         self.listener = LossyListener("tcp://127.0.0.1:0", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
-        self.handoffs = Handoffs(loop, threshold=40, health=LENIENT)
-        self.service = PrefillService(loop, TransferServer("127.0.0.1", None), computes=False)
+        self.handoffs = Handoffs(loop, threshold=40, health=LENIENT, memory=memory)
+        self.service = PrefillService(loop, TransferServer("127.0.0.1", None), computes=False, memory=memory)
         self.publisher = KvPublisher("tcp://127.0.0.1:0", f"{name}@1")
         self.worker = TargetWorker(
             name, loop, self.listener, publisher=self.publisher, handoffs=self.handoffs, prefill_service=self.service
@@ -93,6 +95,21 @@ def assert_all_released(*workers: Peer) -> None:
 
 def plain(one: Request) -> list[int]:
     return tokens_of(outputs_of(engine_of(tokenizer=True), one), one.id)
+
+
+def test_the_second_worker_reads_the_blocks_of_the_first_in_place() -> None:
+    table: Table = {}
+    a, b = Peer("a", memory=FakeMemory(table)), Peer("b", memory=FakeMemory(table))
+    first, second = request("first", LONG, **SAMPLED), request("second", (*LONG, 1, 2, 3), **SAMPLED)
+    with peers(a, b) as pool:
+        assert tokens_of(StreamReader(pool, first).read_all(), "first") == plain(first)
+        until(lambda: pool._caches.index.num_blocks("a") >= TOKENS // 16)
+        outputs = StreamReader(pool, second).read_all()
+        assert tokens_of(outputs, "second") == plain(second)
+        counts = b.handoffs.counts()
+        assert (counts.done, counts.failed, counts.peer_tokens) == (1, 0, TOKENS)
+        assert counts.in_place_bytes == counts.bytes > 0
+        assert_all_released(a, b)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])

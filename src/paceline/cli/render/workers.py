@@ -113,7 +113,10 @@ def _handoffs(worker: WorkerStatus) -> str:
     counts = worker.handoffs
     if counts is None:
         return "-"
-    return f"{counts.done} ({counts.failed} failed)" if counts.failed else str(counts.done)
+    notes = [f"{counts.failed} failed"] if counts.failed else []
+    if counts.in_place_bytes:
+        notes.append(f"{counts.in_place_bytes / counts.bytes:.0%} in place")
+    return f"{counts.done} ({', '.join(notes)})" if notes else str(counts.done)
 
 
 def _shown(value: float | None, pattern: str) -> str:

@@ -117,4 +117,5 @@ def _loading_text(progress: LoadProgress) -> str:
     if progress.layers == progress.total:
         return "warming up"
     peers = f"{progress.peers} peer{'' if progress.peers == 1 else 's'}" if progress.peers else "disk"
-    return f"loading {progress.layers}/{progress.total} layers from {peers}"
+    how = " in place" if progress.in_place == progress.peers > 0 else ""
+    return f"loading {progress.layers}/{progress.total} layers from {peers}{how}"

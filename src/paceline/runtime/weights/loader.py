@@ -66,6 +66,8 @@ class WeightLoader:
         self._manifest: Manifest | None = None
         self._ranks: Ranks | None = None
         self._form = self._fingerprint = ""
+        self._in_place: set[str] = set()
+        """Names of the peers whose device memory is copied."""
 
     def load(
         self,
@@ -109,7 +111,9 @@ class WeightLoader:
         """None before loading starts and when all layers are loaded."""
         if self._streamed is None or self._sources is None or self._streamed.is_complete:
             return None
-        return LoadProgress(self._streamed.num_layers, self._streamed.parts.num_layers, self._sources.num_peers)
+        peers = self._sources.active_peers
+        loaded, total = self._streamed.num_layers, self._streamed.parts.num_layers
+        return LoadProgress(loaded, total, len(peers), len(peers & self._in_place))
 
     @property
     def error(self) -> Exception | None:
@@ -160,6 +164,7 @@ class WeightLoader:
     def _use(self, peers: Sequence[PeerSource]) -> Manifest:
         self._manifest = manifest = peers[0].manifest
         self._fingerprint = manifest.fingerprint
+        self._in_place = {peer.name for peer in peers if peer.is_in_place}
         names = (f"{peer.name}{' in place' if peer.is_in_place else ''}" for peer in peers)
         logger.info("loading %s from %s", manifest.name, ", ".join(names))
         return manifest

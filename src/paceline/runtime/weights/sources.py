@@ -170,10 +170,10 @@ class WeightSources:
         self._is_closed = False
 
     @property
-    def num_peers(self) -> int:
-        """Peers that still send parts."""
+    def active_peers(self) -> set[str]:
+        """Names of the peers that still send parts."""
         with self._lock:
-            return len({source.name for source in self._active if source.is_peer})
+            return {source.name for source in self._active if source.is_peer}
 
     def add(self, *sources: Source) -> None:
         """Start the sources. One call starts all, so that an early failure does not count as that of the last source."""

@@ -239,6 +239,8 @@ class LoadProgress(Record, frozen=True):
     total: Count
     peers: Count
     """Source peers; 0 means local disk."""
+    in_place: Count = 0
+    """Peers, of `peers`, whose device memory the worker copies."""
 
 
 class Heartbeat(Message, frozen=True, tag=43):
