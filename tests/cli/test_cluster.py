@@ -291,6 +291,8 @@ def test_handoff_column_appears_only_with_handoffs() -> None:
     assert lines[1].endswith("7 (2 failed)")
     assert lines[2].split()[:3] + lines[2].split()[-1:] == ["prefill-0", "prefill", "ready", "7"]
     assert lines[3].split()[-1] == "-"
+    in_place = HandoffCounts(7, 2, 7000, 10**6, 1.0, in_place_bytes=750_000)
+    assert shown(replace(target, handoffs=in_place)).splitlines()[1].endswith("7 (2 failed, 75% in place)")
 
 
 def test_narrow_terminal_cuts_no_handoff_count() -> None:

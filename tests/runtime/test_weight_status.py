@@ -55,6 +55,8 @@ def test_status_shows_load_progress() -> None:
         until(is_state(pool, "target-0", "loading 12/30 layers from 2 peers"))
         weights.progress = LoadProgress(13, 30, 1)
         until(is_state(pool, "target-0", "loading 13/30 layers from 1 peer"))
+        weights.progress = LoadProgress(13, 30, 1, in_place=1)
+        until(is_state(pool, "target-0", "loading 13/30 layers from 1 peer in place"))
         weights.progress = LoadProgress(14, 30, 0)
         until(is_state(pool, "target-0", "loading 14/30 layers from disk"))
         weights.progress = LoadProgress(30, 30, 0)

@@ -63,12 +63,13 @@ def test_drafts_ahead() -> None:
 
 def test_handoff_counts() -> None:
     assert "paceline_worker_handoffs_total{" not in scrape(TARGET)
-    page = scrape(replace(TARGET, handoffs=HandoffCounts(3, 1, 4096, 10**6, 2.5)))
+    page = scrape(replace(TARGET, handoffs=HandoffCounts(3, 1, 4096, 10**6, 2.5, in_place_bytes=5 * 10**5)))
     for name, value in {
         "handoffs": "3.0",
         "failed_handoffs": "1.0",
         "handoff_tokens": "4096.0",
         "handoff_bytes": "1e+06",
+        "handoff_in_place_bytes": "500000.0",
         "handoff_seconds": "2.5",
     }.items():
         assert f'paceline_worker_{name}_total{{model="m",role="target",worker="target-0"}} {value}' in page
