@@ -5,8 +5,8 @@
 
 The target is inflated (docs/large_models.md): shape and cost of a large model, the text of SmolLM2 with noise. Contenders run
 one after the other in every repeat: plain; draft in the engine; a draft worker on cores of the host, ahead and on demand; a
-draft worker on the GPU; and depths chosen by `goodput`. Rows are printed and saved as they are measured. A part that fails is
-noted, a part that hangs ends the run. It needs a C compiler for the kernels of the host.
+draft worker on the GPU; trees of a draft worker; and depths chosen by `goodput`. Rows are printed and saved as they are
+measured. A part that fails is noted, a part that hangs ends the run. The kernels of the host need a C compiler.
 """
 
 import argparse
@@ -52,7 +52,7 @@ from paceline.engine.hooks.hook import StepHook
 from paceline.engine.schedule import Schedule
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.drafts.compatibility import fingerprint
-from paceline.models.loading.load import LoadedModel
+from paceline.models.loading.load import open_checkpoint
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
@@ -93,15 +93,14 @@ class Bench:
     def __init__(self, options: argparse.Namespace, report: Report) -> None:
         self.options, self.report = options, report
         self._recorder = RoundRecorder(time.perf_counter)
-        pools: list[PoolProposer] = []
-
-        def pool(target: LoadedModel) -> PoolProposer:
-            pools.append(PoolProposer((), fingerprint(target.tokenizer), target.config.vocab_size, "target-0"))
-            return pools[0]
-
+        draft = open_checkpoint(options.base)
+        tokenizer, size = fingerprint(draft.read_tokenizer()), draft.config.vocab_size
+        self.pools = {
+            "pool": PoolProposer((), tokenizer, size, "target-0"),
+            "pool_trees": PoolProposer((), tokenizer, size, "target-0", verifies_trees=True),
+        }
         hooks = [self._recorder, *([PacedPasses(1e-3 * options.pace)] if options.pace else [])]
-        self.engine = build_engine(_config(options), pool, hooks=hooks)
-        self.pool = pools[0]
+        self.engine = build_engine(_config(options), hooks=hooks, extra_proposers=self.pools)
         self._goodput, self._fixed = self.engine.speculator.depth, FixedDepth(options.max_depth)
         self._warmed: set[tuple[str, int]] = set()
         self.prompts = _prompts(self.engine, options)
@@ -112,10 +111,12 @@ class Bench:
         row = self.report.row(contender.name, streams) or Row(contender.name, streams, contender.depth)
         self.engine.speculator.depth = self._goodput if contender.depth is None else self._fixed
         if (process := contender.process) is None:
-            began = self._run(contender, streams, row)
+            began = self._run(contender, None, streams, row)
         else:
-            with self._joined(process):
-                began = self._run(contender, streams, row)
+            assert contender.method is not None
+            pool = self.pools[contender.method]
+            with _joined(pool, process):
+                began = self._run(contender, pool, streams, row)
             passes = [one for one in process.figures().passes if one.began > began]
             row.pass_ms = 1e3 * median(one.ended - one.began for one in passes) if passes else None
         row.gpu_bytes = self._gpu_bytes(contender)
@@ -127,7 +128,7 @@ class Bench:
                 self.report.timelines[contender.name] = timeline(self._recorder.rounds, beside)
         log(self.report.line(row))
 
-    def _run(self, contender: Contender, streams: int, row: Row) -> float:
+    def _run(self, contender: Contender, pool: PoolProposer | None, streams: int, row: Row) -> float:
         """Warm up, then decode the prompts in groups of `streams`; returns when the timed part began."""
         options, count = self.options, max(streams, self.options.count)
         chosen = [self.prompts[i % len(self.prompts)] for i in range(count // streams * streams)]
@@ -136,7 +137,7 @@ class Bench:
         self._warmed.add((contender.name, streams))
         self._decode(groups[0], WARM_TOKENS if is_first else SKIPPED, contender, Row("warm", streams))
         self._recorder.clear()
-        before, counters = self.pool.status(), [replace(one.counters) for one in self.pool.connections]
+        before = pool and (pool.status(), replace(pool.connections[0].counters))
         tokens, seconds, began = row.tokens, row.seconds, time.perf_counter()
         texts: list[list[int]] = []
         for group in groups:
@@ -144,13 +145,13 @@ class Bench:
         row.texts = row.texts or texts
         row.rates.append((row.tokens - tokens) / max(1e-9, row.seconds - seconds))
         row.verify_ms += [1e3 * seconds for seconds in self._recorder.verify_seconds]
-        if contender.process is not None:
-            after, (now,) = self.pool.status(), (one.counters for one in self.pool.connections)
-            row.wait_seconds = (row.wait_seconds or 0.0) + after.wait_seconds - before.wait_seconds
-            row.pool_steps += after.steps - before.steps
-            row.ready += now.ready - counters[0].ready
-            row.requested += now.rounds - counters[0].rounds
-            row.undrafted += after.undrafted - before.undrafted
+        if pool is not None and before is not None:
+            (then, counters), after, now = before, pool.status(), pool.connections[0].counters
+            row.wait_seconds = (row.wait_seconds or 0.0) + after.wait_seconds - then.wait_seconds
+            row.pool_steps += after.steps - then.steps
+            row.ready += now.ready - counters.ready
+            row.requested += now.rounds - counters.rounds
+            row.undrafted += after.undrafted - then.undrafted
             if now.losses or now.faults:
                 self.report.notes.append(f"{row.name}, {streams} streams: {now}")
         return began
@@ -205,19 +206,20 @@ class Bench:
         cache = sum(values.nbytes for layer in runner.cache for values in layer)  # type: ignore[attr-defined]
         return runner.model.weight_bytes + cache  # type: ignore[attr-defined,no-any-return]
 
-    @contextmanager
-    def _joined(self, process: DraftProcess) -> Iterator[None]:
-        self.pool.set_workers([DraftAddress(process.settings.name, process.address)])
-        try:
-            until = time.perf_counter() + 10.0
-            while not self.pool.connections[0].is_ready:
-                if time.perf_counter() > until:
-                    raise TimeoutError(f"the draft worker {process.settings.name} does not respond")
-                self.pool.maintain()
-                time.sleep(0.002)
-            yield
-        finally:
-            self.pool.set_workers(())
+
+@contextmanager
+def _joined(pool: PoolProposer, process: DraftProcess) -> Iterator[None]:
+    pool.set_workers([DraftAddress(process.settings.name, process.address)])
+    try:
+        until = time.perf_counter() + 10.0
+        while not pool.connections[0].is_ready:
+            if time.perf_counter() > until:
+                raise TimeoutError(f"the draft worker {process.settings.name} does not respond")
+            pool.maintain()
+            time.sleep(0.002)
+        yield
+    finally:
+        pool.set_workers(())
 
 
 def _config(options: argparse.Namespace) -> EngineConfig:
@@ -314,6 +316,7 @@ def _contenders(options: argparse.Namespace, ready: dict[str, DraftProcess]) -> 
     found.append(Contender("in the engine, goodput", "draft_model"))
     ahead = next(((name, one) for name, one in ready.items() if one.settings.nodes), None)
     if ahead is not None:
+        found.append(Contender(f"{ahead[0]}, trees", "pool_trees", options.tree, ahead[1]))
         found.append(Contender(f"{ahead[0]}, goodput", "pool", None, ahead[1]))
     return found
 
@@ -363,7 +366,8 @@ def run(options: argparse.Namespace) -> int:
                     what = f"{one.name}, {streams} streams, repeat {repeat + 1}"
                     parts.run(what, partial(bench.measure, one, streams, repeat))
         print(f"\n{report.table()}", flush=True)
-        bench.pool.shut_down()
+        for pool in bench.pools.values():
+            pool.shut_down()
     report.save(options.out)
     return 1 if parts.num_failed else 0
 
@@ -381,6 +385,7 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=300, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--depth", type=int, default=7, help="of the contenders with a fixed depth")
+    parser.add_argument("--tree", type=int, default=15, help="nodes of a tree: a chain and alternatives to its tokens")
     parser.add_argument("--max-depth", type=int, default=12, help="of goodput")
     parser.add_argument("--nodes", type=int, nargs="+", default=[64], help="drafted ahead per sequence and round")
     parser.add_argument("--threads", type=int, default=0, help="of draft workers on the host; 0: the fastest number")
@@ -391,7 +396,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=150.0, help="seconds after which no part starts")
     parser.add_argument("--out", type=Path, default=Path("pools_gpu"))
     options = parser.parse_args()
-    options.max_depth = max(options.depth, options.max_depth)
+    options.max_depth = max(options.depth, options.tree, options.max_depth)
     faulthandler.dump_traceback_later(options.budget + 180.0, exit=True)  # for a hang that blocks all threads
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return run(options)
