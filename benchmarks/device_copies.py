@@ -168,6 +168,7 @@ def from_disk(rows: Rows, name: str, folder: Path, device: torch.device, size: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="inflate:llama-8b")
+    parser.add_argument("--base", help="small model of the inflated ones: a .gguf file; default: the embedded model")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--prompt", type=int, default=4097, help="tokens of the cached prompt")
     parser.add_argument(
@@ -182,6 +183,10 @@ def main() -> None:
     options = parser.parse_args()
     rows, device = Rows(), pick_device(options.device)
     options.device = str(device)
+    if options.base:
+        for name in ("model", "disk"):
+            if getattr(options, name).startswith("inflate:"):
+                setattr(options, name, f"{getattr(options, name)}?base={options.base}")
     faulthandler.dump_traceback_later(options.limit, exit=True)
     try:
         with tempfile.TemporaryDirectory() as folder, sender(options) as source:
