@@ -135,7 +135,8 @@ class PoolProposer:
             elif (connection := sequence.connection or self._assign(sequence, now)) is not None:
                 if sequence.offered and (committed := sequence.committed):
                     self._statistics.observe_round(len(sequence.offered), len(committed) - 1)
-                    self._split.observe(sequence.offered, sequence.offered_alternatives, committed)
+                    if self.traits.is_tree:
+                        self._split.observe(sequence.offered, sequence.offered_alternatives, committed)
                 if connection not in max_depths:
                     max_depths[connection] = self._statistics.max_depth(connection)
                 depth, num_alternatives = self._shape(sequence, max_depths[connection])
