@@ -2,12 +2,12 @@
 
     python benchmarks/draft_trees.py PROMPTS.jsonl [--each 2] [--tokens 96] [--nodes 4 8 16] [--temperature 0] [--noise 0]
         [--draft smollm2-distilled] [--model smollm2] [--threads 2] [--pool]
-    python benchmarks/draft_trees.py PROMPTS.jsonl --speed [--max-depth 8] …
+    python benchmarks/draft_trees.py PROMPTS.jsonl --speed --nodes 0 4 [--max-depth 8] …
 
 The first turn of `--each` prompts of every category is answered, one request at a time, once with chains and once with trees
 of as many nodes. `--noise` adds noise to the matrices of the draft, in standard deviations of each. Intervals hold 95% of 2,000
-resamples of the prompts; those of *tree / chain* resample pairs. With `--speed` the rule `goodput` decides how many nodes are
-drafted, plain decoding is a third row, and the prompts alternate between the three. With `--pool` a draft worker
+resamples of the prompts; those of *tree / chain* resample pairs. With `--nodes 0` the rule `goodput` decides how many nodes are
+drafted. With `--speed` plain decoding is a third row. The prompts alternate between the rows. With `--pool` a draft worker
 drafts, in the same process; the target waits for every draft, so that tokens per second say nothing. The texts of all rows are
 compared.
 """
@@ -217,10 +217,9 @@ def main() -> None:
             f"{len(prompts)} prompts, {options.tokens} tokens, temperature {options.temperature}, noise {options.noise}"
         )
         print(f"{what}\n{'nodes':8} {'shape':6} {'drafted':>8}  {'tokens per round':24}  tokens per second", flush=True)
-        if options.speed:
-            compare(options, draft, prompts, ("plain", "chain", "tree"), None)
-        for nodes in () if options.speed else options.nodes:
-            compare(options, draft, prompts, ("chain", "tree"), nodes)
+        shapes: tuple[Shape, ...] = ("plain", "chain", "tree") if options.speed else ("chain", "tree")
+        for nodes in options.nodes:
+            compare(options, draft, prompts, shapes, nodes or None)
 
 
 if __name__ == "__main__":
