@@ -12,7 +12,9 @@ import argparse
 import resource
 import time
 from dataclasses import replace
+from math import sqrt
 from pathlib import Path
+from statistics import fmean, pvariance
 
 from source_tables import assumed, roofline
 
@@ -89,10 +91,15 @@ def main() -> None:
     modes: tuple[Mode, Mode] = ("closed_form", "stepwise")
     closed, steps = ([figures(run(options, trace, mode, seed)[0]) for seed in range(options.seeds)] for mode in modes)
     for name in closed[0]:
-        means = [sum(one[name] for one in some) / options.seeds for some in (closed, steps)]
-        spread = f"{min(one[name] for one in steps):.4g} to {max(one[name] for one in steps):.4g}"
+        columns = [[one[name] for one in some] for some in (closed, steps)]
+        means = [fmean(column) for column in columns]
         ratio = means[0] / means[1] if means[1] else 1.0
-        print(f"{name:16}{means[0]:12.4g}{means[1]:12.4g}  ratio {ratio:.4f}  stepwise {spread}", flush=True)
+        error = sqrt(sum(pvariance(column) for column in columns) / max(1, options.seeds - 1)) / (means[1] or 1.0)
+        spread = f"{min(columns[1]):.4g} to {max(columns[1]):.4g}"
+        print(
+            f"{name:16}{means[0]:12.4g}{means[1]:12.4g}  ratio {ratio:.4f} +- {error:.4f}  stepwise {spread}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
