@@ -9,6 +9,7 @@ from paceline.core.request import Request
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
 from paceline.engine.executors.graph import mixed
+from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
 from paceline.engine.executors.reason import GRAPH, HostReason
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import GpuRunner
@@ -194,6 +195,33 @@ def test_a_batch_that_drafts_is_joined_without_the_host(depth):
     result = check(engine, asked, arrivals=1)
     assert set(reasons(engine)) <= {HostReason.IDLE, HostReason.RESIZE, HostReason.PREFILL}, engine.executor_counts
     assert result.accepted > 0.8 * result.drafted
+
+
+class DraftsAtFirst(FixedDepth):
+    """Drafts in the first `count` decisions."""
+
+    def __init__(self, depth: int, count: int) -> None:
+        super().__init__(depth)
+        self._count = count
+
+    def decide(self, batch):
+        self._count -= 1
+        return super().decide(batch) if self._count >= 0 else [0] * len(batch)
+
+
+def test_sequences_that_join_a_batch_without_drafts_need_no_draft_prefill(monkeypatch):
+    submitted, submit = list[int](), DraftPrefills.submit
+    monkeypatch.setattr(
+        DraftPrefills,
+        "submit",
+        lambda self, joining, *args: submitted.append(len(joining)) or submit(self, joining, *args),
+    )
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = graph_engine(proposer, DraftsAtFirst(2, 3))
+    first = request("first", [1, 2, 3], temperature=0.0, max_tokens=60)
+    result = check(engine, [first, *arriving(6, seed=3, temperature=0.0)], arrivals=1)
+    assert result.drafted > 0
+    assert sum(submitted) <= 2  # those that joined while it drafted
 
 
 def test_a_request_without_speculation_joins_a_batch_that_drafts():

@@ -219,7 +219,8 @@ class GraphExecutor:
         self._inflight.append(step)
         self._catch_up(schedule.catching_up, begun.drafted)
         self._batches.fit()
-        self._join_drafts([prompt.item.sequence for prompt in prompts if prompt.slot is not None], begun.drafted)
+        if 2 * sum([bool(one.limit) for one in decoding]) >= len(decoding):
+            self._join_drafts([prompt.item.sequence for prompt in prompts if prompt.slot is not None], begun.drafted)
 
     def _catch_up(self, behind: Seq[Sequence], drafted: StreamEvent) -> None:
         """Queue the draft prefill of these sequences beside the step just submitted, which they are in."""
@@ -228,7 +229,8 @@ class GraphExecutor:
             self._draft_prefilled = drafter.join(behind, drafted, num_unknown=len(self._inflight) - 1)
 
     def _join_drafts(self, joining: Seq[Sequence], drafted: StreamEvent) -> None:
-        """Queue the draft prefill of these sequences if others draft. It runs beside the target's pass, after `drafted`."""
+        """Queue the draft prefill of these sequences, which join others that draft. It runs beside the target's pass, after
+        `drafted`."""
         drafter = self._batches.current.drafter
         if not isinstance(drafter, ChainDrafter) or drafter.is_idle:
             return
