@@ -57,8 +57,9 @@ def test_prompts_of_a_batch_that_has_just_begun_count_as_one_each() -> None:
     assert load.rows_per_token(unknown) == 2000 / 40
 
 
-def drafts(prompt_rows: int) -> list[int] | None:
-    """Depths of a batch for which rows are free up to 512, and drafts cost half a pass."""
+def drafts(prompt_rows: int, prefill_seconds: float = 0.0) -> list[int] | None:
+    """Depths of a batch for which rows are free up to 512, and drafts cost half a pass. `prefill_seconds`: draft prefill of a
+    prompt row."""
     times, acceptance, load = StepTime(), Acceptance(8), PromptLoad()
     times.calibrate({1: 5e-3, 512: 5e-3, 1024: 10e-3, 2048: 20e-3})
     drafting = (DraftingObservation("draft_model", 1, 2e-3, 0, 0.0),)
@@ -67,10 +68,20 @@ def drafts(prompt_rows: int) -> list[int] | None:
     acceptance.restart("draft_model", 0.6)
     for _ in range(WINDOW_STEPS):
         load.observe(step(prompt_rows))
-    best = BestDrafts(acceptance, times, SwitchOnCost(), DraftPrefillCost(), load)
+    prefill = DraftPrefillCost()
+    prefill.calibrate("draft_model", prefill_seconds)
+    rounds = tuple(RoundObservation(i, "draft_model", 1, 0) for i in range(BATCH))  # these have their draft prefill
+    prefill.observe(StepObservation(BATCH, 2 * BATCH, 0, (), 5e-3, 0.0, rounds))
+    best = BestDrafts(acceptance, times, SwitchOnCost(), prefill, load)
     return best.find([Candidate(i, "draft_model", 4, 300, 100) for i in range(BATCH)], SHAPE)
 
 
 def test_drafts_that_pay_alone_may_not_pay_beside_prompts() -> None:
     assert max(drafts(0) or [0]) > 0
     assert drafts(8 * BATCH) is None
+
+
+def test_drafts_that_pay_beside_prompts_may_not_pay_for_their_draft_prefill() -> None:
+    assert max(drafts(BATCH // 4) or [0]) > 0
+    assert drafts(BATCH // 4, prefill_seconds=1e-4) is None
+    assert max(drafts(0, prefill_seconds=1e-4) or [0]) > 0

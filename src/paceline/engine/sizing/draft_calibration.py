@@ -14,8 +14,8 @@ from paceline.speculation.depth.draft_time import LinearCost
 
 CONTEXT = 256
 """Tokens of context of a measured sequence, less if the cache is small."""
-PREFILL_ROWS = 512
-"""Rows of the measured draft prefill: as many as one graph computes."""
+PREFILL_ROWS = 2048
+"""Most rows of the measured draft prefill: as many as one graph computes."""
 SIZES = (1, 8, 32, 64, 256)
 """Numbers of sequences that are measured; a batch of another size costs about as much as the nearest."""
 
@@ -27,7 +27,7 @@ class DraftCosts:
     lines: dict[int, LinearCost]
     """Time of drafts by number of sequences."""
     prefill_seconds: float
-    """Time of draft prefill per token."""
+    """Time of draft prefill per token, of several prompts at once."""
 
 
 def measure_drafts(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> DraftCosts:
@@ -37,9 +37,11 @@ def measure_drafts(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> Draf
     for count in sorted({min(size, max_num_seqs) for size in SIZES}, reverse=True):
         two, one = (median_seconds(runner, _spans(runner, count, rows), clock) for rows in (2, 1))
         lines[count] = LinearCost(max(0.0, two - one), one)
-    rows = min(PREFILL_ROWS, runner.model.config.max_position, (runner.num_blocks - 1) * BLOCK_SIZE)
-    prompt = Span(range(1, 1 + -(-rows // BLOCK_SIZE)), 0, [0] * rows, num_logits=1)
-    return DraftCosts(lines, median_seconds(runner, [prompt], clock) / rows)
+    rows = min(CONTEXT, runner.model.config.max_position, (runner.num_blocks - 1) * BLOCK_SIZE)
+    num_blocks = -(-rows // BLOCK_SIZE)
+    count = max(1, min(PREFILL_ROWS // rows, (runner.num_blocks - 1) // num_blocks))
+    prompts = [Span(range(1 + i * num_blocks, 1 + (i + 1) * num_blocks), 0, [0] * rows, 1) for i in range(count)]
+    return DraftCosts(lines, median_seconds(runner, prompts, clock) / (count * rows))
 
 
 def _spans(runner: ModelRunner, count: int, rows: int) -> list[Span]:

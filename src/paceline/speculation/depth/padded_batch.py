@@ -78,8 +78,9 @@ class PaddedBatch:
             if gained == 0.0:
                 break
             reached, tokens = nodes, tokens + gained
-            rows = self.rows(len(batch), len(batch), nodes) + costs.prompt_rows * tokens
-            seconds = costs.verify(rows) + costs.network
+            prompt_rows = costs.prompt_rows * tokens
+            rows = self.rows(len(batch), len(batch), nodes) + prompt_rows
+            seconds = costs.verify(rows) + costs.network + costs.prompt_seconds * prompt_rows
             rate = tokens / (seconds + sum([line.seconds(nodes) for line in lines]))
             if rate > best_rate:
                 best, best_rate = nodes, rate

@@ -2,6 +2,7 @@
 
 Drafts share the pass with these rows: beside many of them a pass is limited by arithmetic, and a row of a draft costs more than
 in a step that only decodes. Faster decoding brings the prompts sooner too, so that their rows grow with the tokens of a step.
+And a draft model computes the same prompts, which plain decoding does not need.
 """
 
 import math

@@ -5,7 +5,7 @@ little or the sequence ends soon, that cost is never recovered.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median_low
 
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
@@ -38,10 +38,17 @@ class DraftPrefillCost:
         self._step = 0
         self._last_drafted: dict[int, int] = {}  # sequence -> step
         self._rates: dict[str, tuple[float, float]] = {}  # method -> seconds, tokens
+        self._calibrated: dict[str, float] = {}
 
     def calibrate(self, method: str, seconds: float) -> None:
-        """Start from the time per token that a warm-up has measured."""
+        """Start from the time per token that a warm-up has measured, of several prompts at once."""
         self._rates[method] = seconds * _CALIBRATED_TOKENS, _CALIBRATED_TOKENS
+        self._calibrated[method] = seconds
+
+    def of_prompts(self, methods: Iterable[str]) -> float:
+        """Time per token that draft prefill adds to the target's passes over prompts, beside which it runs. The highest of
+        these methods; 0 if a warm-up measured none."""
+        return max([self._calibrated.get(method, 0.0) for method in methods], default=0.0)
 
     def observe(self, step: StepObservation) -> None:
         self._step += 1

@@ -97,6 +97,8 @@ class Costs:
     """Draft time by method; a method that was never timed has none."""
     prompt_rows: float = 0.0
     """Prompt rows in the pass for each token that it commits."""
+    prompt_seconds: float = 0.0
+    """Draft prefill of a prompt row."""
 
     def verify(self, rows: float) -> float:
         """A pass over `rows` target rows, drafts included."""
