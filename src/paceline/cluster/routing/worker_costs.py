@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
+from operator import is_
 
 from paceline.cluster.routing.kv_index import BLOCK_SIZE, KvIndex
 from paceline.cluster.routing.prefill_queue import EvictionCost, PrefillQueue
@@ -19,6 +20,9 @@ COMPUTE_FACTOR = 1.25
 with the same new prompt then wait for one worker, instead of computing it on each."""
 EVICTION_FACTOR = 1.0
 """Additional cost where computing evicts blocks in use. It spreads prompts over all caches."""
+
+FEW_CHANGES = 4
+"""Up to one of so many changed loads, costs are updated one by one; otherwise all are computed again."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,10 +83,14 @@ class WorkerCosts:
         self._assigned: list[int] = []
         self._limits: list[int] = []
         """Largest batches."""
+        self._queued: list[float] = []
+        """Time of each queue behind its first prompt."""
         self._batch_size = 0.0
         """Sequences of a full batch, mean over workers."""
         self.full_batch = LOAD_SECONDS
         """Cost of a full batch."""
+        self._last: Sequence[WorkerLoad] = ()
+        """Loads of the last call, if it had a plain list."""
         self._table: WorkerTable | None = None
         self._generation = -1
 
@@ -95,18 +103,26 @@ class WorkerCosts:
                     self._update_load(at, loads[at])
                 return False
             self._table, self._generation = loads, loads.generation
+        elif len(loads) == len(self._last) and all(map(is_, loads, self._last)):
+            return False
         else:
             self._table = None
+        self._last = () if self._table is not None else list(loads)
         names = [load.name for load in loads]
         is_new = names != self.names
         if is_new:
             self._set_names(names)
         assigned, limits = [load.assigned for load in loads], [load.max_num_seqs for load in loads]
-        if assigned != self._assigned or limits != self._limits:
-            self._assigned, self._limits = assigned, limits
-            self.shares = [count / most for count, most in zip(assigned, limits, strict=True)]
-            if self.prefill:
-                self._spread_loads()
+        if limits == self._limits:
+            changed = [at for at, (now, old) in enumerate(zip(assigned, self._assigned, strict=True)) if now != old]
+            if len(changed) <= len(names) // FEW_CHANGES:
+                for at in changed:
+                    self._update_load(at, loads[at])
+                return is_new
+        self._assigned, self._limits = assigned, limits
+        self.shares = [count / most for count, most in zip(assigned, limits, strict=True)]
+        if self.prefill:
+            self._spread_loads()
         return is_new
 
     def forget(self, busy: set[str]) -> None:
@@ -133,6 +149,10 @@ class WorkerCosts:
         self._batch_size = sum(self._limits) / len(loads)
         self.least_token = self.min_compute * (1.0 + min(self.shares) * self._batch_size)
         self.full_batch = max(LOAD_SECONDS, FULL_BATCH_SLOWDOWN * rates.mean_duration(0.0))
+        self._queued = [
+            known.queue.behind_first(rate) if known.queue.waiting else 0.0
+            for known, rate in zip(self.workers, self.prefill, strict=True)
+        ]
         self._spread_loads()
 
     def update_compute(self, at: int, now: float) -> None:
@@ -146,7 +166,8 @@ class WorkerCosts:
         """The worker's queue has changed."""
         at = known.position
         if 0 <= at < len(self.prefill):
-            self.fixed[at] = self.full_batch * self.shares[at] + known.queue.behind_first(self.prefill[at])
+            self._queued[at] = known.queue.behind_first(self.prefill[at])
+            self.fixed[at] = self.full_batch * self.shares[at] + self._queued[at]
 
     def wait_seconds(self, at: int) -> float:
         """Time until a full batch has a place for one more request, after those that wait there."""
@@ -158,16 +179,13 @@ class WorkerCosts:
         share = self.shares[at] = load.assigned / load.max_num_seqs
         if self.prefill:
             self.token[at] = self._compute[at] * (1.0 + share * self._batch_size)
-            self.fixed[at] = self.full_batch * share + self.workers[at].queue.behind_first(self.prefill[at])
+            self.fixed[at] = self.full_batch * share + self._queued[at]
 
     def _spread_loads(self) -> None:
         """`token` and `fixed` of all workers, from their shares."""
         size, full = self._batch_size, self.full_batch
         self.token = [compute * (1.0 + share * size) for compute, share in zip(self._compute, self.shares, strict=True)]
-        self.fixed = [
-            full * share + known.queue.behind_first(rate) if known.queue.waiting else full * share
-            for share, known, rate in zip(self.shares, self.workers, self.prefill, strict=True)
-        ]
+        self.fixed = [full * share + queued for share, queued in zip(self.shares, self._queued, strict=True)]
 
     def _set_names(self, names: list[str]) -> None:
         for known in self.workers:
