@@ -63,7 +63,10 @@ def four_bit_tile(rows: int, outputs: int, inputs: int, is_paired: bool) -> Tile
         return measured
     if rows > 64:
         return Tile(128, 128, 8, 3)
-    tile, programs = (Tile(64, 256, 2, 4), 400) if is_few else (Tile(64, 128, 4, 3), 264)
+    if is_few:
+        tile, programs = Tile(32, 256, 1, 4), 800
+    else:
+        tile, programs = Tile(128 if outputs >= 16384 else 64, 128, 4, 4), 224
     splits = 1
     while splits < 8 and -(-outputs // tile.outputs) * splits < programs and inputs >= 1024 * splits:
         splits *= 2
