@@ -243,13 +243,14 @@ def tiny_engine(
     tokenizer: Tokenizer | None = None,
     graph_depth: int | None = None,
     graph_methods: frozenset[str] = frozenset(),
+    drafts_on_host: bool = False,
     tiers: Callable[[ModelRunner, BlockTables, Clock], Tiers] | None = None,
     audit_fraction: float = 0.0,
     hooks: Sequence[StepHook] = (),
 ) -> Engine:
     """An engine around a tiny model. Without a proposer it decodes plainly. The breaker stays closed unless given. A proposer
     that works in the target's own cache is made by a function of its runner and tables. `graph_depth`: steps run as graphs,
-    with drafts of up to so many tokens."""
+    with drafts of up to so many tokens. `drafts_on_host`: the proposer cannot draft in graphs."""
     clock = clock or StepClock()
     tables = BlockTables(kv_tokens // BLOCK_SIZE, prefix_caching)
     runner = runner_kind(model, tables.pool.num_blocks)
@@ -273,7 +274,7 @@ def tiny_engine(
     if graph_depth is not None:
         from paceline.engine.executors.graph.executor import GraphExecutor
 
-        told: Any = runner, proposer
+        told: Any = runner, None if drafts_on_host else proposer
         graph = GraphExecutor(*told, scheduler, speculator, validator, graph_depth, clock)
     return Engine(
         runner,

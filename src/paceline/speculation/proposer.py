@@ -101,6 +101,9 @@ class ProposerTraits:
     of its paths, and not the number of its nodes."""
     is_lazy: bool = False
     """It observes only sequences that it is to draft for: it learns nothing from the others."""
+    can_miss_steps: bool = False
+    """Steps in which no sequence of it drafts may run without `observe`: its next `Progress` tells all that it needs. Its
+    sequences then decode in graph steps while they do not draft."""
     can_run_in_graph: bool = False
     """The graph executor can draft by this method on a GPU."""
     runners: "tuple[ModelRunner | EagleRunner, ...]" = ()

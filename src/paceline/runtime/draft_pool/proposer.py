@@ -69,7 +69,7 @@ class PoolProposer:
     ) -> None:
         """`workers`: those known now; `set_workers` replaces them. `tokenizer`: the target's, which drafts must share.
         `verifies_trees`: whether workers send alternatives to the tokens of their chains, which are verified beside them."""
-        self.traits = ProposerTraits(is_tree=verifies_trees)
+        self.traits = ProposerTraits(is_tree=verifies_trees, can_miss_steps=True)
         self._split = TreeSplit()
         self._tokenizer, self._vocab_size, self._name = tokenizer, vocab_size, name
         self._fallback, self._clock = fallback, clock or WallClock()

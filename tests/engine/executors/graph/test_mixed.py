@@ -14,6 +14,8 @@ from paceline.engine.executors.reason import GRAPH, HostReason
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.depth.simple_rules import FixedDepth
+from paceline.speculation.proposer import ProposerTraits
+from paceline.speculation.proposers.ngram import NgramProposer
 from tests.engine.executors.graph.test_executor import DEVICE, SAMPLINGS, SMALL, check, graph_engine
 from tests.exactness.suite import plain_text
 from tests.fakes import draft_model, request, tiny_model
@@ -195,6 +197,31 @@ def test_a_batch_that_drafts_is_joined_without_the_host(depth):
     result = check(engine, asked, arrivals=1)
     assert set(reasons(engine)) <= {HostReason.IDLE, HostReason.RESIZE, HostReason.PREFILL}, engine.executor_counts
     assert result.accepted > 0.8 * result.drafted
+
+
+class PlainInTurns(FixedDepth):
+    """Six plain decisions, six with drafts, and so on."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self._count = 0
+
+    def decide(self, batch):
+        self._count += 1
+        return [0] * len(batch) if self._count % 12 < 6 else super().decide(batch)
+
+
+class HostNgrams(NgramProposer):
+    traits = ProposerTraits(can_miss_steps=True)
+
+
+def test_sequences_that_draft_on_the_host_decode_in_graphs_until_then():
+    engine = graph_engine(HostNgrams(), PlainInTurns(3), drafts_on_host=True)
+    prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5, 4, 5, 4], [6, 7, 8, 9]]
+    asked = [request(f"r{i}", ids, max_tokens=30, **SAMPLINGS[i]) for i, ids in enumerate(prompts)]
+    result = check(engine, asked, arrivals=2)
+    assert result.drafted > 0
+    assert engine.executor_counts[GRAPH] > engine.executor_counts[HostReason.PROPOSER] > 0
 
 
 class DraftsAtFirst(FixedDepth):

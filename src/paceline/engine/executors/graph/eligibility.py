@@ -78,8 +78,14 @@ class GraphEligibility:
             and sequence.draft is None
         )
 
+    def draft_on_host(self, sequences: Iterable[Sequence]) -> bool:
+        """Whether one of these sequences is to draft now, by a proposer that cannot run inside the graph."""
+        proposers = self._speculator.proposers
+        return any(one.depth and proposers[one.method] is not self._proposer for one in sequences)
+
     def _can_draft(self, sequence: Sequence) -> bool:
-        """Whether its proposer drafts inside the graph, or it wants no drafts."""
-        if self._proposer is self._speculator.proposers[sequence.method]:
+        """Whether its proposer drafts inside the graph, it wants no drafts, or it can decode here until it is to draft."""
+        proposer = self._speculator.proposers[sequence.method]
+        if self._proposer is proposer or proposer.traits.can_miss_steps:
             return True
         return not self._speculator.enabled or self._validator.max_depth(sequence) == 0

@@ -148,6 +148,8 @@ class GraphExecutor:
             decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
             if not decoding:
                 return HostReason.PREFILL
+            if self._eligibility.draft_on_host(decoding):
+                return HostReason.PROPOSER
             if not can_prefill or (not self._batches.can_join and any(sequence.depth for sequence in decoding)):
                 reason = self._steps.host_prefill_reason(len(running) - len(decoding))
                 if reason is not None:
@@ -285,6 +287,8 @@ class GraphExecutor:
         self._eligibility.num_steps = 0
         running = self._scheduler.running
         decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
+        if self._eligibility.draft_on_host(decoding):
+            return
         if self._eligibility.can_continue(running) and not self._steps.is_for_few(decoding):
             for sequence in decoding:
                 sequence.depth = 0

@@ -111,6 +111,8 @@ class GraphScheduler:
         """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
         members = self._slots.members()
         self._speculator.decide(members)
+        if self._eligibility.draft_on_host(members):
+            return HostReason.PROPOSER
         batch = self._batches.current
         most_rows = self._batches.max_rows(batch.size)
         if has_prompts:  # drafts leave them half a pass
