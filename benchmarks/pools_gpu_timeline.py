@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -75,10 +76,14 @@ class RoundRecorder(StepHook):
 
 
 def timeline(rounds: Sequence[RoundTimes], passes: Iterable[PassTime]) -> dict[str, object]:
-    """Typical rounds in a row, as JSON: the first one is closest to the median time, and the passes beside them."""
+    """Typical rounds of one text in a row, as JSON: the first one is closest to the median time, and the passes beside them."""
     typical = median(one.seconds for one in rounds)
-    candidates = range(max(1, len(rounds) - SHOWN_ROUNDS))
-    first = min(candidates, key=lambda i: abs(rounds[i].seconds - typical))
+
+    def distance(first: int) -> float:
+        pauses = [later.began - one.ended for one, later in pairwise(rounds[first : first + SHOWN_ROUNDS])]
+        return abs(rounds[first].seconds - typical) + sum(max(0.0, pause) for pause in pauses)
+
+    first = min(range(max(1, len(rounds) - SHOWN_ROUNDS)), key=distance)
     shown = rounds[first : first + SHOWN_ROUNDS]
     began, ended = shown[0].began, shown[-1].ended
     beside = [one for one in passes if one.ended > began and one.began < ended]
