@@ -60,7 +60,7 @@ def tiles(case: Case) -> list[Tile]:
     elif case.inputs <= 2048:
         grid = itertools.product(((16, 1), (16, 2), (32, 2)), (128, 256), (3, 5))
     elif case.rows > 16:
-        grid = itertools.product(((32, 4), (64, 4)), (64, 128), (3, 4, 6))
+        grid = itertools.product(((32, 4), (64, 4), (128, 4)), (64 * wide, 128 * wide), (3, 4, 6))
     else:
         grid = itertools.product(((16, 1), (16, 2), (32, 2), (64, 4)), (256 * wide, 512 * wide), (3, 4, 6))
     found = [Tile(outputs, inputs, warps, stages) for (outputs, warps), inputs, stages in grid]
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=["8b", "70b", "135m"], help="8b, 70b, 135m; all by default")
     names = parser.parse_args().models
     bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
-    plan = {"8b": [(bf16, 1), (bf16, 64)], "70b": [(fp8, 1)], "135m": [(bf16, 1), (bf16, 64)]}
+    plan = {"8b": [(bf16, 1), (bf16, 64)], "70b": [(fp8, 1), (fp8, 64)], "135m": [(bf16, 1), (bf16, 64)]}
     cases = [case for name in names for dtype, rows in plan[name] for case in shapes(name, dtype, rows)]
     context = multiprocessing.get_context("spawn")
     with context.Pool(COMPILERS) as pool:
