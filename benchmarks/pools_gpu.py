@@ -101,6 +101,8 @@ class Bench:
         }
         hooks = [self._recorder, *([PacedPasses(1e-3 * options.pace)] if options.pace else [])]
         self.engine = build_engine(_config(options), hooks=hooks, extra_proposers=self.pools)
+        self.engine.warm_up()
+        self.engine.finish_idle_work()  # otherwise graphs are captured while goodput is measured
         self._goodput, self._fixed = self.engine.speculator.depth, FixedDepth(options.max_depth)
         self._warmed: set[tuple[str, int]] = set()
         self.prompts = _prompts(self.engine, options)
