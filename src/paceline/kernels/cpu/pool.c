@@ -1,6 +1,6 @@
 /* Workers spin for a while after their last task, then sleep. One 64-bit word holds the state of a job, generation:20 |
- * num_tasks:22 | next:22. Threads claim tasks by compare-and-swap. A worker that wakes late finds no task left and touches
- * nothing, so that a job never waits for a sleeping worker. */
+ * num_tasks:22 | next:22. Threads claim tasks by adding 1, and `next` may pass num_tasks by one per thread. A worker that wakes
+ * late finds no task left, or a task of a newer job, so that a job never waits for a sleeping worker. */
 #define _GNU_SOURCE
 #include "pool.h"
 #include "simd.h"
@@ -19,27 +19,29 @@ static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake_up = PTHREAD_COND_INITIALIZER;
 static pthread_t workers[MAX_THREADS];
 static int num_workers, num_pool_threads = 1;
-static _Atomic uint64_t job_state;
-static _Atomic int64_t num_done;
-static _Atomic int num_asleep, stopping;
-static _Atomic int64_t spin_ns = 100000;
-static _Atomic(task_fn) job_fn;
+/* Cache lines of their own, in pairs as they are prefetched: idle workers read job_state while others write num_done */
+#define OWN_LINE __attribute__((aligned(128)))
+static OWN_LINE _Atomic uint64_t job_state;
+static OWN_LINE _Atomic int64_t num_done;
+static OWN_LINE _Atomic(task_fn) job_fn;
 static _Atomic(const void *) job_data;
+static OWN_LINE _Atomic int num_asleep, stopping;
+static _Atomic int64_t spin_ns = 100000;
 
 static int has_tasks(uint64_t t) { return (t & FIELD) < ((t >> FIELD_BITS) & FIELD); }
 
 static void run_tasks(void) {
-    uint64_t t = atomic_load(&job_state);
-    while (has_tasks(t)) {
-        /* read before the swap: if it succeeds, the job still had tasks, so these belong to it */
+    int64_t done = 0;
+    while (has_tasks(atomic_load(&job_state))) {
+        const uint64_t t = atomic_fetch_add(&job_state, 1);
+        if (!has_tasks(t)) break;
+        /* a claimed task keeps its job from ending, so that these belong to it */
         task_fn fn = atomic_load_explicit(&job_fn, memory_order_relaxed);
         const void *data = atomic_load_explicit(&job_data, memory_order_relaxed);
-        if (atomic_compare_exchange_weak(&job_state, &t, t + 1)) {
-            fn(data, (int64_t)(t & FIELD));
-            atomic_fetch_add(&num_done, 1);
-            t = atomic_load(&job_state);
-        }
+        fn(data, (int64_t)(t & FIELD));
+        done++;
     }
+    if (done) atomic_fetch_add(&num_done, done);
 }
 
 static int64_t now_ns(void) {
@@ -109,7 +111,7 @@ EXPORT void paceline_set_spin(int64_t nanoseconds) { atomic_store(&spin_ns, nano
 int num_threads(void) { return num_pool_threads; }
 
 void parallel(task_fn fn, const void *job, int64_t num_tasks) {
-    if (num_tasks < 2 || num_pool_threads < 2 || num_tasks > (int64_t)FIELD || pthread_mutex_trylock(&owner)) {
+    if (num_tasks < 2 || num_pool_threads < 2 || num_tasks > (int64_t)FIELD - MAX_THREADS || pthread_mutex_trylock(&owner)) {
         for (int64_t i = 0; i < num_tasks; i++) fn(job, i);
         return;
     }
