@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.kernels.cpu import native
 from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.load import build_model, open_checkpoint
@@ -51,6 +52,23 @@ def test_one_call_has_the_bits_of_many(family: str, tmp_path: Path) -> None:
         assert whole.inner.keys() == parts.inner.keys()
         assert all(torch.equal(whole.inner[layer], parts.inner[layer]) for layer in whole.inner)
         assert all(torch.equal(a, b) for a, b in zip(whole_cache, parts_cache, strict=True))
+
+
+def test_bits_do_not_depend_on_blocks_of_rows_and_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of several tiles, and rows of several blocks. Kernels that follow a product run in its threads."""
+    wide = FAMILIES["qwen3"]()
+    wide.head_dim = 64
+    monkeypatch.setitem(FAMILIES, "qwen3", lambda: wide)
+    runner, tokens = ModelRunner(load("qwen3", tmp_path), 8), [3 + 7 * i % 150 for i in range(70)]
+    span = Span([1, 2, 3, 4, 5], 0, tokens, len(tokens))
+    expected = runner.forward([span], after_layer=lambda _: None).logits
+    assert expected is not None
+    for threads in (1, 2, 3):
+        native.set_num_threads(threads)
+        for count in (1, 2, 9, 16, 33, 70):
+            logits = runner.forward([Span([1, 2, 3, 4, 5], 0, tokens[:count], count)]).logits
+            assert logits is not None
+            assert torch.equal(logits, expected[:count]), (threads, count)
 
 
 def test_another_cache_of_the_same_model_is_used(tmp_path: Path) -> None:

@@ -3,12 +3,10 @@
 #include "pool.h"
 #include "simd.h"
 
-enum { ROWS_PER_TASK = 4 };
-
 typedef struct {
     const float *gate_up;
     float *out;
-    int64_t rows, width, kind;
+    int64_t rows, width, kind, rows_per_task;
 } gated_job;
 
 INLINE vf gated(const int kind, vf gate, vf up) {
@@ -37,20 +35,23 @@ INLINE void gated_row(const int kind, const float *gate, const float *up, float 
     }
 }
 
+void gate(const float *gate, const float *up, float *out, int64_t width, int64_t kind) {
+    switch (kind) {
+    case SILU: gated_row(SILU, gate, up, out, width); break;
+    case GELU_TANH: gated_row(GELU_TANH, gate, up, out, width); break;
+    default: gated_row(CLAMPED_SWIGLU, gate, up, out, width);
+    }
+}
+
 static void gated_rows(const void *job, int64_t task) {
     const gated_job *j = job;
-    for (int64_t row = task * ROWS_PER_TASK; row < j->rows && row < (task + 1) * ROWS_PER_TASK; row++) {
-        const float *gate = j->gate_up + row * 2 * j->width, *up = gate + j->width;
-        float *out = j->out + row * j->width;
-        switch (j->kind) {
-        case SILU: gated_row(SILU, gate, up, out, j->width); break;
-        case GELU_TANH: gated_row(GELU_TANH, gate, up, out, j->width); break;
-        default: gated_row(CLAMPED_SWIGLU, gate, up, out, j->width);
-        }
+    for (int64_t i = 0, row = task * j->rows_per_task; i < j->rows_per_task && row < j->rows; i++, row++) {
+        const float *x = j->gate_up + row * 2 * j->width;
+        gate(x, x + j->width, j->out + row * j->width, j->width, j->kind);
     }
 }
 
 EXPORT void paceline_gated(const float *gate_up, float *out, int64_t rows, int64_t width, int64_t kind) {
-    gated_job job = {gate_up, out, rows, width, kind};
-    parallel(gated_rows, &job, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
+    gated_job job = {gate_up, out, rows, width, kind, rows_per_task(rows)};
+    parallel(gated_rows, &job, num_row_tasks(rows));
 }

@@ -9,8 +9,8 @@
  *
  * The first `shared` ranks are the same keys for all rows of a block. They are processed in chunks that stay in the first-level
  * cache. The keys after them, the tail, differ by row. */
+#include "decoder.h"
 #include "pool.h"
-#include "simd.h"
 
 enum { BLOCK_SIZE = 16, MAX_TREE_ROWS = 64, ROWS = 8, TAIL = MAX_TREE_ROWS + ROWS + LANES };
 enum { MAX_GROUP = 4, CHUNK = 64, VECTORS = LANES == 8 ? 2 : 4 }; /* VECTORS: vectors of a head in registers */
@@ -30,6 +30,7 @@ typedef struct {
     int64_t max_blocks, heads, kv_heads, width, window;
     float scale;
     int64_t heads_per_task;
+    const int_input *rounded; /* for the product after attention; NULL: none */
 } attention_job;
 
 /* Keys that the rows of a block attend to: row r attends to ranks [from[r], to[r]). Offsets are in floats from the start of the
@@ -196,8 +197,12 @@ static void attend_group(const attention_job *j, const row_block *block, const v
         const int64_t from = view->from[r] > shared ? view->from[r] : shared;
         weigh(group, values, view->tail[r] + from - shared, view->to[r] - from, SCORES(r, 0, from), pitch, width,
               out + r * j->heads * width);
-        for (int64_t h = 0; h < group; h++)
-            for (int64_t d = 0; d < width; d++) out[(r * j->heads + h) * width + d] /= totals[r][h];
+        for (int64_t h = 0; h < group; h++) {
+            float *result = out + (r * j->heads + h) * width;
+            for (int64_t d = 0; d < width; d++) result[d] /= totals[r][h];
+            for (int64_t b = 0; j->rounded && b < width / BLOCK; b++)
+                round_block(j->rounded, block->first + r, (head + h) * width / BLOCK + b, result + b * BLOCK);
+        }
     }
 #undef SCORES
 }
@@ -215,19 +220,28 @@ static void attend(const void *job, int64_t task) {
     }
 }
 
-/* window 0: no window. earlier: rows of each sequence that earlier passes stored after its context */
-EXPORT void paceline_attention(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
-                               const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors,
-                               const int32_t *earlier, const float *sinks, int64_t rows, int64_t sequences,
-                               int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t width, int64_t window,
-                               float scale) {
+/* rounded: only if a head is a whole number of blocks */
+void attend_and_round(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
+                      const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, const int32_t *earlier,
+                      const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads, int64_t kv_heads,
+                      int64_t width, int64_t window, float scale, const int_input *rounded) {
     row_block *blocks = scratch(SCRATCH_BLOCKS, rows * (int64_t)sizeof(row_block));
     int64_t count = 0;
     for (int64_t s = 0; s < sequences; s++)
         for (int64_t row = starts[s]; row < starts[s + 1]; row += ROWS)
             blocks[count++] = (row_block){s, row, starts[s + 1] - row < ROWS ? starts[s + 1] - row : ROWS};
     attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, earlier, sinks, blocks,
-                         max_blocks, heads, kv_heads, width, window, scale, heads / kv_heads};
+                         max_blocks, heads, kv_heads, width, window, scale, heads / kv_heads, rounded};
     if (count * kv_heads < 4 * num_threads()) job.heads_per_task = 1; /* too few tasks for an even split */
     parallel(attend, &job, count * (heads / job.heads_per_task));
+}
+
+/* window 0: no window. earlier: rows of each sequence that earlier passes stored after its context */
+EXPORT void paceline_attention(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
+                               const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors,
+                               const int32_t *earlier, const float *sinks, int64_t rows, int64_t sequences,
+                               int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t width, int64_t window,
+                               float scale) {
+    attend_and_round(query, keys, values, out, starts, context_lens, tables, ancestors, earlier, sinks, rows, sequences,
+                     max_blocks, heads, kv_heads, width, window, scale, NULL);
 }

@@ -1,7 +1,7 @@
 /* A pass over the layers of a decoder, and the kernels that it consists of. */
 #pragma once
 #include "experts.h"
-#include "weight.h"
+#include "int_product.h"
 
 void paceline_linear(const weight_t *w, const float *x, const float *bias, float *out, int64_t rows);
 void paceline_rms_norm(const float *x, const float *residual, const float *weight, float *out, float *sum, int64_t rows,
@@ -14,6 +14,17 @@ void paceline_attention(const float *query, const float *keys, const float *valu
                         const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, const int32_t *earlier,
                         const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads,
                         int64_t kv_heads, int64_t width, int64_t window, float scale);
+
+/* As above, in the calling thread: one head; `out` of a norm may be `x` */
+void normalize(const float *x, const float *weight, float *out, int64_t width, float eps);
+void rotate(const float *x, const float *cos, const float *sin, float *restrict out, int64_t half);
+/* As above, and round the results for the product after them; rounded NULL: none */
+void norm_and_round(const float *x, const float *residual, const float *weight, float *out, float *sum, int64_t rows,
+                    int64_t width, float eps, const int_input *rounded);
+void attend_and_round(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
+                      const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, const int32_t *earlier,
+                      const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads, int64_t kv_heads,
+                      int64_t width, int64_t window, float scale, const int_input *rounded);
 
 /* NULL: the architecture has no such weight */
 typedef struct {

@@ -1,7 +1,7 @@
 /* Blocks of AMX_ROWS rows times one tile with AMX, which multiplies 16 rows, one group of inputs and 16 outputs at once. The
  * arithmetic is that of int_rows.h, and so are the bits. */
 #pragma once
-#include "int_rows.h"
+#include "int_product.h"
 
 #if defined(__AMX_INT8__) && LANES == 16
 #include <sys/syscall.h>
@@ -10,7 +10,6 @@
 #elif !defined(HAS_AMX) /* tests define it, with the instructions in software */
 #define HAS_AMX 0
 #endif
-enum { AMX_ROWS = 16 };
 
 #if HAS_AMX
 /* The compiler does not know what memory the instructions read. */

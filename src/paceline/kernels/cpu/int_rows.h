@@ -8,10 +8,10 @@ enum { INT_ROWS = 8 };
 
 /* A block of rows of activations, quantised in blocks of 32 inputs: x = code * scale */
 typedef struct {
-    int8_t *codes;   /* [K/8, rows, 8] with K padded to 32 */
+    int8_t *codes;   /* [K/32, rows, 32] with K padded to 32 */
     float *scales;   /* [K/group, rows] */
-    float *sums;     /* [K/group, rows]: scale * sum of the group's codes */
-    int32_t *totals; /* [K/group, rows]: sum of the group's codes */
+    float *sums;     /* [K/group, rows]: scale * sum of the group's codes; only for weights with offsets */
+    int32_t *totals; /* [K/group, rows]: sum of the group's codes; only for 8-bit codes */
 } int_block;
 
 typedef struct {
@@ -32,11 +32,11 @@ INLINE void int_rows(const int format, const int octets, const int rows, const i
     const uint8_t *codes = w->codes + a->tile * bytes_of(format, blocks * BLOCK);
     for (int lane = 0; lane < TILE; lane += vectors * LANES) {
         vf acc[INT_ROWS][MAX_VECTORS] = {{{0}}};
-        const int8_t *x = a->x.codes;
         const float *x_scales = a->x.scales, *x_sums = a->x.sums;
         const int32_t *x_totals = a->x.totals;
         int64_t at = a->tile * groups * TILE + lane, octet = 0;
         for (int64_t g = 0; g < groups; g++, at += TILE, x_scales += rows, x_sums += rows, x_totals += rows) {
+            const int8_t *x = a->x.codes + g * octets / 4 * rows * BLOCK + g * octets % 4 * 8;
             vi s[2][INT_ROWS][MAX_VECTORS];
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
@@ -46,7 +46,7 @@ INLINE void int_rows(const int format, const int octets, const int rows, const i
                     s[1][r][v] = (vi){0};
                 }
 #pragma GCC unroll 4
-            for (int i = 0; i < octets; i++, octet++, x += rows * 8) {
+            for (int i = 0; i < octets; i++, octet++) {
                 vb quads[MAX_VECTORS][2];
                 if (lane == 0) prefetch(format, codes, octet);
 #pragma GCC unroll 8
@@ -58,7 +58,7 @@ INLINE void int_rows(const int format, const int octets, const int rows, const i
 #pragma GCC unroll 8
                         for (int v = 0; v < vectors; v++) {
                             vi *sum = &s[quad % chains][r][v];
-                            *sum = dot4(format, *sum, quads[v][quad], x + r * 8, quad);
+                            *sum = dot4(format, *sum, quads[v][quad], x + r * BLOCK + i * 8, quad);
                         }
             }
 #pragma GCC unroll 8

@@ -1,20 +1,19 @@
 /* y = x / sqrt(mean(x^2) + eps) * weight, row by row. With a residual, x + residual is normalised and stored in `sum`, which may
  * be the residual. */
+#include "decoder.h"
 #include "pool.h"
-#include "simd.h"
 #include <math.h>
-
-enum { ROWS_PER_TASK = 8 };
 
 typedef struct {
     const float *x, *residual, *weight;
     float *out, *sum;
-    int64_t rows, width;
+    int64_t rows, width, rows_per_task;
     float eps;
+    const int_input *rounded; /* for the product after the norm; NULL: none */
 } norm_job;
 
 /* `out` may be `x` */
-static void normalize(const float *x, const float *weight, float *out, int64_t width, float eps) {
+void normalize(const float *x, const float *weight, float *out, int64_t width, float eps) {
     const int64_t whole = width / WIDE * WIDE;
     wide squares = {{{0}}};
     for (int64_t i = 0; i < whole; i += WIDE)
@@ -38,30 +37,36 @@ static void norm_row(const norm_job *j, int64_t row) {
         x = sum;
     }
     normalize(x, j->weight, j->out + row * j->width, j->width, j->eps);
+    if (j->rounded) round_row(j->rounded, row, j->out + row * j->width);
 }
 
 static void norm_rows(const void *job, int64_t task) {
     const norm_job *j = job;
-    for (int64_t row = task * ROWS_PER_TASK; row < j->rows && row < (task + 1) * ROWS_PER_TASK; row++) norm_row(j, row);
+    for (int64_t i = 0, row = task * j->rows_per_task; i < j->rows_per_task && row < j->rows; i++, row++) norm_row(j, row);
+}
+
+void norm_and_round(const float *x, const float *residual, const float *weight, float *out, float *sum, int64_t rows,
+                    int64_t width, float eps, const int_input *rounded) {
+    norm_job job = {x, residual, weight, out, sum, rows, width, rows_per_task(rows), eps, rounded};
+    parallel(norm_rows, &job, num_row_tasks(rows));
 }
 
 /* residual and sum NULL: plain norm */
 EXPORT void paceline_rms_norm(const float *x, const float *residual, const float *weight, float *out, float *sum,
                               int64_t rows, int64_t width, float eps) {
-    norm_job job = {x, residual, weight, out, sum, rows, width, eps};
-    parallel(norm_rows, &job, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
+    norm_and_round(x, residual, weight, out, sum, rows, width, eps, NULL);
 }
 
 typedef struct {
     float *qkv;
     const float *q_weight, *k_weight;
-    int64_t rows, heads, kv_heads, width;
+    int64_t rows, heads, kv_heads, width, rows_per_task;
     float eps;
 } head_norm_job;
 
 static void norm_heads(const void *job, int64_t task) {
     const head_norm_job *j = job;
-    for (int64_t row = task * ROWS_PER_TASK; row < j->rows && row < (task + 1) * ROWS_PER_TASK; row++) {
+    for (int64_t i = 0, row = task * j->rows_per_task; i < j->rows_per_task && row < j->rows; i++, row++) {
         float *x = j->qkv + row * (j->heads + 2 * j->kv_heads) * j->width;
         for (int64_t h = 0; h < j->heads + j->kv_heads; h++, x += j->width)
             normalize(x, h < j->heads ? j->q_weight : j->k_weight, x, j->width, j->eps);
@@ -71,6 +76,6 @@ static void norm_heads(const void *job, int64_t task) {
 /* qkv [rows, (H + 2 KV) width]: the norm of each head of q and k, in place */
 EXPORT void paceline_head_norm(float *qkv, const float *q_weight, const float *k_weight, int64_t rows, int64_t heads,
                                int64_t kv_heads, int64_t width, float eps) {
-    head_norm_job job = {qkv, q_weight, k_weight, rows, heads, kv_heads, width, eps};
-    parallel(norm_heads, &job, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
+    head_norm_job job = {qkv, q_weight, k_weight, rows, heads, kv_heads, width, rows_per_task(rows), eps};
+    parallel(norm_heads, &job, num_row_tasks(rows));
 }
