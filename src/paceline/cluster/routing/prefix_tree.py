@@ -231,6 +231,12 @@ class Holders(Sequence[int]):
     def __len__(self) -> int:
         return self._bits.bit_count()
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Holders) and self._bits == other._bits
+
+    def __hash__(self) -> int:
+        return hash(self._bits)
+
     @overload
     def __getitem__(self, index: int) -> int: ...
     @overload
