@@ -200,8 +200,9 @@ static void attend_group(const attention_job *j, const row_block *block, const v
         for (int64_t h = 0; h < group; h++) {
             float *result = out + (r * j->heads + h) * width;
             for (int64_t d = 0; d < width; d++) result[d] /= totals[r][h];
-            for (int64_t b = 0; j->rounded && b < width / BLOCK; b++)
-                round_block(j->rounded, block->first + r, (head + h) * width / BLOCK + b, result + b * BLOCK);
+            if (!j->rounded) continue;
+            const int_row to = row_of(j->rounded, block->first + r);
+            round_blocks(&to, (head + h) * width / BLOCK, width / BLOCK, result);
         }
     }
 #undef SCORES
@@ -226,10 +227,11 @@ void attend_and_round(const float *query, const float *keys, const float *values
                       const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads, int64_t kv_heads,
                       int64_t width, int64_t window, float scale, const int_input *rounded) {
     row_block *blocks = scratch(SCRATCH_BLOCKS, rows * (int64_t)sizeof(row_block));
-    int64_t count = 0;
+    int64_t count = 0, most = ROWS;
+    if ((rows + ROWS - 1) / ROWS * heads < 2 * num_threads()) most = ROWS / 2; /* few rows: more tasks, for an even split */
     for (int64_t s = 0; s < sequences; s++)
-        for (int64_t row = starts[s]; row < starts[s + 1]; row += ROWS)
-            blocks[count++] = (row_block){s, row, starts[s + 1] - row < ROWS ? starts[s + 1] - row : ROWS};
+        for (int64_t row = starts[s]; row < starts[s + 1]; row += most)
+            blocks[count++] = (row_block){s, row, starts[s + 1] - row < most ? starts[s + 1] - row : most};
     attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, earlier, sinks, blocks,
                          max_blocks, heads, kv_heads, width, window, scale, heads / kv_heads, rounded};
     if (count * kv_heads < 4 * num_threads()) job.heads_per_task = 1; /* too few tasks for an even split */

@@ -50,7 +50,11 @@ INLINE int32_t word_at(const int8_t *x) { int32_t word; memcpy(&word, x, 4); ret
 #define INSTRUCTIONS "AVX-512 VNNI"
 #define SHIFTED_CODES8 1
 INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
-    (void)format;
+    if (format == CODES4) { /* Compilers keep inputs in registers, which 3 to 6 rows need for sums; this reads them twice */
+        typedef int32_t word __attribute__((may_alias, aligned(1)));
+        __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const word *)(x + 4 * quad)));
+        return sum;
+    }
     return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(word_at(x + 4 * quad)));
 }
 INLINE vi total(const int format, vi sum) { (void)format; return sum; }
@@ -120,17 +124,17 @@ INLINE void codes_of(const int format, const uint8_t *codes, int64_t octet, cons
     }
 }
 
-/* `first_sum`: the value from which `dot4` counts; `inputs` points to the sum of the group's activations. `float_of`: the sum as float. */
+/* `first_sum`: the value from which `dot4` counts; `first` is that of shifted codes. `float_of`: the sum as float. */
 #if defined(__aarch64__) && !defined(PORTABLE)
 /* Conversions are slow here. A sum is below 2^22, so that 1.5 * 2^23 + sum is the float whose bits count sums in steps of 1. */
-INLINE vi first_sum(const int format, const int32_t *inputs) {
-    (void)format, (void)inputs;
+INLINE vi first_sum(const int format, const int32_t *first) {
+    (void)format, (void)first;
     return (vi){0} + 0x4B400000;
 }
 INLINE vf float_of(const int format, vi sum) { (void)format; return (vf)sum - 12582912.0f; }
 #else
-INLINE vi first_sum(const int format, const int32_t *inputs) {
-    return (vi){0} - (format == CODES8 && SHIFTED_CODES8 ? 128 * *inputs : 0);
+INLINE vi first_sum(const int format, const int32_t *first) {
+    return (vi){0} + (format == CODES8 && SHIFTED_CODES8 ? *first : 0);
 }
 INLINE vf float_of(const int format, vi sum) { return vf_of_ints(total(format, sum)); }
 #endif

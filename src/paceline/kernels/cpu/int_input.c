@@ -13,22 +13,26 @@ INLINE int32_t largest_lane(vi v) {
 #endif
 }
 
-/* 16 integers, rounded, as codes. Returns their sum. */
-INLINE int32_t narrow_16(const vi *whole, int8_t *codes) {
+/* Codes of 32 integers, and the sums of each of their `parts` parts, 1 or 2 */
+INLINE void narrow_32(const vi *whole, int8_t *codes, int64_t parts, int32_t totals[2]) {
 #if LANES == 16
-    _mm_storeu_si128((__m128i *)codes, _mm512_cvtepi32_epi8((__m512i)*whole));
-    return _mm512_reduce_add_epi32((__m512i)*whole);
+    const __m512i low = (__m512i)whole[0], high = (__m512i)whole[1];
+    _mm_storeu_si128((__m128i *)codes, _mm512_cvtepi32_epi8(low));
+    _mm_storeu_si128((__m128i *)(codes + 16), _mm512_cvtepi32_epi8(high));
+    totals[0] = _mm512_reduce_add_epi32(parts == 1 ? _mm512_add_epi32(low, high) : low);
+    if (parts == 2) totals[1] = _mm512_reduce_add_epi32(high);
 #else
-    int32_t values[16], total = 0;
+    int32_t values[BLOCK];
     memcpy(values, whole, sizeof values);
-    for (int i = 0; i < 16; i++) codes[i] = (int8_t)values[i], total += values[i];
-    return total;
+    totals[0] = totals[1] = 0;
+    for (int i = 0; i < BLOCK; i++) codes[i] = (int8_t)values[i], totals[i / 16] += values[i];
+    if (parts == 1) totals[0] += totals[1];
 #endif
 }
 
 /* Round 32 values to code * scale, scale = largest magnitude / 127, ties to even. A NaN makes the scale NaN. `totals`: sums of
- * the codes of each half. */
-INLINE float quantize_32(const float *x, int8_t *codes, int32_t totals[2]) {
+ * the codes of each part. */
+INLINE float quantize_32(const float *x, int8_t *codes, int64_t parts, int32_t totals[2]) {
     vi most = {0}, whole[BLOCK / LANES];
     for (int i = 0; i < BLOCK; i += LANES) {
         const vi size = (vi)vf_load(x + i) & 0x7fffffff, above = size > most; /* as integers, magnitudes have the same order */
@@ -40,13 +44,8 @@ INLINE float quantize_32(const float *x, int8_t *codes, int32_t totals[2]) {
     const int is_tiny = magnitude < 0x1p-100f; /* its inverse might overflow */
     const vf inverse = vf_of(is_tiny ? 0.0f : 127.0f / magnitude), magic = vf_of(12582912.0f); /* adding it rounds */
     for (int i = 0; i < BLOCK / LANES; i++) whole[i] = (vi)(vf_load(x + i * LANES) * inverse + magic) - 0x4B400000;
-    for (int half = 0; half < 2; half++) totals[half] = narrow_16(whole + half * (16 / LANES), codes + half * 16);
+    narrow_32(whole, codes, parts, totals);
     return is_tiny ? 0.0f : magnitude / 127.0f;
-}
-
-int_block rows_of_block(const int_input *in, int64_t block) {
-    const int64_t blocks = block * in->rows_per_block * in->blocks, groups = blocks * in->parts;
-    return (int_block){in->x.codes + blocks * BLOCK, in->x.scales + groups, in->x.sums + groups, in->x.totals + groups};
 }
 
 int_input int_input_of(const weight_t *w, int64_t rows, int which, int is_amx) {
@@ -65,32 +64,35 @@ int_input int_input_of(const weight_t *w, int64_t rows, int which, int is_amx) {
                        parts_of(w),
                        is_amx,
                        w->offsets != NULL,
-                       w->format == CODES8};
+                       w->format == CODES8 && SHIFTED_CODES8};
 }
 
-INLINE void round_32(const int_input *in, int64_t row, int64_t b, const float *x) {
-    const int64_t block = row / in->rows_per_block, r = row % in->rows_per_block, rows = num_rows_of(in, block);
-    const int_block to = rows_of_block(in, block);
-    int32_t totals[2];
-    const float scale = quantize_32(x, to.codes + (in->is_amx ? r * in->blocks + b : b * rows + r) * BLOCK, totals);
-    if (in->parts == 1) totals[0] += totals[1];
-    for (int64_t part = 0; part < in->parts; part++) {
-        const int64_t at = (b * in->parts + part) * rows + r;
-        to.scales[at] = scale;
-        if (in->has_sums) to.sums[at] = scale * (float)totals[part];
-        if (in->has_totals) to.totals[at] = totals[part];
+void round_blocks(const int_row *row, int64_t first, int64_t count, const float *x) {
+    const int_input *in = row->in;
+    const int_block *to = &row->to;
+    const int64_t rows = row->rows, r = row->r, parts = in->parts;
+    int8_t *codes = to->codes + (in->is_amx ? r * in->blocks + first : first * rows + r) * BLOCK;
+    const int64_t step = (in->is_amx ? 1 : rows) * BLOCK;
+    for (int64_t i = 0; i < count; i++, codes += step) {
+        int32_t totals[2];
+        const float scale = quantize_32(x + i * BLOCK, codes, parts, totals);
+        for (int64_t part = 0; part < parts; part++) {
+            const int64_t at = ((first + i) * parts + part) * rows + r;
+            to->scales[at] = scale;
+            if (in->has_sums) to->sums[at] = scale * (float)totals[part];
+            if (in->has_firsts) to->firsts[at] = -128 * totals[part];
+        }
     }
 }
 
-void round_block(const int_input *in, int64_t row, int64_t block, const float *x) { round_32(in, row, block, x); }
-
 void round_row(const int_input *in, int64_t row, const float *x) {
     const int64_t whole = in->inputs / BLOCK, rest = in->inputs % BLOCK;
-    for (int64_t b = 0; b < whole; b++) round_32(in, row, b, x + b * BLOCK);
+    const int_row to = row_of(in, row);
+    round_blocks(&to, 0, whole, x);
     if (rest) {
         float padded[BLOCK] = {0};
         memcpy(padded, x + whole * BLOCK, (size_t)rest * sizeof(float));
-        round_32(in, row, whole, padded);
+        round_blocks(&to, whole, 1, padded);
     }
 }
 

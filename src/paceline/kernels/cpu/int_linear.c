@@ -89,7 +89,7 @@ static void multiply(const void *job, int64_t task) {
                 const int64_t tile = unit * to->step + i * to->stride;
                 multiply_block(&(int_args){j->w, tile, rows_of_block(in, block), acc + i * rows * TILE}, rows, codes[i]);
             }
-            to->finish(to->data, unit, block * in->rows_per_block, rows, acc);
+            to->finish(to->data, unit, block, block * in->rows_per_block, rows, acc);
         }
     }
 #if HAS_AMX
@@ -111,7 +111,8 @@ typedef struct {
     int64_t outputs;
 } store_data;
 
-static void store(const void *data, int64_t tile, int64_t first, int64_t rows, const float *acc) {
+static void store(const void *data, int64_t tile, int64_t block, int64_t first, int64_t rows, const float *acc) {
+    (void)block;
     const store_data *d = data;
     const int64_t count = smaller(d->outputs - tile * TILE, TILE);
     for (int64_t r = 0; r < rows; r++) {

@@ -10,27 +10,45 @@ typedef struct {
     int_block x; /* of all blocks of rows; the blocks are contiguous */
     int64_t rows, rows_per_block, row_blocks;
     int64_t inputs, blocks, parts; /* inputs without padding; blocks of 32 inputs; groups of a block */
-    int is_amx, has_sums, has_totals;
+    int is_amx, has_sums, has_firsts;
 } int_input;
 
 /* Memory for `rows` rows in `which` scratch of the calling thread */
 int_input int_input_of(const weight_t *w, int64_t rows, int which, int is_amx);
-int_block rows_of_block(const int_input *in, int64_t block);
+INLINE int_block rows_of_block(const int_input *in, int64_t block) {
+    const int64_t blocks = block * in->rows_per_block * in->blocks, groups = blocks * in->parts;
+    return (int_block){in->x.codes + blocks * BLOCK, in->x.scales + groups, in->x.sums + groups, in->x.firsts + groups};
+}
 INLINE int64_t num_rows_of(const int_input *in, int64_t block) {
     const int64_t left = in->rows - block * in->rows_per_block;
     return left < in->rows_per_block ? left : in->rows_per_block;
 }
 
-/* Round the 32 values of one block of inputs, or all inputs of a row. Any thread may call them. */
-void round_block(const int_input *in, int64_t row, int64_t block, const float *x);
-void round_row(const int_input *in, int64_t row, const float *x);
-void round_rows(const int_input *in, const float *x); /* x [rows, inputs], in parallel */
+/* Where one row is stored */
+typedef struct {
+    const int_input *in;
+    int_block to;    /* of its block of rows */
+    int64_t r, rows; /* its number in that block, rows of the block */
+} int_row;
+
+INLINE int_row row_at(const int_input *in, int64_t block, int64_t r) {
+    return (int_row){in, rows_of_block(in, block), r, num_rows_of(in, block)};
+}
+INLINE int_row row_of(const int_input *in, int64_t row) {
+    const uint32_t each = (uint32_t)in->rows_per_block; /* 64-bit divisions are slow */
+    return row_at(in, (uint32_t)row / each, (uint32_t)row % each);
+}
+
+/* Round `count` blocks of 32 values, the inputs from 32 * first on. Any thread may call it. */
+void round_blocks(const int_row *row, int64_t first, int64_t count, const float *x);
+void round_row(const int_input *in, int64_t row, const float *x); /* all inputs */
+void round_rows(const int_input *in, const float *x);             /* x [rows, inputs], in parallel */
 
 /* Outputs in units: tile i of unit u is u * step + i * stride. `finish` gets acc [tiles, rows, TILE], the outputs of one unit for
- * `rows` rows from `first` on. */
+ * a block of rows, those from `first` on. */
 typedef struct {
     int64_t units, tiles, step, stride;
-    void (*finish)(const void *data, int64_t unit, int64_t first, int64_t rows, const float *acc);
+    void (*finish)(const void *data, int64_t unit, int64_t block, int64_t first, int64_t rows, const float *acc);
     const void *data;
 } int_outputs;
 

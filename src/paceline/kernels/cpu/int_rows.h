@@ -11,7 +11,7 @@ typedef struct {
     int8_t *codes;   /* [K/32, rows, 32] with K padded to 32 */
     float *scales;   /* [K/group, rows] */
     float *sums;     /* [K/group, rows]: scale * sum of the group's codes; only for weights with offsets */
-    int32_t *totals; /* [K/group, rows]: sum of the group's codes; only for 8-bit codes */
+    int32_t *firsts; /* [K/group, rows]: -128 * sum of the group's codes; only for 8-bit codes that are stored as code + 128 */
 } int_block;
 
 typedef struct {
@@ -33,16 +33,16 @@ INLINE void int_rows(const int format, const int octets, const int rows, const i
     for (int lane = 0; lane < TILE; lane += vectors * LANES) {
         vf acc[INT_ROWS][MAX_VECTORS] = {{{0}}};
         const float *x_scales = a->x.scales, *x_sums = a->x.sums;
-        const int32_t *x_totals = a->x.totals;
+        const int32_t *x_firsts = a->x.firsts;
         int64_t at = a->tile * groups * TILE + lane, octet = 0;
-        for (int64_t g = 0; g < groups; g++, at += TILE, x_scales += rows, x_sums += rows, x_totals += rows) {
+        for (int64_t g = 0; g < groups; g++, at += TILE, x_scales += rows, x_sums += rows, x_firsts += rows) {
             const int8_t *x = a->x.codes + g * octets / 4 * rows * BLOCK + g * octets % 4 * 8;
             vi s[2][INT_ROWS][MAX_VECTORS];
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
                 for (int v = 0; v < vectors; v++) {
-                    s[0][r][v] = first_sum(format, x_totals + r);
+                    s[0][r][v] = first_sum(format, x_firsts + r);
                     s[1][r][v] = (vi){0};
                 }
 #pragma GCC unroll 4

@@ -15,7 +15,8 @@ INLINE void gather(const float *acc, int64_t tiles, int64_t rows, int64_t r, flo
     for (int64_t i = 0; i < tiles; i++) memcpy(to + i * TILE, acc + (i * rows + r) * TILE, TILE * sizeof(float));
 }
 
-static void finish_head(const void *data, int64_t head, int64_t first, int64_t rows, const float *acc) {
+static void finish_head(const void *data, int64_t head, int64_t block, int64_t first, int64_t rows, const float *acc) {
+    (void)block;
     const heads_data *h = data;
     const decoder_t *d = h->d;
     const layer_t *l = h->l;
@@ -51,12 +52,14 @@ typedef struct {
     int64_t kind;
 } gated_data;
 
-static void finish_gated(const void *data, int64_t block, int64_t first, int64_t rows, const float *acc) {
+static void finish_gated(const void *data, int64_t tile, int64_t block, int64_t first, int64_t rows, const float *acc) {
+    (void)first;
     const gated_data *g = data;
     float active[TILE] __attribute__((aligned(64)));
     for (int64_t r = 0; r < rows; r++) {
         gate(acc + r * TILE, acc + (rows + r) * TILE, active, TILE, g->kind);
-        round_block(g->next, first + r, block, active);
+        const int_row to = row_at(g->next, block, r); /* both products have the same blocks of rows */
+        round_blocks(&to, tile, 1, active);
     }
 }
 
