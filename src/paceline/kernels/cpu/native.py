@@ -167,16 +167,27 @@ def _build() -> Path:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=folder) as work, ThreadPoolExecutor(usable_cores()) as threads:
             built = Path(work) / target.name
+            extra = _branch_flags(compiler, Path(work))
 
             def compiled(source: Path) -> str:
                 path = str(Path(work) / f"{source.stem}.o")
-                _run([*compiler, *flags, "-c", "-o", path, str(source)])
+                _run([*compiler, *flags, *extra, "-c", "-o", path, str(source)])
                 return path
 
             objects = list(threads.map(compiled, [file for file in sources if file.suffix == ".c"]))
             _run([*compiler, *flags, "-shared", "-o", str(built), *objects, "-lm"])
             os.replace(built, target)
     return target
+
+
+def _branch_flags(compiler: list[str], work: Path) -> list[str]:
+    """Flags that keep branches within 32 bytes, where the assembler can. Intel CPUs up to Cascade Lake do not cache decoded
+    instructions around a branch that crosses them, so that a loop is up to a tenth slower, by its address."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    flag = "-Wa,-mbranches-within-32B-boundaries"
+    command = [*compiler, flag, "-x", "c", "-c", "-o", str(work / "empty.o"), "-"]
+    return [] if subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL).returncode else [flag]
 
 
 def _run(command: list[str]) -> None:
