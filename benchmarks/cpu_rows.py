@@ -1,9 +1,11 @@
 """Cost of the rows of a decode step and speed of prompts on this CPU, by instruction set, activations and threads.
 
     python benchmarks/cpu_rows.py [--repeats 15] [--threads 1 2 4 8 16] [--model smollm2] [--llama-cpp PYTHON] [--unchecked]
+                                   [--cpu-time]
 
 First every instruction set of this CPU must give the bits of plain C, for products and for a pass of the model, unless
 `--unchecked` leaves this out. The contenders take turns, each in its own process; every figure is the least of all repeats.
+`--cpu-time` measures CPU time of the process instead of wall time: with one thread, other programs change it little.
 `--llama-cpp` is the path of a Python with `llama-cpp-python`, which loads the same GGUF.
 """
 
@@ -64,14 +66,15 @@ torch.set_num_threads(1)
 model = load_model(sys.argv[1], activations=sys.argv[2]).model
 native.set_num_threads(int(sys.argv[3]))
 runner = ModelRunner(model, 100)
+clock = getattr(time, sys.argv[4])
 print(json.dumps(native.instructions()), flush=True)
 for line in sys.stdin:
     rows, context, logits = json.loads(line)
     blocks = list(range(1, 2 + (context + rows) // 16))
     span = Span(blocks, context, [5] * rows, logits)
-    started = time.perf_counter()
+    started = clock()
     runner.forward([span])
-    print(json.dumps(time.perf_counter() - started), flush=True)
+    print(json.dumps(clock() - started), flush=True)
 """
 
 LLAMA_CPP = """
@@ -79,15 +82,16 @@ import json, sys, time
 from llama_cpp import Llama
 llm = Llama(sys.argv[1], n_ctx=2048, n_batch=1024, n_ubatch=1024, n_threads=int(sys.argv[3]),
             n_threads_batch=int(sys.argv[3]), logits_all=False, verbose=False)
+clock = getattr(time, sys.argv[4])
 print(json.dumps("llama.cpp"), flush=True)
 for line in sys.stdin:
     rows, context, logits = json.loads(line)
     llm.reset()
     if context:
         llm.eval([5] * context)
-    started = time.perf_counter()
+    started = clock()
     llm.eval([5] * rows)
-    print(json.dumps(time.perf_counter() - started), flush=True)
+    print(json.dumps(clock() - started), flush=True)
 """
 
 
@@ -157,21 +161,22 @@ def main() -> None:
     )
     parser.add_argument("--llama-cpp", metavar="PYTHON")
     parser.add_argument("--unchecked", action="store_true", help="measure without the comparison of bits")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time of the process, not wall time")
     options = parser.parse_args()
     print(f"{cpu_name()}, {usable_cores()} usable cores", flush=True)
     if not options.unchecked:
         check_bits()
+    clock = "process_time" if options.cpu_time else "perf_counter"
     for threads in options.threads:
+        how = (str(threads), clock)
         contenders = [
-            start(
-                f"int8 {name}".strip(), sys.executable, PACELINE, options.model, "int8", str(threads), instructions=name
-            )
+            start(f"int8 {name}".strip(), sys.executable, PACELINE, options.model, "int8", *how, instructions=name)
             for name in (options.instructions or [""])
         ]
-        contenders.append(start("float32", sys.executable, PACELINE, options.model, "float32", str(threads)))
+        contenders.append(start("float32", sys.executable, PACELINE, options.model, "float32", *how))
         if options.llama_cpp:
             path = str(find_model(options.model))
-            contenders.append(start("llama.cpp", options.llama_cpp, LLAMA_CPP, path, "", str(threads)))
+            contenders.append(start("llama.cpp", options.llama_cpp, LLAMA_CPP, path, "", *how))
         report(threads, contenders, options.repeats)
         for contender in contenders:
             contender.process.stdin.close()  # type: ignore[union-attr]  # a pipe
