@@ -46,7 +46,7 @@ class BestDrafts:
         costs = self._times.costs(slots, context)
         best, self.advantage = None, None
         if batch and plain is not None and costs is not None:
-            costs = replace(costs, prompt_rows=prompt_rows, prompt_seconds=self._prefill.of_prompts(costs.lines))
+            costs = replace(costs, prompt_rows=prompt_rows, prompt_seconds=self._prefill.prompt_seconds(costs.lines))
             best = self._worthwhile(batch, shape, self._values(batch, costs), costs, plain)
         self.is_drafting = best is not None
         return None if best is None else best.depths

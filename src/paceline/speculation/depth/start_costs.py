@@ -45,7 +45,7 @@ class DraftPrefillCost:
         self._rates[method] = seconds * _CALIBRATED_TOKENS, _CALIBRATED_TOKENS
         self._calibrated[method] = seconds
 
-    def of_prompts(self, methods: Iterable[str]) -> float:
+    def prompt_seconds(self, methods: Iterable[str]) -> float:
         """Time per token that draft prefill adds to the target's passes over prompts, beside which it runs. The highest of
         these methods; 0 if a warm-up measured none."""
         return max([self._calibrated.get(method, 0.0) for method in methods], default=0.0)

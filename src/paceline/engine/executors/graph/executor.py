@@ -221,6 +221,7 @@ class GraphExecutor:
         self._inflight.append(step)
         self._catch_up(schedule.catching_up, begun.drafted)
         self._batches.fit()
+        # A probe drafts for few sequences: those that join need no draft prefill for it
         if 2 * sum([bool(one.limit) for one in decoding]) >= len(decoding):
             self._join_drafts([prompt.item.sequence for prompt in prompts if prompt.slot is not None], begun.drafted)
 
