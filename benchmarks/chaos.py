@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 from chaos_faults import CLOCK_PATCH, Event, Faults, Link
 from chaos_load import POISON, Results, Streams, cases, plain_text, send_poison
+from chaos_memory import MemoryLog
 
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.errors import PacelineError
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace, folder: Path) -> list[str]:
         time.sleep(min(10.0, 6 * options.minutes))
         with results.lock:
             calm_gap = max((end - start for start, end in results.gaps), default=0.0)
-        memory = _memory(gateway.pid, pids)
+        memory = stack.enter_context(MemoryLog(lambda: {"gateway": gateway.pid, **pids()}))
 
         def poison(rng: random.Random) -> str:
             name = rng.choice(sorted(POISON))
@@ -93,11 +94,10 @@ def run(options: argparse.Namespace, folder: Path) -> list[str]:
         unfinished = streams.join(DRAIN_SECONDS)
         seconds = time.monotonic() - calm
         leaks = _leaks(url)
-        growth = {name: size - memory[name] for name, size in _memory(gateway.pid, pids).items() if name in memory}
     leaks += [f"process {name}" for name in _children() - children]
     leaks += [f"shared memory {name}" for name in _names(SHARED_MEMORY) - shared]
     lost = [*results.lost, *(["a stream did not end"] * unfinished)]
-    _report(options, results, faults.events, lost, leaks, growth, calm_gap, seconds)
+    _report(options, results, faults.events, lost, leaks, memory, calm_gap, seconds)
     failures = [*lost[:5], *results.different[:5], *leaks]
     if failures:
         print((folder / "gateway.log").read_text()[-3000:])
@@ -110,13 +110,15 @@ def _report(
     events: list[Event],
     lost: list[str],
     leaks: list[str],
-    growth: dict[str, float],
+    memory: MemoryLog,
     calm_gap: float,
     seconds: float,
 ) -> None:
     frozen = [(event.start, event.end) for event in events if event.fault == "gateway freeze"]
     gaps = [end - start - _overlap(start, end, frozen) for start, end in results.gaps]
-    longest = max((end - start for start, end in results.gaps), default=0.0)
+    first, last = max(results.gaps, key=lambda gap: gap[1] - gap[0], default=(0.0, 0.0))
+    longest = last - first
+    causes = [f"{event.fault}: {event.where}" for event in events if _overlap(first, last, [(event.start, event.end)])]
     counts = Counter(event.fault for event in events)
     print(
         f"\n{options.model} with draft {options.draft}, {options.streams} streams, seed {options.seed}, {seconds:.0f} s"
@@ -129,9 +131,10 @@ def _report(
         f"| {results.finished} | {results.tokens} | {results.refused} | {len(lost)} | {len(results.different)} | {len(leaks)} "
         f"| {longest:.1f} s | {max(gaps, default=0.0):.1f} s | {calm_gap:.1f} s |"
     )
+    print("faults under way in the longest gap: " + (", ".join(causes) or "none"))
     print("faults: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items())))
     print("poison statuses: " + ", ".join(f"{status}: {count}" for status, count in sorted(results.poison.items())))
-    print("memory growth, MB: " + ", ".join(f"{name} {mb:+.0f}" for name, mb in sorted(growth.items())))
+    print("\n".join(memory.table()))
 
 
 def _document(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -244,14 +247,6 @@ def _leaks(url: str) -> list[str]:
     with suppress(TimeoutError):
         _until(is_idle, IDLE_SECONDS, "an idle cluster")
     return [f"{name} {count}" for name, count in held.items() if count]
-
-
-def _memory(gateway: int, pids: Pids) -> dict[str, float]:
-    sizes = {}
-    for name, pid in {"gateway": gateway, **pids()}.items():
-        with suppress(psutil.Error):
-            sizes[name] = psutil.Process(pid).memory_info().rss / 1e6
-    return sizes
 
 
 def _until(condition: Callable[[], bool], seconds: float, what: str) -> None:
