@@ -358,3 +358,17 @@ def test_run_raises_the_error_of_its_command() -> None:
     loop.submit(request("r", PROMPT, max_tokens=2), inbox)  # the engine continues
     assert len(inbox.tokens()[0]) == 2
     loop.close()
+
+
+def test_a_request_joins_a_step_that_can_wait(monkeypatch):
+    """The first request alone would wait for a minute: the second one is in its first step."""
+    can_wait = property(lambda engine: 60.0 if len(engine.scheduler.waiting) == 1 else 0.0)
+    monkeypatch.setattr(Engine, "seconds_to_spare", can_wait)
+    with running() as loop:
+        first, second = Inbox(), Inbox()
+        loop.submit(request("first", PROMPT, max_tokens=2), first)
+        loop.submit(request("second", PROMPT, max_tokens=2), second)
+        outputs = first.next(), second.next()
+    assert isinstance(outputs[0], StepOutput)
+    assert isinstance(outputs[1], StepOutput)
+    assert outputs[0].times is outputs[1].times

@@ -110,6 +110,11 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def seconds_to_spare(self) -> float:
+        """How long the next step can wait for requests without letting the device run dry."""
+        return self.graph.seconds_to_spare if self.graph is not None else 0.0
+
     def step(self) -> list[StepOutput]:
         """Run one step and return what it added to each sequence.
 
@@ -204,6 +209,8 @@ class Engine:
         reason = HostReason.NO_GRAPHS
         if self.graph is not None and not self._is_host_only:
             planned = self.graph.schedule(can_prefill=not any(hook.needs_host_prefill for hook in self.hooks))
+            if planned is None:
+                return self.graph, None
             if not isinstance(planned, HostReason):
                 self.executor_counts[GRAPH] += 1
                 if planned.items:

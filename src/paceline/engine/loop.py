@@ -165,12 +165,13 @@ class EngineLoop:
         self.engine.close()
 
     def _drain(self) -> bool:
-        """Run the queued commands. Without work, wait for one or use the idle time. False: the loop ends."""
+        """Run the queued commands, and those that arrive while the next step can wait. Without work, wait for one or use the
+        idle time. False: the loop ends."""
         idle_from = time.monotonic() + IDLE_AFTER  # commands that bring no work do not move it
         while True:
             seconds: float | None = None
             if self.engine.has_work:
-                seconds = 0.0
+                seconds = self.engine.seconds_to_spare
             elif self.engine.has_idle_work:
                 seconds = max(0.0, idle_from - time.monotonic())
             try:

@@ -343,3 +343,13 @@ def test_nothing_is_compiled_after_warm_up(monkeypatch):
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **told: compiled.append(told["repr"]))
     check(engine, requests(4))
     assert not compiled
+
+
+@pytest.mark.parametrize("has_draft", [False, True], ids=["plain", "drafts"])
+def test_no_step_is_submitted_behind_the_last_one(has_draft):
+    """A step behind the one that ends all texts would make the next request wait."""
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner) if has_draft else None
+    engine = graph_engine(proposer)
+    asked = [replace(one, sampling=replace(one.sampling, max_tokens=6)) for one in requests(2, samplings=SAMPLINGS[:1])]
+    check(engine, asked)
+    assert engine.graph.num_steps == engine.executor_counts["graph"] > 0

@@ -32,6 +32,7 @@ from paceline.engine.executors.graph.mixed import (
 )
 from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.graph.slots import DeviceSlots, Slot
+from paceline.engine.executors.graph.submit_pacing import SubmitPacer
 from paceline.engine.executors.graph.warm_up import warm_up_passes
 from paceline.engine.executors.reason import HostReason
 from paceline.engine.hooks.idle_captures import IdleCaptures
@@ -84,9 +85,14 @@ class GraphExecutor:
             self._batches,
             self._inflight,
             self.captures,
-            validator.limits.max_model_len,
+            validator,
         )
         self._is_draining = False
+        self._is_holding = False
+        """Whether nothing is submitted until the step in flight is collected."""
+        self._pacer = SubmitPacer()
+        self._scheduled, self._running_since = clock.now(), clock.now()
+        """When the host began to schedule the newest step, and when the device began the oldest in flight."""
         self.num_steps = 0
         """Steps collected."""
         self.last_result: StepResult | None = None
@@ -128,9 +134,19 @@ class GraphExecutor:
     def num_inflight(self) -> int:
         return len(self._inflight)
 
-    def schedule(self, can_prefill: bool = True) -> GraphSchedule | HostReason:
+    @property
+    def seconds_to_spare(self) -> float:
+        """How long the host can wait for requests before it submits the next step."""
+        if len(self._inflight) != 1 or self._runner.device.type != "cuda":
+            return 0.0
+        running_for = self._clock.now() - self._running_since
+        return self._pacer.seconds_to_spare(self._inflight[0].kind, running_for, self._scheduler.may_admit)
+
+    def schedule(self, can_prefill: bool = True) -> GraphSchedule | HostReason | None:
         """The next step, with its blocks reserved; or why the host executor has to take it. Loads the slots if they are empty.
-        `can_prefill`: prompts may be computed here."""
+        None: the step in flight may end all sequences, so that it is collected first. `can_prefill`: prompts may be computed
+        here."""
+        self._scheduled = self._clock.now()
         running = self._scheduler.running
         if not running:
             self.release()
@@ -155,6 +171,9 @@ class GraphExecutor:
                 if reason is not None:
                     return reason
             self._load_batch(decoding)
+        if self._steps.may_all_end:
+            self._is_holding = True
+            return None
         return self._steps.schedule(can_prefill)
 
     def _remove_ended(self) -> None:
@@ -194,8 +213,13 @@ class GraphExecutor:
             is_timed = step.is_timed and not schedule.catching_up  # the draft prefill beside it slows it down
             self._inflight.append(replace(step, is_timed=is_timed))
             self._catch_up(schedule.catching_up, step.buffers.drafted)
+        now = self._clock.now()
         if batch.num_graphs > num_graphs:
-            self.captures.count_busy(self._clock.now() - began)
+            self.captures.count_busy(now - began)
+        else:
+            self._pacer.observe_submit(bool(schedule.items), now - self._scheduled)
+        if len(self._inflight) == 1:
+            self._running_since = now
         self._speculator.graph_resumed()
         self._eligibility.num_steps += 1
 
@@ -242,13 +266,17 @@ class GraphExecutor:
             self._draft_prefilled = drafter.join(drafting, drafted) or self._draft_prefilled
 
     def collect(self) -> StepResult | None:
-        """The older of two steps in flight; the last one too, if the executor is draining."""
-        if len(self._inflight) < 2 and not (self._is_draining and self._inflight):
+        """The older of two steps in flight; the last one too, if nothing is submitted behind it."""
+        if len(self._inflight) < 2 and not ((self._is_draining or self._is_holding) and self._inflight):
             return None
         step = self._inflight.popleft()
         self.num_steps += 1
-        self.last_result = step.result(self._clock)
-        return self.last_result
+        self._is_holding = False
+        result = self.last_result = step.result(self._clock)
+        self._running_since = self._clock.now()
+        if result.is_timed:
+            self._pacer.observe_step(step.kind, result.verify_seconds + (result.draft_seconds or 0.0))
+        return result
 
     def prepare_next(self, result: StepResult) -> None:
         if self._is_draining and not self._inflight:
@@ -279,7 +307,7 @@ class GraphExecutor:
             self._draft_prefilled.wait()
             self._draft_prefilled = None
         self._slots.clear()
-        self._is_draining = False
+        self._is_draining = self._is_holding = False
         self._eligibility.forget()
 
     def yield_to_host(self) -> None:

@@ -18,6 +18,7 @@ from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.schedule import Schedule
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
+from paceline.engine.validator import RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import bucket
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
@@ -46,11 +47,11 @@ class GraphScheduler:
         batches: GraphBatches,
         inflight: Collection[InflightStep | InflightMixed],
         captures: IdleCaptures,
-        max_model_len: int,
+        validator: RequestValidator,
     ) -> None:
         self._scheduler, self._speculator, self._eligibility = scheduler, speculator, eligibility
         self._slots, self._batches, self._inflight = slots, batches, inflight
-        self._captures, self._max_model_len = captures, max_model_len
+        self._captures, self._validator = captures, validator
 
     def schedule(self, can_prefill: bool) -> GraphSchedule | HostReason:
         """The next step, with its blocks reserved; or why the host executor has to take it. `can_prefill`: prompts may be
@@ -65,6 +66,15 @@ class GraphScheduler:
         if isinstance(decoding, HostReason) or not has_prompts:
             return decoding
         return self._schedule_prompts(decoding)
+
+    @property
+    def may_all_end(self) -> bool:
+        """Whether the step in flight may give every sequence its last token, and no prompt waits: a step behind it would most
+        likely be for nothing, and the next request would wait for it."""
+        num_tokens = self._num_inflight_tokens
+        if not num_tokens or self._has_prompts:
+            return False
+        return all(self._validator.remaining(one) <= num_tokens for one in self._slots.members())
 
     def host_prefill_reason(self, num_prompts: int) -> HostReason | None:
         """Why the host computes prompts now; None: there are none, or they wait. `num_prompts` sequences have begun theirs."""
@@ -176,7 +186,7 @@ class GraphScheduler:
     def _reserve(self, members: Seq[Sequence], num_ahead: int) -> HostReason | None:
         """Reserve the target's blocks for `num_ahead` more tokens of every sequence."""
         lengths = [len(sequence.ids) for sequence in members]
-        if max(lengths, default=0) + num_ahead > self._max_model_len:
+        if max(lengths, default=0) + num_ahead > self._validator.limits.max_model_len:
             return HostReason.WINDOW
         grow = self._scheduler.tables.grow
         for slot, blocks in enumerate(self._slots.blocks):

@@ -89,6 +89,11 @@ class InflightStep:
         return self.buffers.num_slots
 
     @property
+    def kind(self) -> tuple[int, int]:
+        """Slots and draft nodes: steps of one kind take about the same time."""
+        return self.num_slots, self.shape.nodes
+
+    @property
     def max_tokens(self) -> int:
         """Tokens by which the step may extend a sequence."""
         return self.shape.levels + 1

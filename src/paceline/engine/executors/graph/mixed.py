@@ -22,7 +22,7 @@ from paceline.kernels.gpu.speculation.slot_rows import commit_rows
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
 from paceline.models.gpu.mixed import MixedPasses
-from paceline.models.gpu.runner import GpuRunner
+from paceline.models.gpu.runner import GpuRunner, bucket
 from paceline.models.runner import Span
 from paceline.speculation.verification.verify import PLAIN, Verdict
 
@@ -107,6 +107,12 @@ class InflightMixed:
         end = len(self.decoding) * width
         committed: list[list[int]] = self.buffers.tokens[:end].view(-1, width).tolist()
         return committed, self.buffers.tokens[end : end + num_joining].tolist()
+
+    @property
+    def kind(self) -> tuple[int, int, int]:
+        """Slots, draft nodes and prompt rows: steps of one kind take about the same time."""
+        num_rows = sum(prompt.item.num_tokens for prompt in self.prompts)
+        return self.begun.num_slots, self.shape.nodes, bucket(num_rows)
 
     @property
     def prompt_ids(self) -> list[int]:
