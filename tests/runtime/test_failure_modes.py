@@ -97,7 +97,7 @@ def test_symptom_is_logged_once_and_shown(name: str, caplog: pytest.LogCaptureFi
                 pressure.observe(replace(STATUS, preemptions=5 * i), 10 * i)
         else:
             connection, accepted, figure, limit = CASES[name]
-            observed(proposer._statistics, connection, accepted, now=WallClock().now())
+            observed(proposer._arms.current.statistics, connection, accepted, now=WallClock().now())
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(f"{name}: {figure:.4g} against {limit:.4g}; ")
     row = shown(proposer, pressure)

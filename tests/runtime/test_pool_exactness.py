@@ -267,7 +267,7 @@ def send_signal(child, how):
 
 def prefer(proposer, name):
     """Both workers are on this machine; the test needs a certain one."""
-    proposer._pairing._current = name
+    proposer._arms.current.pairing._current = name
 
 
 def test_restarted_worker_is_used_again(target):

@@ -113,7 +113,7 @@ class TierCounts:
 
 @dataclass(frozen=True, slots=True)
 class GoodputSums:
-    """Sums over sequences of the tokens that were committed and the seconds that their steps took, with draft tokens wanted."""
+    """Sums over sequences of the tokens that were committed and the seconds that their steps took."""
 
     sequences: int = 0
     tokens: float = 0.0

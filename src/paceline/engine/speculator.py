@@ -341,7 +341,9 @@ class Speculator:
 
     def _class(self, sequence: Sequence) -> str:
         """The traffic class of a sequence with the draft that is in use."""
-        return traffic_class(sequence) + self._labels.get(sequence.method, "")
+        name = traffic_class(sequence) + self._labels.get(sequence.method, "")
+        label = self.proposers[sequence.method].traits.label
+        return name if label is None else name + label(sequence.id)
 
     def _observation(self, one: SequenceResult) -> RoundObservation:
         assert one.verdict is not None

@@ -1,6 +1,6 @@
 """The interface that every method of drafting implements."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -71,6 +71,8 @@ class Progress:
     draft. Empty under rejection sampling: a draft must not depend on the target's randomness."""
     max_levels: int | None = None
     """Longest useful path: one token less than the request may still generate. None: not known."""
+    allows_drafts: bool = True
+    """Whether the request allows speculation."""
 
     @classmethod
     def of(cls, sequence: Sequence, max_levels: int, hidden: Hidden | None = None, picks: Seq[int] = ()) -> "Progress":
@@ -87,6 +89,7 @@ class Progress:
             hidden=hidden,
             picks=picks,
             max_levels=max_levels,
+            allows_drafts=sequence.speculation.enabled,
         )
 
 
@@ -104,6 +107,9 @@ class ProposerTraits:
     can_miss_steps: bool = False
     """Steps in which no sequence of it drafts may run without `observe`: its next `Progress` tells all that it needs. Its
     sequences then decode in graph steps while they do not draft."""
+    label: Callable[[int], str] | None = None
+    """Gives the end of a sequence's traffic class, by its id. For a proposer that tries a second draft on some sequences;
+    None: all have the same draft."""
     can_run_in_graph: bool = False
     """The graph executor can draft by this method on a GPU."""
     runners: "tuple[ModelRunner | EagleRunner, ...]" = ()

@@ -9,7 +9,6 @@ from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_pool import proposer as pool_proposer
 from paceline.runtime.draft_pool.connection import DraftAddress
-from paceline.runtime.draft_pool.proposer import draws_trial
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.wire.transport import wait_any
 from paceline.speculation.drafts import DraftBatch
@@ -140,7 +139,7 @@ def test_draft_on_trial_gets_a_share_of_the_sequences_and_its_goodput_is_measure
                         break
                     committed.append(token + 1)
                 ids[number] += tuple(committed)
-        trial = {number for number in numbers if draws_trial(proposer._trial_seed, number)}
+        trial = {number for number in numbers if proposer._arms.draws_trial(number)}
         assert 10 <= len(trial) <= 50
         by_name = {drafter.name: drafter.sequences for drafter in proposer.status().drafters}
         assert by_name == {"old": 120 - len(trial), "new": len(trial)}

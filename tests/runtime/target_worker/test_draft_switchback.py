@@ -5,12 +5,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.cluster.pairing.draft_trial import TrialVerdict
+from paceline.cluster.pairing.draft_trial import TRIAL_LABEL, TrialVerdict
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.exchange import AnyDraft, own_tensors
-from paceline.runtime.target_worker.draft_switchback import LABEL, MIN_PERIODS, DraftSwitchback
+from paceline.runtime.target_worker.draft_switchback import MIN_PERIODS, DraftSwitchback
 from paceline.speculation.proposer import Proposer
 from tests.fakes import StepClock, draft_model, request, run, tiny_engine, tiny_model
 from tests.heads import distilled, eagle, medusa, tiny_distilled, tiny_eagle, tiny_medusa
@@ -155,11 +155,13 @@ def test_acceptance_is_learned_apart_and_adopted_by_a_draft_that_is_kept() -> No
     serve(engine, hook, requests(600))
     assert hook.decision.verdict is TrialVerdict.KEEP
     alphas = {status.category: status.alphas[0] for status in engine.speculator.traffic.report()}
-    assert alphas["default"] < 0.5 < alphas[f"default{LABEL}"]
+    assert alphas["default"] < 0.5 < alphas[f"default{TRIAL_LABEL}"]
     before = engine.speculator.traffic.report()
     run(engine, requests(4))
     after = {status.category: status.tested for status in engine.speculator.traffic.report()}
-    assert after[f"default{LABEL}"] == next(one.tested for one in before if one.category == f"default{LABEL}")
+    assert after[f"default{TRIAL_LABEL}"] == next(
+        one.tested for one in before if one.category == f"default{TRIAL_LABEL}"
+    )
 
 
 def test_an_engine_without_a_draft_has_nothing_to_exchange() -> None:

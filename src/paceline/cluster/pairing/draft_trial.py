@@ -18,6 +18,8 @@ from paceline.core.worker_status import GoodputSums
 
 TRIAL_SHARE = 0.25
 """Share of the sequences that a draft on trial gets."""
+TRIAL_LABEL = " (new draft)"
+"""End of the traffic classes of a draft on trial."""
 
 
 class TrialVerdict(Enum):

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from paceline.cluster.pairing.draft_trial import TRIAL_LABEL
 from paceline.core.errors import EngineClosed
 from paceline.core.worker_status import DrafterStatus, Symptom
 from paceline.engine.loop import EngineLoop
+from paceline.runtime.draft_pool.arms import TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.wire.gateway_messages import WorkerAddress
@@ -28,7 +30,7 @@ class PoolControl:
             DraftAddress(w.name, w.address, None if own is None else Security(own, w.key), w.is_on_trial)
             for w in workers
         ]
-        self._call(lambda: self._proposer.set_workers(addresses))
+        self._call(lambda: self._set_workers(addresses))
 
     def maintain(self) -> None:
         """Keep the connections alive while the engine is idle; during generation the proposer does it."""
@@ -44,6 +46,16 @@ class PoolControl:
     def close(self) -> None:
         """Close the connections. Call it after the engine has stopped."""
         self._proposer.shut_down()
+
+    def _set_workers(self, addresses: Sequence[DraftAddress]) -> None:
+        """On the engine's thread. Acceptance is learned apart for a draft on trial; it stays if the draft is kept."""
+        change = self._proposer.set_workers(addresses)
+        speculator = self._loop.engine.speculator
+        methods = [name for name, one in speculator.proposers.items() if one.traits is self._proposer.traits]
+        if change is TrialChange.BEGUN:
+            speculator.forget_label(methods, TRIAL_LABEL)
+        elif change is TrialChange.KEPT:
+            speculator.adopt_label(methods, TRIAL_LABEL)
 
     def _call(self, command: Callable[[], None]) -> None:
         with suppress(EngineClosed):

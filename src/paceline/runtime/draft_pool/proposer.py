@@ -1,23 +1,19 @@
 """The proposer `pool`: drafts come from draft workers over the network. A failure there costs speed, never correctness."""
 
 import logging
-import random
-import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.cluster.pairing.draft_trial import TRIAL_SHARE
-from paceline.cluster.pairing.pairing import Pairing, is_worth_waiting
+from paceline.cluster.pairing.pairing import is_worth_waiting
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import PacelineError
 from paceline.core.worker_status import DrafterStatus, Symptom
 from paceline.models.drafts.compatibility import Fingerprint
+from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress, DraftConnection
 from paceline.runtime.draft_pool.drafts import DraftChain, to_draft_batch
 from paceline.runtime.draft_pool.sequence import PoolSequence
-from paceline.runtime.draft_pool.statistics import PoolStatistics
-from paceline.runtime.draft_pool.tree_split import TreeSplit
 from paceline.runtime.wire.messages import (
     MAX_BATCH,
     Advance,
@@ -32,7 +28,7 @@ from paceline.runtime.wire.messages import (
     RoundRequest,
 )
 from paceline.runtime.wire.transport import wait_any
-from paceline.speculation.drafts import DraftBatch, DraftCost
+from paceline.speculation.drafts import DraftBatch, DraftCost, merge_batches
 from paceline.speculation.proposer import Progress, Proposer, ProposerTraits
 
 logger = logging.getLogger(__name__)
@@ -69,15 +65,12 @@ class PoolProposer:
     ) -> None:
         """`workers`: those known now; `set_workers` replaces them. `tokenizer`: the target's, which drafts must share.
         `verifies_trees`: whether workers send alternatives to the tokens of their chains, which are verified beside them."""
-        self.traits = ProposerTraits(is_tree=verifies_trees, can_miss_steps=True)
-        self._split = TreeSplit()
+        self.traits = ProposerTraits(is_tree=verifies_trees, can_miss_steps=True, label=self._label)
+        self._arms = DraftArms()
         self._tokenizer, self._vocab_size, self._name = tokenizer, vocab_size, name
         self._fallback, self._clock = fallback, clock or WallClock()
         self._connections: dict[str, DraftConnection] = {}
         self._sequences: dict[int, PoolSequence] = {}
-        self._trial_seed = secrets.randbits(32)
-        self._pairing, self._trial_pairing = Pairing(), Pairing()
-        self._statistics = PoolStatistics()
         self._steps = self._undrafted = 0
         self._wait_seconds = 0.0
         self._step_started, self._step_waited = 0.0, 0.0
@@ -88,9 +81,12 @@ class PoolProposer:
     def connections(self) -> tuple[DraftConnection, ...]:
         return tuple(self._connections.values())
 
-    def set_workers(self, workers: Iterable[DraftAddress]) -> None:
+    def set_workers(self, workers: Iterable[DraftAddress]) -> TrialChange:
         """Use these workers and no others; connections to workers that stay are kept."""
         wanted = {where.name: where for where in workers}
+        if wanted != {name: one.where for name, one in self._connections.items()}:
+            for sequence in self._sequences.values():  # what follows counts for another draft, or beside another one
+                sequence.finish_measuring()
         kept = {name: one for name, one in self._connections.items() if _is_same(wanted.get(name), one.where)}
         for name, connection in kept.items():  # the end of a trial does not disconnect
             connection.where = wanted[name]
@@ -107,7 +103,9 @@ class PoolProposer:
                 except PacelineError as error:
                     logger.error("draft worker %s is ignored: %s", name, error)
         self._connections = kept
+        change = self._arms.set_connections(self.connections)
         self.maintain()
+        return change
 
     def maintain(self) -> None:
         """Keep the connections alive while the engine is idle, and measure round trips now and then."""
@@ -128,25 +126,26 @@ class PoolProposer:
             if sequence is None:
                 sequence = self._sequences[progress.sequence_id] = PoolSequence(progress, self._vocab_size)
             sequence.progress = progress
-            sequence.measure_round(step_seconds)
+            sequence.measure_round(step_seconds, self._draft_of(sequence))
             sequence.requested, sequence.chain = 0, None
             if progress.depth == 0:
                 sequence.offered = ()
             elif (connection := sequence.connection or self._assign(sequence, now)) is not None:
+                arm = self._arms.of(connection)
                 if sequence.offered and (committed := sequence.committed):
-                    self._statistics.observe_round(len(sequence.offered), len(committed) - 1)
+                    arm.statistics.observe_round(len(sequence.offered), len(committed) - 1)
                     if self.traits.is_tree:
-                        self._split.observe(sequence.offered, sequence.offered_alternatives, committed)
+                        arm.split.observe(sequence.offered, sequence.offered_alternatives, committed)
                 if connection not in max_depths:
-                    max_depths[connection] = self._statistics.max_depth(connection)
+                    max_depths[connection] = arm.statistics.max_depth(connection)
                 depth, num_alternatives = self._shape(sequence, max_depths[connection])
                 requests[connection].append(sequence.start_round(depth, now, num_alternatives))
         for connection, rounds in requests.items():
-            send_ahead = self._statistics.wants_branches(connection)
+            send_ahead = self._arms.of(connection).statistics.wants_branches(connection)
             for start in range(0, len(rounds), MAX_BATCH):
                 connection.send(Advance(connection.epoch, rounds[start : start + MAX_BATCH], send_ahead), now)
         if batch:  # also for plain steps: a symptom stays visible while the circuit breaker is open
-            self._statistics.check(self.connections, now)
+            self._arms.check(self.connections, now)
         if self._fallback is not None:
             self._fallback.observe(
                 [_as_chain(one) for one in batch if self._sequences[one.sequence_id].connection is None]
@@ -155,7 +154,7 @@ class PoolProposer:
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
         started = self._receive()
         if deadline > started:
-            self._statistics.observe_step(deadline - started)
+            self._arms.observe_step(deadline - started)
         sequences = [sequence for i in sequence_ids if (sequence := self._sequences.get(i)) is not None]
         requested = [sequence for sequence in sequences if sequence.requested]
         trip = max(
@@ -183,16 +182,17 @@ class PoolProposer:
                 if sequence.connection is not None:
                     sequence.connection.check_alive(started)
         self._draft_with_fallback(chains, [one for one in sequences if one.connection is None], deadline)
-        return replace(to_draft_batch(chains, self._split), cost=cost)
+        return replace(self._draft_batch(chains), cost=cost)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         closed: defaultdict[DraftConnection, list[int]] = defaultdict(list)
         for sequence_id in sequence_ids:
             sequence = self._sequences.pop(sequence_id, None)
-            if sequence is not None and (connection := sequence.connection) is not None:
-                sequence.finish_measuring()
-                if connection.is_ready:
-                    closed[connection].append(sequence_id)
+            if sequence is None:
+                continue
+            sequence.finish_measuring()
+            if (connection := sequence.connection) is not None and connection.is_ready:
+                closed[connection].append(sequence_id)
         for connection, ids in closed.items():
             for start in range(0, len(ids), MAX_BATCH):
                 connection.send(Close(connection.epoch, ids[start : start + MAX_BATCH]), self._clock.now())
@@ -211,7 +211,7 @@ class PoolProposer:
         assigned = [sequence.connection for sequence in list(self._sequences.values())]
         return PoolStatus(
             drafters=tuple(connection.status(assigned.count(connection)) for connection in self.connections),
-            symptoms=self._statistics.symptoms(self._clock.now()),
+            symptoms=self._arms.current.statistics.symptoms(self._clock.now()),
             steps=self._steps,
             wait_seconds=self._wait_seconds,
             undrafted=self._undrafted,
@@ -220,18 +220,41 @@ class PoolProposer:
     def _shape(self, sequence: PoolSequence, max_depth: int) -> tuple[int, int]:
         """(tokens of the chain, alternatives) to request for the nodes of its next draft."""
         longest = min(_as_chain(sequence.progress).depth, max_depth)
-        if not self.traits.is_tree or sequence.needs_distribution:
+        if not self.traits.is_tree or sequence.needs_distribution or sequence.connection is None:
             return longest, 0
-        return self._split.split(sequence.progress.depth, longest)
+        return self._arms.of(sequence.connection).split.split(sequence.progress.depth, longest)
+
+    def _label(self, sequence_id: int) -> str:
+        """End of its traffic class: what is learned of a draft on trial is kept apart."""
+        sequence = self._sequences.get(sequence_id)
+        return self._arms.label(sequence_id, None if sequence is None else sequence.connection, self.connections)
+
+    def _draft_of(self, sequence: PoolSequence) -> DraftConnection | None:
+        """Connection to a worker of the draft that the goodput of a sequence counts for, whether or not it drafts now."""
+        if not sequence.progress.allows_drafts:
+            return None
+        return sequence.connection or self._arms.connection_for(sequence.progress.sequence_id, self.connections)
+
+    def _draft_batch(self, chains: dict[int, DraftChain]) -> DraftBatch:
+        """The nodes of every chain in the order that its draft has learned."""
+        current, tried = self._arms.current.split, self._arms.candidate.split
+        on_trial = {i: chain for i, chain in chains.items() if self._is_on_trial(i)}
+        if not on_trial:
+            return to_draft_batch(chains, current)
+        others = {i: chain for i, chain in chains.items() if i not in on_trial}
+        return merge_batches([to_draft_batch(others, current), to_draft_batch(on_trial, tried)])
+
+    def _is_on_trial(self, sequence_id: int) -> bool:
+        connection = self._sequences[sequence_id].connection
+        return connection is not None and connection.where.is_on_trial
 
     def _assign(self, sequence: PoolSequence, now: float) -> DraftConnection | None:
         """Open the sequence at the best worker, if any is usable. Workers on trial get a share of the sequences."""
-        is_trial = draws_trial(self._trial_seed, sequence.progress.sequence_id)
         views = [(connection.where.is_on_trial, connection.view(now)) for connection in self.connections]
         name = None
-        for chosen in (is_trial, not is_trial):  # the other ones if none is usable
-            pairing = self._trial_pairing if chosen else self._pairing
-            name = name or pairing.choose([view for on_trial, view in views if on_trial is chosen], now)
+        for is_trial in self._arms.preferences(sequence.progress.sequence_id):
+            arm = self._arms.candidate if is_trial else self._arms.current
+            name = name or arm.pairing.choose([view for on_trial, view in views if on_trial is is_trial], now)
         if name is None:
             return None
         connection = self._connections[name]
@@ -266,8 +289,9 @@ class PoolProposer:
             return now
         soonest = min(expected)
         num_soonest = sum(at <= soonest + 0.001 for at in expected)
-        step = self._statistics.step_seconds
-        if step is None or is_worth_waiting(num_ready, num_soonest, self._statistics.gain, soonest - now, step):
+        gains = [self._arms.of(one.connection).statistics.gain for one in missing if one.connection is not None]
+        gain, step = sum(gains) / len(gains), self._arms.current.statistics.step_seconds
+        if step is None or is_worth_waiting(num_ready, num_soonest, gain, soonest - now, step):
             return min(soonest, deadline)
         return now
 
@@ -322,11 +346,6 @@ class PoolProposer:
         for sequence_id, draft in self._fallback.collect(ids, deadline).split().items():
             if draft.is_chain and draft.probs is None:
                 chains.setdefault(sequence_id, DraftChain(draft.tokens, ()))
-
-
-def draws_trial(seed: int, sequence_id: int) -> bool:
-    """Whether a sequence goes to a draft on trial: a share of all sequences, at random, and the same answer every time."""
-    return random.Random((seed << 64) ^ sequence_id).random() < TRIAL_SHARE
 
 
 def _as_chain(progress: Progress) -> Progress:

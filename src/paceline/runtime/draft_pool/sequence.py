@@ -27,8 +27,8 @@ class MeasuredRounds:
     seconds: float = 0.0
     length: int = 0
     """Committed tokens at the end of the last round."""
-    is_started: bool = False
-    """Whether a draft was requested for this round."""
+    connection: DraftConnection | None = None
+    """Connection to a worker of the draft that they count for."""
     wait: float = 0.0
     """Time that this step waited for the draft of this sequence."""
 
@@ -82,24 +82,29 @@ class PoolSequence:
         self.finish_measuring()
         self.connection, self.requested = None, 0
 
-    def measure_round(self, step_seconds: float) -> None:
-        """The step that ends now took `step_seconds`, without the wait for drafts. Counts for the worker that drafted in it."""
-        rounds, connection = self.measured, self.connection
-        committed, rounds.length = len(self.progress.ids) - rounds.length, len(self.progress.ids)
-        if connection is not None and rounds.is_started and committed > 0:
+    def measure_round(self, step_seconds: float, connection: DraftConnection | None) -> None:
+        """The step that ends now took `step_seconds`, without the wait for drafts. Counts for `connection`, also if the step
+        was without a draft. The first call begins to count."""
+        rounds = self.measured
+        committed = len(self.progress.ids) - rounds.length if rounds.length else 0
+        rounds.length = len(self.progress.ids)
+        if rounds.connection is None or connection is None or not _is_same_draft(rounds.connection, connection):
+            self.finish_measuring()
+            rounds.connection = connection
+        if connection is not None and committed > 0:
             rounds.count += 1
             rounds.tokens += committed
             rounds.seconds += step_seconds + rounds.wait
             if rounds.count >= MAX_MEASURED_ROUNDS:
                 self.finish_measuring()
-        rounds.wait, rounds.is_started = 0.0, False
+        rounds.wait = 0.0
 
     def finish_measuring(self) -> None:
-        """Add the rounds so far to the sums of the worker, as one sequence."""
-        rounds, connection = self.measured, self.connection
+        """Add the rounds so far to the sums of their worker, as one sequence."""
+        rounds, connection = self.measured, self.measured.connection
         if connection is not None and rounds.count >= MIN_MEASURED_ROUNDS:
             connection.goodput = connection.goodput.with_sequence(rounds.tokens, rounds.seconds)
-        rounds.count, rounds.tokens, rounds.seconds = 0, 0, 0.0
+        rounds.connection, rounds.count, rounds.tokens, rounds.seconds = None, 0, 0, 0.0
 
     @property
     def committed(self) -> Sequence[int]:
@@ -130,7 +135,6 @@ class PoolSequence:
         self.offered, self.offered_alternatives, self.is_answered = (), (), False
         self.round += 1
         self.requested, self.requested_at, self.num_alternatives = depth, now, num_alternatives
-        self.measured.is_started = True
         if branch is not None:
             self._use_branch(branch, connection)
         connection.counters.rounds += 1
@@ -239,6 +243,11 @@ class PoolSequence:
             raise MalformedMessage("a token outside the vocabulary")
         decoded = distributions.decode(data, tokens, self.vocab_size) if self.needs_distribution else []
         return DraftChain(tuple(tokens), tuple(decoded))
+
+
+def _is_same_draft(one: DraftConnection, other: DraftConnection) -> bool:
+    """Whether both are of the draft in use, or both of the one on trial."""
+    return one.where.is_on_trial is other.where.is_on_trial
 
 
 def open_message(progress: Progress, epoch: int) -> Open:

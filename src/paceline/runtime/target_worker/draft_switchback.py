@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from paceline.cluster.pairing.draft_trial import (
+    TRIAL_LABEL,
     USED_AT_ONCE,
     DraftTrial,
     TrialDecision,
@@ -34,8 +35,6 @@ from paceline.models.drafts.exchange import AnyDraft
 from paceline.speculation.proposers.draft_weights import DraftWeights
 from paceline.speculation.verification.grammar import Grammar
 
-LABEL = " (new draft)"
-"""End of the traffic classes of the draft on trial."""
 MIN_PERIODS = 8
 """Periods of each draft before the first test."""
 
@@ -131,7 +130,7 @@ class DraftSwitchback(StepHook):
         self._period_seconds, self._period = period, _Period(now + period)
         self._measured, self._order = (_Measured(), _Measured()), []
         self.decision = TrialDecision(TrialVerdict.CONTINUE, None, "the trial has begun")
-        self._speculator.forget_label(self._methods, LABEL)
+        self._speculator.forget_label(self._methods, TRIAL_LABEL)
         if seconds:
             self._use(self._next_version())
         else:
@@ -210,7 +209,7 @@ class DraftSwitchback(StepHook):
         self._version = Version.CURRENT  # the draft in use is the current one of the next trial
         self._speculator.label(self._methods, "")
         if is_kept and self._measured[Version.CANDIDATE].sequences:
-            self._speculator.adopt_label(self._methods, LABEL)
+            self._speculator.adopt_label(self._methods, TRIAL_LABEL)
         self.weights.drop_spare()
         self._period = _Period(0.0)
         self.decision = decision
@@ -227,4 +226,4 @@ class DraftSwitchback(StepHook):
         if version is not self._version:
             self.weights.exchange()
             self._version = version
-        self._speculator.label(self._methods, LABEL if version is Version.CANDIDATE else "")
+        self._speculator.label(self._methods, TRIAL_LABEL if version is Version.CANDIDATE else "")

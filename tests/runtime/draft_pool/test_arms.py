@@ -1,0 +1,125 @@
+"""A draft on trial and the one in use are measured and learned of apart."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from paceline.cluster.pairing.draft_trial import TRIAL_LABEL
+from paceline.core.clock import WallClock
+from paceline.engine.loop import EngineLoop
+from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
+from paceline.runtime.draft_pool.connection import DraftAddress
+from paceline.runtime.draft_pool.control import PoolControl
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.draft_worker.scheduler import DraftLimits
+from paceline.runtime.wire.gateway_messages import WorkerAddress
+from tests.fakes import request, run, tiny_engine, tiny_model
+from tests.runtime.draft_pool.test_proposer import VOCAB, progress
+from tests.runtime.pools import PatientProposer, ScriptedCore, draft_worker, model_core, pool
+
+NUMBERS = range(120)
+
+
+@contextmanager
+def trial_pool() -> Iterator[tuple[PoolProposer, DraftAddress, DraftAddress]]:
+    """A pool whose old draft is always wrong and whose new one is always right, and their addresses."""
+    wrong, right = ScriptedCore(lambda ids: (ids[-1] + 2) % VOCAB), ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
+    with (
+        draft_worker(wrong, VOCAB, DraftLimits(max_sequences=512), name="old") as old,
+        draft_worker(right, VOCAB, DraftLimits(max_sequences=512), name="new") as new,
+        pool(old, tried := DraftAddress("new", new.address, is_on_trial=True), vocab_size=VOCAB) as proposer,
+    ):
+        yield proposer, DraftAddress("old", old.address), tried
+
+
+def decode(proposer: PoolProposer, depths: dict[int, int], rounds: int = 6) -> None:
+    """The text counts upwards. Every sequence commits what its draft got right, and one token."""
+    ids = dict.fromkeys(depths, (1, 2))
+    for _ in range(rounds):
+        proposer.observe([progress(*ids[number], number=number, depth=depth) for number, depth in depths.items()])
+        wanted = [number for number, depth in depths.items() if depth]
+        drafted = proposer.collect(wanted, WallClock().now() + 5.0).split()
+        for number in depths:
+            committed = [ids[number][-1] + 1]
+            for token in drafted[number].tokens if number in drafted else ():
+                if token != committed[-1]:
+                    break
+                committed.append(token + 1)
+            ids[number] += tuple(committed)
+
+
+def test_sequences_without_drafts_count_for_the_draft_that_does_not_pay() -> None:
+    with trial_pool() as (proposer, _, _):
+        tried = {number for number in NUMBERS if proposer._arms.draws_trial(number)}
+        decode(proposer, {number: 3 if number in tried else 0 for number in NUMBERS})
+        proposer.close(list(NUMBERS))
+        sums = {drafter.name: drafter.goodput for drafter in proposer.status().drafters}
+        assert {name: one.sequences for name, one in sums.items()} == {"old": 120 - len(tried), "new": len(tried)}
+        assert sums["old"].tokens / sums["old"].sequences == 5.0, "plain decoding: one token a round"
+        assert sums["new"].tokens / sums["new"].sequences > 10.0
+
+
+def test_request_that_allows_no_drafts_is_not_measured() -> None:
+    with trial_pool() as (proposer, _, _):
+        ids: tuple[int, ...] = (1, 2)
+        for _ in range(6):
+            proposer.observe([replace(progress(*ids, depth=0), allows_drafts=False)])
+            ids += (ids[-1] + 1,)
+        proposer.close([7])
+        assert all(drafter.goodput.sequences == 0 for drafter in proposer.status().drafters)
+
+
+def test_gain_of_one_draft_does_not_decide_for_the_other() -> None:
+    with trial_pool() as (proposer, old, new):
+        decode(proposer, dict.fromkeys(NUMBERS, 3))
+        current, candidate = proposer._arms.current.statistics, proposer._arms.candidate.statistics
+        assert current.gain <= 1.0
+        assert candidate.gain > 2.0
+        assert proposer.set_workers([DraftAddress("new", new.address)]) is TrialChange.KEPT
+        assert proposer._arms.current.statistics is candidate
+        assert old.name not in {one.where.name for one in proposer.connections}
+
+
+def test_traffic_class_of_a_sequence_is_that_of_its_draft() -> None:
+    with trial_pool() as (proposer, old, new):
+        label = proposer.traits.label
+        assert label is not None
+        for number in NUMBERS:  # also before the first step
+            assert label(number) == (TRIAL_LABEL if proposer._arms.draws_trial(number) else "")
+        proposer.set_workers([old])
+        assert {label(number) for number in NUMBERS} == {""}
+        assert proposer.set_workers([old, new]) is TrialChange.BEGUN
+        assert proposer.set_workers([old]) is TrialChange.ROLLED_BACK
+
+
+def test_equal_lists_are_no_change() -> None:
+    assert DraftArms().set_connections([]) is TrialChange.NONE
+
+
+def test_acceptance_is_learned_apart_and_stays_with_a_draft_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tiny_model()
+    vocab = target.config.vocab_size
+    with (
+        draft_worker(model_core(tiny_model(seed=5)), vocab, name="old") as old,
+        draft_worker(model_core(tiny_model()), vocab, name="new") as new,
+        pool(old, new, vocab_size=vocab) as proposer,
+    ):
+        engine = tiny_engine(target, PatientProposer(proposer), max_num_seqs=16)
+        loop, restarted = EngineLoop(engine), dict[str, float]()
+        monkeypatch.setattr(engine.speculator.depth, "restart", restarted.__setitem__)
+        try:
+            control, first = PoolControl(proposer, loop), WorkerAddress("old", old.address)
+            control.set_workers([first, WorkerAddress("new", new.address)])
+            control.set_workers([first, WorkerAddress("new", new.address, is_on_trial=True)])
+            asked = [engine.validate(request(f"{i}", [1, 2, 3, 4 + i % 8], max_tokens=16)) for i in range(48)]
+            loop.run(lambda: run(engine, asked))
+            alphas = {f"{one.method}/{one.category}": one.alphas[0] for one in engine.speculator.traffic.report()}
+            (known,) = [name for name in alphas if not name.endswith(TRIAL_LABEL)]
+            assert alphas[known] < 0.5 < alphas[known + TRIAL_LABEL]
+            control.set_workers([WorkerAddress("new", new.address)])
+            loop.run(lambda: None)
+            assert restarted == {known: alphas[known + TRIAL_LABEL]}
+        finally:
+            loop.close()
