@@ -151,7 +151,9 @@ class Feed:
     def in_use(self) -> str:
         return self.draft
 
-    def run(self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None]) -> Verdict:
+    def run(
+        self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
+    ) -> Verdict:
         self.draft = str(draft)
         return Verdict(True, None, "not tried under load")
 

@@ -121,6 +121,25 @@ def test_refusals_double_the_tokens_of_the_next_training(setup: Setup) -> None:
     assert wanted == [600, 1200, 2400, 4800, 600 * MAX_BACKOFF, 600 * MAX_BACKOFF]
 
 
+def test_a_shift_of_the_traffic_ends_the_wait_after_refusals(setup: Setup) -> None:
+    for number in range(2):
+        setup.training.rounds = [10]
+        add_samples(setup.server.ring, setup.learner.tokens_wanted // 10, first=1000 * number)
+        setup.learner.tick()
+    assert setup.learner.tokens_wanted == 2400
+    add_samples(setup.server.ring, 90, first=5000)
+    setup.learner.tick()
+    assert len(setup.training.parents) == 2  # the same kind of traffic waits
+    ring = setup.server.ring
+    for number in range(40):
+        ring.add((1, number), tuple(range(60_000 + number, 60_008 + number)), (), 0, 1, ring.tenant("key"), "other")
+    setup.training.rounds, setup.server.verdicts = [8], [KEEP]
+    setup.learner.tick()
+    assert setup.statuses() == ["refused", "refused", "kept"]
+    assert setup.learner.tokens_wanted == 600
+    assert "the traffic has changed" in setup.log.getvalue()
+
+
 def test_a_paused_learner_reads_nothing(setup: Setup) -> None:
     setup.folder.pause(True)
     add_samples(setup.server.ring, 60)

@@ -1,6 +1,7 @@
 """The loop of a learner: read samples, train, pass two gates, keep or refuse."""
 
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,13 +14,16 @@ from paceline.learning.gate import OfflineLimits, decide_offline
 from paceline.learning.learning_server import ServerFailure, Trials
 from paceline.learning.memory import SampleMemory
 from paceline.learning.plot import PLOT, plot_versions
+from paceline.learning.shift import ShiftLimits, has_shifted
 from paceline.learning.versions import Activity, Lineage, Verdict, VersionFolder
-from paceline.server.learning.sample_ring import SampleBatch
+from paceline.server.learning.sample_ring import LearningSample, SampleBatch
 from paceline.train.evaluate import Score
 from paceline.train.progress import Progress, Stopped, StopRequest
 
 MAX_BACKOFF = 8
 """Largest factor on `new_tokens` after refusals in a row."""
+MAX_COMPARED = 256
+"""Newest samples that are compared with those of a refused training."""
 TRIAL_POLL = 1.0
 """Seconds between two looks at a trial."""
 
@@ -62,6 +66,10 @@ class Learner:
         self._offered: int | None = None
         """Version that the server was last seen with; None: not known yet."""
         self._refusals = 0
+        self._refused: Sequence[LearningSample] = ()
+        """Samples of the last training."""
+        self._newest = deque[LearningSample](maxlen=MAX_COMPARED)
+        """Samples since that training."""
         self._failure = ""
 
     @property
@@ -91,8 +99,13 @@ class Learner:
             self._note(self._failure)
 
     def _is_due(self) -> bool:
-        is_tested = len(self._memory.held_out()) >= self._limits.min_held_out
-        return is_tested and self._memory.new_tokens >= self.tokens_wanted
+        new, least = self._memory.new_tokens, self._limits.new_tokens
+        if len(self._memory.held_out()) < self._limits.min_held_out or new < least:
+            return False
+        if new < self.tokens_wanted and has_shifted(self._refused, self._newest, ShiftLimits()):
+            self._progress.note("the traffic has changed: the next training does not wait for more samples")
+            self._refusals = 0
+        return new >= self.tokens_wanted
 
     def _read_samples(self) -> None:
         while not self._stop():
@@ -107,6 +120,7 @@ class Learner:
             if not batch.samples:
                 return
             self._memory.add(batch.samples)
+            self._newest.extend(batch.samples)
 
     def _restore(self) -> None:
         """Returns the server to the current version if it uses another draft: after a restart of the server, and after
@@ -149,6 +163,8 @@ class Learner:
             if candidate is None:
                 return
             memory.forget_new()
+            self._refused = samples
+            self._newest.clear()
             offline = decide_offline(
                 [score.rounds for score in candidate.before],
                 [score.rounds for score in candidate.after],
