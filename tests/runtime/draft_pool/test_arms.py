@@ -1,12 +1,13 @@
 """A draft on trial and the one in use are measured and learned of apart."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from paceline.cluster.pairing.draft_trial import TRIAL_LABEL
+from paceline.cluster.pairing.draft_trial import TRIAL_LABEL, TrialLimits
 from paceline.core.clock import WallClock
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
@@ -15,9 +16,11 @@ from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.wire.gateway_messages import WorkerAddress
+from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.depth.simple_rules import FixedDepth
 from tests.fakes import request, run, tiny_engine, tiny_model
 from tests.runtime.draft_pool.test_proposer import VOCAB, progress
-from tests.runtime.pools import PatientProposer, ScriptedCore, draft_worker, model_core, pool
+from tests.runtime.pools import PatientProposer, ScriptedCore, draft_worker, model_core, pool, wait_ready
 
 NUMBERS = range(120)
 
@@ -96,6 +99,47 @@ def test_traffic_class_of_a_sequence_is_that_of_its_draft() -> None:
 
 def test_equal_lists_are_no_change() -> None:
     assert DraftArms().set_connections([]) is TrialChange.NONE
+
+
+class DeclinesPoorDrafts(FixedDepth):
+    """Stops drafting for a traffic class that accepts little, as the rule `goodput` does where drafts do not pay."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self._rounds: defaultdict[str, list[bool]] = defaultdict(list)
+
+    def observe(self, step: StepObservation) -> None:
+        for one in step.rounds:
+            if one.drafted:
+                self._rounds[one.category].append(one.accepted > 0)
+
+    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+        poor = {name for name, hits in self._rounds.items() if len(hits) >= 32 and sum(hits) < 0.5 * len(hits)}
+        depths = super().decide(batch)
+        return [0 if one.category in poor else depth for one, depth in zip(batch, depths, strict=True)]
+
+
+def test_draft_that_is_not_used_does_not_stop_the_new_one() -> None:
+    target = tiny_model()
+    vocab = target.config.vocab_size
+    with (
+        draft_worker(model_core(tiny_model(seed=5)), vocab, name="old") as old,
+        draft_worker(model_core(tiny_model()), vocab, name="new") as new,
+        pool(old, vocab_size=vocab) as proposer,
+    ):
+        engine = tiny_engine(target, PatientProposer(proposer), DeclinesPoorDrafts(3), max_num_seqs=16)
+        asked = [request(f"{i}", [1, 2, 3, 4 + i % 8], max_tokens=24, ignore_eos=True) for i in range(176)]
+        run(engine, [engine.validate(one) for one in asked[:16]])
+        proposer.set_workers([DraftAddress("old", old.address), DraftAddress("new", new.address, is_on_trial=True)])
+        wait_ready(proposer, 2)
+        before = {drafter.name: drafter.goodput for drafter in proposer.status().drafters}
+        run(engine, [engine.validate(one) for one in asked[16:]])
+        sums = {drafter.name: drafter.goodput.since(before[drafter.name]) for drafter in proposer.status().drafters}
+        assert min(one.sequences for one in sums.values()) >= TrialLimits().min_sequences
+        assert sum(one.sequences for one in sums.values()) == 160
+        assert sums["new"].tokens / sums["new"].sequences >= 20
+        answers = {drafter.name: drafter.answers for drafter in proposer.status().drafters}
+        assert answers["new"] > answers["old"], "every round of its sequences"
 
 
 def test_acceptance_is_learned_apart_and_stays_with_a_draft_that_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
