@@ -1,4 +1,4 @@
-"""The processor, cores and memory that this process may use, and its garbage collector.
+"""The processor, cores and memory that this process may use, its priority, and its garbage collector.
 
 The limits of a container's control groups (v1 or v2) apply. `os.cpu_count` and `/proc/meminfo` report the whole node: a pod
 that trusts them starts too many threads, or exceeds its memory limit and is killed.
@@ -9,6 +9,7 @@ import math
 import os
 import platform
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 _ROOT = Path("/")
@@ -60,6 +61,14 @@ def available_memory(root: Path = _ROOT) -> int | None:
             files = sum(_stat_bytes(group / "memory.stat", f"{kind}_file") for kind in ("inactive", "active"))
             free.append(max(0, limit - int(used) + files))
     return min(free, default=None)
+
+
+def lower_priority(nice: int) -> None:
+    """Yield processors to others, also where Linux divides the processors between sessions first: a nice value counts within a
+    session alone, and the session of this process gets the same one."""
+    os.nice(nice)
+    with suppress(OSError):  # a kernel without sessions' priorities
+        (_ROOT / "proc/self/autogroup").write_text(str(nice))
 
 
 def freeze_loaded_objects() -> None:

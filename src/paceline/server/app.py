@@ -12,10 +12,12 @@ from paceline.server.auth.access import Access
 from paceline.server.auth.hosts import HostMiddleware, parse_hosts
 from paceline.server.auth.middleware import AuthMiddleware, BodyMiddleware, OriginMiddleware, parse_origins
 from paceline.server.dashboard.overview import Overview
+from paceline.server.gateway.body_process import BodyProcess
 from paceline.server.gateway.body_shape import max_values
 from paceline.server.gateway.loop_watchdog import LoopWatchdog
 from paceline.server.gateway.models import ServedModels
 from paceline.server.learning.routes import LearningMetrics, learning_routes
+from paceline.server.openai.body_check import BodyLimits
 from paceline.server.openai.error_handlers import install_error_handlers
 from paceline.server.openai.routes import generation_routes, model_routes
 from paceline.server.openai.schemas.responses import ErrorBody
@@ -56,12 +58,15 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
     gateway, names = models.first, [one.model for one in models]
     overviews = {one.model: Overview(one, names, access.has_admin_routes) for one in models}
     watchdog = LoopWatchdog(gateway.metrics.loop_lag.observe)
+    most_values = max_values(max(one.target.max_model_len for one in models))
+    large = BodyProcess(BodyLimits(most_values, {one.model: one.max_chars for one in models}))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with watchdog.running(), AsyncExitStack() as stack:
             for overview in overviews.values():
                 await stack.enter_async_context(overview.running())
+            stack.callback(large.close)
             yield
 
     app = Application(
@@ -88,12 +93,14 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
         gateway.metrics.registry.register(board)
         app.include_router(plan_routes(board))
     install_error_handlers(app)
+    app.state.large_bodies = large
     app.add_middleware(
         BodyMiddleware,
         limit=gateway.config.max_body_bytes,
         limits=gateway.limits,
-        most_values=max_values(max(one.target.max_model_len for one in models)),
+        most_values=most_values,
         metrics=gateway.metrics,
+        large=large,
     )
     app.add_middleware(AuthMiddleware, access=access, metrics=gateway.metrics)
     origins = parse_origins(gateway.config.cors_origins)

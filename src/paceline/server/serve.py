@@ -136,8 +136,9 @@ def serve(
                 reserved = access.reserved_shares
                 gateways.append(Gateway(target, connection.config, metrics, flags, strict_mode, reserved, rate_limits))
             models = ServedModels(gateways)
+            app = create_app(models, access, tracing)
             settings = uvicorn.Config(
-                create_app(models, access, tracing),
+                app,
                 http=partial(LimitedProtocol, limits=limits, client_timeout=config.client_timeout),  # type: ignore[arg-type]
                 ws="none",
                 log_config=None,
@@ -151,6 +152,7 @@ def serve(
             ready = Ready(url, ", ".join(gateway.model for gateway in models), config.api_keys is not None)
 
             def start() -> None:
+                app.state.large_bodies.start()
                 if learner is not None:
                     learner.start()
                 on_ready(ready)

@@ -10,6 +10,8 @@ from paceline.core.errors import InvalidConfig
 from paceline.server.auth import middleware
 from paceline.server.auth.access import ANONYMOUS
 from paceline.server.auth.middleware import BodyMiddleware, parse_origins
+from paceline.server.gateway.body_process import BodyProcess
+from paceline.server.openai.body_check import BodyLimits
 from tests.server.fakes import served
 
 CHAT = "/v1/chat/completions"
@@ -77,6 +79,11 @@ def test_a_list_of_origins() -> None:
     assert parse_origins("https://A.example:8443 ,http://[::1]:80") == ("https://a.example:8443", "http://[::1]:80")
 
 
+class AllPass(BodyProcess):
+    async def check(self, path: str, body: bytes) -> None:
+        pass
+
+
 @pytest.mark.parametrize("size", [10, middleware.LARGE + 1])
 def test_other_work_runs_between_two_large_bodies(size: int) -> None:
     """A small request that arrives beside eight large ones waits for one of them at most."""
@@ -96,9 +103,26 @@ def test_other_work_runs_between_two_large_bodies(size: int) -> None:
             await asyncio.sleep(0)
 
     async def run() -> None:
-        app = BodyMiddleware(parse, 10**7, server.gateway.limits, 10**6, server.gateway.metrics)
-        scopes = [{"type": "http", "headers": [], "state": {"key": ANONYMOUS}} for _ in range(8)]
+        large = AllPass(BodyLimits(10**6, {"fake": 10**6}))
+        app = BodyMiddleware(parse, 10**7, server.gateway.limits, 10**6, server.gateway.metrics, large)
+        scopes = [{"type": "http", "path": "", "headers": [], "state": {"key": ANONYMOUS}} for _ in range(8)]
         await asyncio.gather(others(), *(app(scope, receive, receive) for scope in scopes))
 
     asyncio.run(run())
     assert (sorted(set(seen)) == list(range(8))) is (size > middleware.LARGE)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "is_parsed"),
+    [
+        ("application/json", True),
+        ("application/json; charset=utf-8", True),
+        ("application/x+JSON", True),
+        ("text/plain", False),
+        ("application/jsonp", False),
+        ("", False),
+    ],
+)
+def test_a_large_body_is_checked_as_its_route_reads_it(content_type: str, is_parsed: bool) -> None:
+    """FastAPI parses no body of another type, and the process must not refuse it for another reason than the route."""
+    assert bool(middleware.JSON_TYPE.match(content_type.encode())) is is_parsed

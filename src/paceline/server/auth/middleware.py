@@ -1,7 +1,6 @@
 """ASGI middleware that rejects a request before its route runs: foreign origins, missing keys, bad bodies."""
 
 import asyncio
-import json
 import re
 
 from starlette.datastructures import Headers
@@ -13,17 +12,18 @@ from paceline.core.errors import InvalidConfig
 from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import ApiKey
 from paceline.server.auth.rate_limit import RateLimits
-from paceline.server.gateway.body_shape import check_shape
+from paceline.server.gateway.body_process import BodyProcess
+from paceline.server.gateway.body_shape import check_characters, check_shape
 from paceline.server.metrics.metrics import Metrics
-from paceline.server.openai.errors import ApiError, BadRequest, BodyTooLarge, Forbidden, log_refusal
+from paceline.server.openai.errors import ApiError, BodyTooLarge, Forbidden, log_refusal
 
 REJECTIONS = {401: "unauthorised", 403: "forbidden", 429: "wrong_keys"}
 """Reasons in the metrics, by status."""
 ANY_ORIGIN = "*"
 ORIGIN = re.compile(r"https?://([\w.-]+|\[[0-9a-f:]+\])(:\d+)?")
 LARGE = 65536
-"""Bytes from which a body waits for its turn: checking and parsing it takes milliseconds of the event loop."""
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+"""Bytes from which a body is checked by another process, and then waits for its turn: parsing it takes milliseconds."""
+JSON_TYPE = re.compile(rb"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
 class AuthMiddleware:
@@ -103,12 +103,16 @@ class BodyMiddleware:
     """Rejects bodies that are too large, have too many values or contain half a surrogate pair.
 
     It takes the body's cost from the key's allowance before any work. A session that runs returns it and takes the exact one.
-    Large bodies are checked and parsed one at a time: other requests run between two of them.
+    Another process checks large bodies, against the schema of their route too. The event loop parses those that passed, one at
+    a time, and other requests run between two of them.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, limits: RateLimits, most_values: int, metrics: Metrics) -> None:
+    def __init__(
+        self, app: ASGIApp, limit: int, limits: RateLimits, most_values: int, metrics: Metrics, large: BodyProcess
+    ) -> None:
+        """`large` checks large bodies."""
         self._app, self._limit, self._limits, self._most_values = app, limit, limits, most_values
-        self._metrics = metrics
+        self._metrics, self._large = metrics, large
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,10 +128,7 @@ class BodyMiddleware:
                 return
             if body:
                 scope["state"]["charge"] = self._limits.charge_body(scope["state"]["key"], len(body))
-                await self._wait_turn(body)
-                check_shape(body, self._most_values)
-                _check_characters(body)
-                await self._wait_turn(body)
+                await self._check(scope, body)
         except ApiError as error:
             if error.status == 429:
                 self._metrics.record_rejection("rate_limited")
@@ -135,11 +136,17 @@ class BodyMiddleware:
             return
         await self._app(scope, _replay(body, receive), send)
 
-    async def _wait_turn(self, body: bytes) -> None:
-        """For a large body, wait until no other one is worked on. Its turn lasts until the caller waits for something."""
-        if len(body) > LARGE:
-            await self._turn.acquire()
-            asyncio.get_running_loop().call_soon(self._turn.release)
+    async def _check(self, scope: Scope, body: bytes) -> None:
+        """Raises `ApiError`. Returns for a large body when no other one is parsed: its turn lasts until the caller waits."""
+        if len(body) <= LARGE:
+            check_shape(body, self._most_values)
+            check_characters(body)
+            return
+        is_json = JSON_TYPE.match(dict(scope["headers"]).get(b"content-type", b""))
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        await self._large.check(path if is_json else "", body)
+        await self._turn.acquire()
+        asyncio.get_running_loop().call_soon(self._turn.release)
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The whole body; None if the client disconnected before its end."""
@@ -154,23 +161,6 @@ class BodyMiddleware:
                 raise BodyTooLarge(self._limit)
             if not message.get("more_body"):
                 return b"".join(chunks)
-
-
-def _check_characters(body: bytes) -> None:
-    """Rejects half a surrogate pair: JSON can contain it, tokenizers cannot encode it."""
-    if not SURROGATE.search(body):
-        return
-    try:
-        text = json.dumps(json.loads(body), ensure_ascii=False)
-    except (ValueError, RecursionError):  # not JSON: the route reports that
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise BadRequest(
-            "the body contains half a surrogate pair (\\ud800 to \\udfff): send complete characters",
-            code="invalid_json",
-        ) from None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -113,6 +113,8 @@ class Gateway:
         `limits`: shared with the gateways of other models; None: new ones."""
         self.target, self.config, self.metrics, self.flags, self.strict = target, config, metrics, flags, strict
         self.model, self.tokenizer = config.model_name, target.tokenizer
+        self.max_chars = target.max_model_len * target.tokenizer.longest_token
+        """Characters of a context window of the longest tokens: a longer prompt cannot fit."""
         self.sampling = config.sampling.params(target.config.model)
         """Sampling parameters of requests that set none."""
         self.limits = limits or RateLimits(metrics.clock, config.gateways)

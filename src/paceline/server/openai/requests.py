@@ -17,7 +17,7 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.server.gateway.categorise import categorise
 from paceline.server.gateway.session import RequestSession
 from paceline.server.openai.schemas.body import GenerationBody, JsonObjectFormat, JsonSchemaFormat
-from paceline.server.openai.schemas.chat import Message, Tool, template_message, text_length
+from paceline.server.openai.schemas.chat import Message, Tool, conversation_length, template_message
 from paceline.server.openai.tools import template_tools, write_tools_as_text
 
 THREAD_CHARS = 8192
@@ -43,9 +43,9 @@ DEFAULTED_PARAMS = (
 class PromptEncoder:
     """Token ids of texts and conversations."""
 
-    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
-        self._tokenizer = tokenizer
-        self._max_chars = max_model_len * tokenizer.longest_token
+    def __init__(self, tokenizer: Tokenizer, max_chars: int) -> None:
+        """`max_chars`: characters beyond which a text is refused without encoding it."""
+        self._tokenizer, self._max_chars = tokenizer, max_chars
 
     def _check_length(self, num_chars: int, field: str) -> None:
         """Raises `TextTooLong` for a text that cannot fit into the context window."""
@@ -67,7 +67,7 @@ class PromptEncoder:
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Renders the model's chat template. Tools become text if the template does not support them."""
-        num_chars = sum(text_length(message) for message in messages)
+        num_chars = conversation_length(messages, tools)
         self._check_length(num_chars, "messages")
         if tools or num_chars > THREAD_CHARS or len(messages) > THREAD_MESSAGES:
             text = await asyncio.to_thread(self._render, messages, tools, add_generation_prompt, variables)

@@ -48,7 +48,7 @@ class _Model:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway, self.target, self.tokenizer = gateway, gateway.target, gateway.tokenizer
         self.defaults, self.max_output = gateway.sampling, gateway.config.sampling.max_tokens
-        self.encoder = PromptEncoder(gateway.tokenizer, gateway.target.max_model_len)
+        self.encoder = PromptEncoder(gateway.tokenizer, gateway.max_chars)
         self.context = AnswerContext(gateway.model, gateway.fingerprint, gateway.target.max_depth, gateway.tokenizer)
         self.card = Model(
             id=gateway.model,

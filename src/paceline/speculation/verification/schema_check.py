@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
+from paceline.core.machine import lower_priority
 from paceline.speculation.verification.grammar import Grammar, schema_text, too_complex
 
 CHECK_SECONDS = 2.0
@@ -39,8 +39,6 @@ WALK_SECONDS = 0.5
 """Processor time after which a check starts no further walk."""
 NICE = 5
 """Priority of the process below that of the server: about a quarter of a processor that the engine uses."""
-AUTOGROUP = Path("/proc/self/autogroup")
-"""Priority of this process's session, where Linux divides the processors between sessions first."""
 MAX_KNOWN = 1024
 """Schemas whose result is kept."""
 
@@ -191,13 +189,6 @@ def _random_token(mask: bytes, rng: random.Random) -> int:
     return 0
 
 
-def lower_priority() -> None:
-    """The engine may run on the same processor, in another session: a nice value alone counts within a session."""
-    os.nice(NICE)
-    with suppress(OSError):  # a kernel without sessions' priorities
-        AUTOGROUP.write_text(str(NICE))
-
-
 def check_in_child(check: Callable[[], str | None], seconds: float) -> str | None:
     """What `check` returns in a child process; `TOO_LONG` if the child ends before, or needs more processor time."""
     reader, writer = os.pipe()
@@ -239,7 +230,7 @@ def main() -> None:
         answer(MISSING)
     except PacelineError as error:
         answer(str(error))
-    lower_priority()  # not before: the first schema waits for the start, which happens once
+    lower_priority(NICE)  # not before: the first schema waits for the start, which happens once
     for line in sys.stdin:
         answer(check_in_child(partial(check, line), seconds))
 

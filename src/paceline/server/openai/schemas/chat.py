@@ -115,6 +115,22 @@ def text_length(message: SystemMessage | UserMessage | AssistantMessage | ToolMe
     return arguments + (sum(len(part.text) for part in content) if isinstance(content, list) else len(content or ""))
 
 
+def conversation_length(messages: Sequence[Message], tools: "Sequence[Tool]") -> int:
+    """Characters of the conversation and of its tools. The rendered text has at least as many."""
+    return sum(text_length(message) for message in messages) + sum(_value_length(tool.function) for tool in tools)
+
+
+def _value_length(value: Any) -> int:
+    """Characters of all texts in a value, names included."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Function):
+        return _value_length((value.name, value.description, value.parameters))
+    if isinstance(value, dict):
+        return sum(len(name) + _value_length(one) for name, one in value.items())
+    return sum(map(_value_length, value)) if isinstance(value, list | tuple) else 0
+
+
 def last_user_text(messages: Sequence[Message]) -> str:
     """Content of the last user message, or of the last message if no user message exists."""
     message = next((one for one in reversed(messages) if one.role == "user"), messages[-1])
