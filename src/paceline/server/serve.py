@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_SECONDS = 2.0
 """Time to write out responses after their last token."""
+IDLE_SECONDS = 75
+"""Time after which an idle connection is closed. Clients and proxies keep theirs for up to a minute: a request that they send
+while the server closes the connection would be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +147,7 @@ def serve(
                 log_config=None,
                 access_log=False,
                 lifespan="on",
+                timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=int(SHUTDOWN_SECONDS),
                 server_header=False,
                 ssl_certfile=None if tls is None else tls.certificate,

@@ -103,7 +103,7 @@ def test_prompt_rows_of_a_step_are_bounded(monkeypatch):
 
 @pytest.mark.parametrize(
     ("num_decoding", "num_waiting", "budget"),
-    [(128, 300, 384), (128, 4000, 1000), (128, 90_000, 2048), (600, 300, 75), (600, 10, BLOCK_SIZE)],
+    [(128, 300, 384), (128, 4000, 4000), (128, 90_000, 8192), (600, 300, 300), (600, 10, BLOCK_SIZE)],
 )
 def test_prompt_rows_grow_with_those_that_wait(num_decoding, num_waiting, budget):
     assert mixed.prompt_budget(num_decoding, num_waiting) == budget

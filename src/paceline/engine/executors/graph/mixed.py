@@ -28,16 +28,13 @@ from paceline.speculation.verification.verify import PLAIN, Verdict
 
 CHEAP_ROWS = 512
 """Rows up to which a pass hides most of the work of prompts behind reading the weights."""
-MIXED_PROMPT_ROWS = 2048
-"""Most prompt rows of a mixed step. More rows would not be computed faster, and decoding sequences would wait longer."""
-BACKLOG_SHARE = 4
-"""A mixed step computes one part in so many of the prompts that wait, if these are more than cheap rows."""
+MIXED_PROMPT_ROWS = 8192
+"""Most prompt rows of a mixed step: decoding sequences wait for them, 160 ms with an 8B model on an H200."""
 
 
 def prompt_budget(num_decoding: int, num_waiting: int) -> int:
     """Prompt rows of the next mixed step, beside `num_decoding` sequences, of `num_waiting` rows in all."""
-    backlog = min(MIXED_PROMPT_ROWS, num_waiting // BACKLOG_SHARE)
-    return max(BLOCK_SIZE, CHEAP_ROWS - num_decoding, backlog)
+    return max(BLOCK_SIZE, CHEAP_ROWS - num_decoding, min(MIXED_PROMPT_ROWS, num_waiting))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ from paceline.planning.simulation.workers.prefix_cache import PrefixCache
 from paceline.planning.simulation.workers.rounds import Round, Rounds, prompt_bucket
 from paceline.planning.simulation.workers.segment import DecodeSegment, PromptSegment, Segment
 
-MIN_ROWS, CHEAP_ROWS, MIXED_PROMPT_ROWS, BACKLOG_SHARE = 16, 512, 2048, 4
+MIN_ROWS, CHEAP_ROWS, MIXED_PROMPT_ROWS = 16, 512, 8192
 """The rule of the graph executor for the prompt rows of a mixed step (`engine/executors/graph/mixed.py`)."""
 MAX_STEPS = 256
 """Decoding steps after which the depth is decided again."""
@@ -20,9 +20,9 @@ _PLAIN = Round(0, 1.0, 0.0, 0.0)
 
 def prompt_budget(num_decoding: int, num_waiting: int) -> int:
     """Prompt rows of the next mixed step, as the graph executor schedules them."""
-    rows, backlog = CHEAP_ROWS - num_decoding, num_waiting // BACKLOG_SHARE
-    if backlog > rows:
-        rows = backlog if backlog < MIXED_PROMPT_ROWS else MIXED_PROMPT_ROWS
+    rows = CHEAP_ROWS - num_decoding
+    if num_waiting > rows:
+        rows = num_waiting if num_waiting < MIXED_PROMPT_ROWS else MIXED_PROMPT_ROWS
     return rows if rows > MIN_ROWS else MIN_ROWS
 
 
