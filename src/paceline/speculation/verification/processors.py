@@ -21,10 +21,15 @@ def process(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
         return logits.to(torch.float32)
     result = logits.to(torch.float32, copy=True)
     committed: dict[int, NDArray[np.int64]] = {}  # rows of one sequence share their `ids`
+    biases: dict[int, tuple[Tensor, Tensor]] = {}  # and their parameters
     for i in edited:
         row, scores = rows[i], result[i]
         if row.params.logit_bias:
-            _add_bias(scores, row.params.logit_bias)
+            key = id(row.params.logit_bias)
+            if key not in biases:
+                biases[key] = _bias(row.params.logit_bias, scores)
+            tokens, values = biases[key]
+            scores[tokens] += values
         if row.params.has_penalties:
             ids = committed.setdefault(id(row.ids), np.asarray(row.ids, dtype=np.int64))
             _penalise(scores, row, np.concatenate((ids, np.asarray(row.path, dtype=np.int64))))
@@ -41,10 +46,12 @@ def allowed(mask: Tensor, vocab_size: int) -> Tensor:
     return ((mask.unsqueeze(1) >> bits) & 1).to(torch.bool).flatten()[:vocab_size]
 
 
-def _add_bias(scores: Tensor, bias: Mapping[int, float]) -> None:
-    known = {token: value for token, value in bias.items() if 0 <= token < len(scores)}
-    tokens = torch.tensor(list(known), dtype=torch.int64, device=scores.device)
-    scores[tokens] += torch.tensor(list(known.values()), dtype=torch.float32, device=scores.device)
+def _bias(bias: Mapping[int, float], scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The biased tokens of the vocabulary and their biases."""
+    tokens = np.fromiter(bias.keys(), np.int64, len(bias))
+    values = np.fromiter(bias.values(), np.float32, len(bias))
+    is_known = (tokens >= 0) & (tokens < len(scores))
+    return torch.from_numpy(tokens[is_known]).to(scores.device), torch.from_numpy(values[is_known]).to(scores.device)
 
 
 def _block(scores: Tensor, tokens: Sequence[int]) -> None:
