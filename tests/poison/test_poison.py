@@ -1,22 +1,31 @@
 """A server process with real parts is attacked while it streams: no stream is lost or different, and no engine dies.
 
-`make test` sends every kind once beside three streams; `make test-poison` attacks 16 streams and checks the times too.
+`make test` sends every kind once beside three streams; `make test-poison` attacks 16 streams of one engine, and of a cluster,
+and checks the times too.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import pytest
 
-from tests.poison.attack import Run, engine_pids, report, run_streams
+from tests.poison.attack import Run, cluster_server, engine_pids, engine_server, report, run_streams
 from tests.poison.kinds import BODIES, KINDS
-from tests.server.process import Process, server_process
+from tests.server.process import Process
 
 REFUSED = {400, 408, 413, 429}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Process]:
-    with server_process(max_num_seqs=32, kv_tokens=16384, max_waiting=64) as process:
+    with engine_server() as process:
+        yield process
+
+
+@pytest.fixture(scope="module", params=[engine_server, cluster_server])
+def either_server(request: pytest.FixtureRequest) -> Iterator[Process]:
+    start: Callable[[], AbstractContextManager[Process]] = request.param
+    with start() as process:
         yield process
 
 
@@ -42,16 +51,16 @@ def test_streams_survive_every_kind_of_poison(server: Process) -> None:
 
 
 @pytest.mark.poison
-def test_streams_are_not_delayed(server: Process) -> None:
-    plain, attacked = attack(server, streams=16, tokens=96, rounds=3, seed=2)
+def test_streams_are_not_delayed(either_server: Process) -> None:
+    plain, attacked = attack(either_server, streams=16, tokens=192, rounds=3, seed=2)
     print("\n".join(report(plain, attacked)))
     assert attacked.longest_gap <= plain.longest_gap + 0.5
     assert attacked.health_p99 <= 0.05
 
 
 @pytest.mark.poison
-def test_large_bodies_delay_nothing(server: Process) -> None:
-    plain, attacked = attack(server, streams=16, tokens=96, rounds=4, seed=3, kinds=BODIES)
+def test_large_bodies_delay_nothing(either_server: Process) -> None:
+    plain, attacked = attack(either_server, streams=16, tokens=192, rounds=16, seed=3, kinds=BODIES)
     print("\n".join(report(plain, attacked)))
     assert attacked.longest_gap <= plain.longest_gap + 0.2
     assert attacked.health_p99 <= 0.05
