@@ -1,5 +1,7 @@
 import random
 
+import pytest
+
 from paceline.cluster.routing.prefix_tree import KEY_MASK, NONE, PrefixTree, members
 
 
@@ -32,55 +34,69 @@ def test_the_root_shifts_every_key() -> None:
 
 
 def test_orphaned_block_matches_again_after_its_parent_returns() -> None:
-    tree = PrefixTree()
-    nodes = tree.add(1, NONE, chain(1, 2, 3, 4))
-    tree.drop(1, nodes[1])
+    tree, keys = PrefixTree(), chain(1, 2, 3, 4)
+    tree.add(1, NONE, keys)
+    tree.drop(1, keys[1:2])
     assert prefixes(tree, (1, 2, 3, 4)) == {0: 1}
-    tree.drop(1, nodes[3])
-    tree.add(1, nodes[0], chain(1, 2)[1:])
+    tree.drop(1, keys[3:])
+    tree.add(1, keys[0], keys[1:2])
     assert prefixes(tree, (1, 2, 3, 4)) == {0: 3}
 
 
-def test_nodes_without_holders_are_removed() -> None:
-    tree = PrefixTree()
-    own = tree.add(1, NONE, chain(1, 2, 3))
-    other = tree.add(2, NONE, chain(1, 2))
-    for node in own:  # from the head: the rest is orphaned, not removed
-        tree.drop(1, node)
+def test_blocks_without_holders_are_removed() -> None:
+    tree, keys = PrefixTree(), chain(1, 2, 3)
+    tree.add(1, NONE, keys)
+    tree.add(2, NONE, keys[:2])
+    tree.drop(1, keys)  # from the head: the rest is orphaned, not removed
     assert len(tree) == 2
-    for node in reversed(other):
-        tree.drop(2, node)
+    tree.drop(2, keys[1::-1])
     assert len(tree) == 0
-    assert tree.add(1, NONE, chain(7, 8))[0] in own  # node numbers are reused
+    tree.add(1, NONE, chain(7, 8))
     assert prefixes(tree, (7, 8)) == {0: 2}
 
 
-def test_against_sets_of_chains() -> None:
+def test_depths_and_parents_are_those_of_the_chain() -> None:
+    tree, keys = PrefixTree(), chain(1, 2, 3, 4)
+    tree.add(1, NONE, keys)
+    tree.add(2, NONE, keys[:2])
+    assert [tree.depth(key) for key in keys] == [1, 2, 3, 4]
+    assert [tree.parent(key) for key in keys] == [NONE, *keys[:3]]
+    assert tree.has_none(2, keys[2:])
+    assert not tree.has_none(2, keys)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_against_sets_of_chains(seed: int) -> None:
     """Reference: a holder has a prefix iff it has every block of it."""
-    generator = random.Random(5)
+    generator = random.Random(seed)
     tree = PrefixTree()
-    has: dict[tuple[int, tuple[int, ...]], int] = {}
-    for _ in range(3000):
+    has: set[tuple[int, tuple[int, ...]]] = set()
+    for _ in range(2000):
         holder = generator.randrange(6)
-        steps = tuple(generator.randrange(2) for _ in range(generator.randint(1, 6)))
+        steps = tuple(generator.randrange(2) for _ in range(generator.randint(1, 8)))
+        keys = chain(*steps)
+        own = [i for i in range(len(steps)) if (holder, steps[: i + 1]) in has]
         if generator.random() < 0.5:
-            for i in range(len(steps)):
-                parent = has.get((holder, steps[:i]), NONE)
-                if i and parent == NONE:
-                    break
-                if (holder, steps[: i + 1]) not in has:
-                    [has[holder, steps[: i + 1]]] = tree.add(1 << holder, parent, chain(*steps)[i : i + 1])
-        elif (holder, steps) in has:
-            tree.drop(1 << holder, has.pop((holder, steps)))
-        query = tuple(generator.randrange(2) for _ in range(7))
+            # All blocks after one that the holder has, as many as it lacks
+            start = generator.choice([0, *[i + 1 for i in own]])
+            end = next((i for i in own if i >= start), len(steps))
+            tree.add(1 << holder, keys[start - 1] if start else NONE, keys[start:end])
+            has |= {(holder, steps[: i + 1]) for i in range(start, end)}
+        elif own:
+            dropped = own[::-1] if generator.random() < 0.5 else generator.sample(own, generator.randint(1, len(own)))
+            tree.drop(1 << holder, [keys[i] for i in dropped])
+            has -= {(holder, steps[: i + 1]) for i in dropped}
+        query = tuple(generator.randrange(2) for _ in range(9))
         expected = {}
         for number in range(6):
-            length = next((i for i in range(7) if (number, query[: i + 1]) not in has), 7)
+            length = next((i for i in range(9) if (number, query[: i + 1]) not in has), 9)
             if length:
                 expected[number] = length
         assert prefixes(tree, query) == expected
-    for (holder, _), node in has.items():
-        tree.drop(1 << holder, node)
+        blocks = {path[: i + 1] for _, path in has for i in range(len(path))}
+        assert len(tree) == len(blocks)
+    for holder, steps in has:
+        tree.drop(1 << holder, chain(*steps)[-1:])
     assert len(tree) == 0
 
 

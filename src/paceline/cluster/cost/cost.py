@@ -50,6 +50,8 @@ def speculative_slots(depth: int, sequences: int) -> int:
 
 def at(curve: Mapping[int, float], x: float) -> float:
     """Linear interpolation of `curve`; constant outside its points."""
+    if x in curve:
+        return curve[int(x)]
     xs = sorted(curve)
     if x <= xs[0]:
         return curve[xs[0]]

@@ -31,8 +31,10 @@ class Match:
 @dataclass(slots=True)
 class _Worker:
     number: int
-    blocks: tuple[dict[Hashable, tuple[int, ...]], ...] = field(default_factory=lambda: tuple({} for _ in TIERS))
-    """Tree nodes of each block, by tier and the worker's own key; one node per 16 tokens."""
+    blocks: tuple[dict[Hashable, int], ...] = field(default_factory=lambda: tuple({} for _ in TIERS))
+    """Key in the tree of the end of each block, by tier and the worker's own key."""
+    long: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)
+    """All keys in the tree of a block of more than 16 tokens, by the worker's own key."""
     holders: dict[int, int] = field(default_factory=dict)
     """Holder number in the tree, by tier: it holds the blocks of that tier and of all nearer ones. The device's is the
     worker's number; others are created with the first block of their tier."""
@@ -139,66 +141,77 @@ class KvIndex:
         if tier not in worker.holders:
             self._add_tier(worker, tier)
         holders = [1 << holder for level, holder in worker.holders.items() if level >= tier]
-        start, base = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), self._tree.key(parent))
+        start, base = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), parent)
         chain = self._sums(event.tokens, start)
         if base:
             chain = [(base + number) & KEY_MASK for number in chain]
-        known = len(event.keys)
-        if span == 1 and len(worker.holders) == 1:
-            known = next((i for i, number in enumerate(chain) if self._tree.find(number) == NONE), known)
+        if span == 1 and len(worker.holders) == 1 and self._is_new(worker, event.keys, chain):
+            self._tree.add(holders[0], parent, chain)
+            worker.blocks[0].update(zip(event.keys, chain, strict=True))
+            return
         for i, key in enumerate(event.keys):
-            if i >= known and self._is_new(worker, event.keys[i:]):
-                nodes = self._tree.add(holders[0], parent, chain[i:])
-                worker.blocks[tier].update(zip(event.keys[i:], zip(nodes, strict=True), strict=True))
-                return
             own = chain[i * span : (i + 1) * span]
             if not self._is_free(worker, key, own, sum(holders)):
                 self.num_orphans += len(event.keys) - i
                 return
             for holder in holders:
-                nodes = self._tree.add(holder, parent, own)
-            worker.blocks[tier][key], parent = tuple(nodes), nodes[-1]
+                self._tree.add(holder, parent, own)
+            worker.blocks[tier][key] = parent = own[-1]
+            if span > 1:
+                worker.long[key] = tuple(own)
 
-    @staticmethod
-    def _is_new(worker: _Worker, keys: Sequence[Hashable]) -> bool:
-        """Whether the keys differ, and none is a block of this worker, which has one tier. If their first block is not in the
-        tree, none of them is: a block has all its predecessors there."""
-        return len(set(keys)) == len(keys) and worker.blocks[0].keys().isdisjoint(keys)
+    def _is_new(self, worker: _Worker, keys: Sequence[Hashable], chain: Sequence[int]) -> bool:
+        """Whether the keys differ, and none of them nor of the chain is a block of this worker, which has one tier."""
+        return (
+            len(set(keys)) == len(keys)
+            and worker.blocks[0].keys().isdisjoint(keys)
+            and self._tree.has_none(1 << worker.number, chain)
+        )
 
     def _is_free(self, worker: _Worker, key: Hashable, own: Sequence[int], holders: int) -> bool:
         """Whether the key is new or has the same chain. A second key of a chain would outlive the nodes of the first."""
-        nodes = tuple(map(self._tree.find, own))
         for blocks in worker.blocks:
             if key in blocks:
-                return blocks[key] == nodes
-        return not any(node != NONE and self._tree.has(holders, node) for node in nodes)
+                return self._chain(worker, key, blocks[key]) == tuple(own)
+        return not any(self._tree.has(holders, one) for one in own)
+
+    @staticmethod
+    def _chain(worker: _Worker, key: Hashable, end: int) -> tuple[int, ...]:
+        """Keys in the tree of a block of the worker."""
+        return worker.long.get(key) or (end,)
 
     @staticmethod
     def _find(worker: _Worker, key: Hashable | None) -> int | None:
-        """The last node of a block; NONE for the start of a prompt, None for an unknown block."""
+        """Key in the tree of a block's end; NONE for the start of a prompt, None for an unknown block."""
         if key is None:
             return NONE
-        return next((blocks[key][-1] for blocks in worker.blocks if key in blocks), None)
+        return next((blocks[key] for blocks in worker.blocks if key in blocks), None)
 
     def _remove(self, worker: _Worker, keys: Sequence[Hashable], tier: int) -> None:
-        if len(worker.holders) == 1:
-            take = worker.blocks[tier].pop
-            self._tree.drop_all(1 << worker.number, [node for key in keys for node in reversed(take(key, ()))])
+        held = worker.blocks[tier]
+        if len(worker.holders) == 1 and not worker.long:
+            take = held.pop
+            ends = [end for key in keys if (end := take(key, NONE)) != NONE]
+            self._tree.drop(1 << worker.number, ends)
             return
         for key in keys:
-            nodes = worker.blocks[tier].pop(key, ())
+            if key not in held:
+                continue
+            chain = self._chain(worker, key, held.pop(key))[::-1]
             for level, holder in worker.holders.items():
                 if level >= tier and not any(key in nearer for nearer in worker.blocks[: level + 1]):
-                    for node in reversed(nodes):
-                        self._tree.drop(1 << holder, node)
+                    self._tree.drop(1 << holder, chain)
+            if not any(key in blocks for blocks in worker.blocks):
+                worker.long.pop(key, None)
 
     def _add_tier(self, worker: _Worker, tier: int) -> None:
         """Create the holder of a tier, with the blocks of all nearer tiers."""
         holder = worker.holders[tier] = self._add_holder(worker)
         self._lower_tiers |= 1 << holder
         for blocks in worker.blocks[:tier]:
-            for nodes in blocks.values():
-                self._tree.add(1 << holder, self._tree.parent(nodes[0]), map(self._tree.key, nodes))
+            for key, end in blocks.items():
+                chain = self._chain(worker, key, end)
+                self._tree.add(1 << holder, self._tree.parent(chain[0]), chain)
 
 
 def _root(salt: str) -> int:

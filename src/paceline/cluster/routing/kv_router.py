@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
-from typing import NamedTuple
 
 from paceline.cluster.routing.kv_index import KvIndex, Match
 from paceline.cluster.routing.reservations import Reservations
@@ -38,17 +37,6 @@ class RouterView:
     """Seconds per prompt token."""
     queue_seconds: float
     """Time until its queued prompts are computed."""
-
-
-class _Rest(NamedTuple):
-    """What a group of workers lacks of a prompt."""
-
-    uncached: int
-    fetchable: int
-    """Those of the uncached tokens that another worker holds."""
-    by_tier: TokensByTier
-    """Cached tokens by tier, of workers that hold some below the device."""
-    now: float
 
 
 class KvRouter:
@@ -93,11 +81,10 @@ class KvRouter:
         longest = self._longest(match) if self._shares_caches else 0
         # Most cached first. No worker of a group costs less than computing the rest at the best rate.
         for tokens, numbers in (*groups, (0, costs.all_numbers)):
-            fetchable = max(0, longest - tokens)
+            fetchable = longest - tokens if longest > tokens else 0
             if min_cost * (count - tokens - fetchable) + min(min_cost, costs.peer) * fetchable > best:
                 break
-            uncached, by_tier = count - tokens, match.lower if tokens else {}
-            cost, at = self._best(numbers, _Rest(uncached, fetchable, by_tier, now), best)
+            cost, at = self._best(numbers, count - tokens, fetchable, match.lower if tokens else {}, now, best)
             if cost < best:
                 best, position, cached = cost, at, tokens
         self._num_decisions += 1
@@ -142,55 +129,57 @@ class KvRouter:
         positions = self._costs.positions
         return next((tokens for tokens, numbers in match.groups if any(number in positions for number in numbers)), 0)
 
-    def _best(self, numbers: Sequence[int], rest: _Rest, below: float) -> tuple[float, int]:
+    def _best(
+        self, numbers: Sequence[int], uncached: int, fetchable: int, by_tier: TokensByTier, now: float, below: float
+    ) -> tuple[float, int]:
         """The least cost and its position, if it is less than `below`; ties go to the worker chosen longest ago. Among many
         workers, the first one that is good enough, or the best of `MAX_CANDIDATES`; each search starts elsewhere.
 
-        Without fetches, the time of a queue and other waits only add to `token * uncached + fixed`: a worker with more than the
-        best cost there needs no closer look.
+        `fetchable`: those of the uncached tokens that another worker holds. `by_tier`: cached tokens by tier, of workers that
+        hold some below the device. Without fetches, the time of a queue and other waits only add to
+        `token * uncached + fixed`: a worker with more than the best cost there needs no closer look.
         """
-        costs, uncached, count = self._costs, rest.uncached, len(numbers)
+        costs, count = self._costs, len(numbers)
         token, fixed = costs.token, costs.fixed
         best, best_at, best_chosen, enough = math.inf, 0, 0, -math.inf
+        limit = math.inf if fetchable else below * ROUNDING
         positions: Iterable[int | None]
         if count <= MANY_WORKERS:
             positions = map(costs.positions.get, numbers)
         else:
             enough = costs.least_token * uncached + GOOD_ENOUGH_SECONDS
+            limit = max(limit, enough)
             start = self._num_decisions * STRIDE % count
-            end = start + MAX_CANDIDATES
-            again = max(0, min(start, end - count))
-            if numbers is costs.all_numbers:
-                positions = chain(range(start, min(end, count)), range(again))
+            if numbers is not costs.all_numbers:
+                positions = map(costs.positions.get, _from(numbers, start))
             else:
-                positions = map(costs.positions.get, chain(numbers[start:end], numbers[:again]))
-        limit = math.inf if rest.fetchable else max(below * ROUNDING, enough)
+                positions = _from(range(count), start)
         for at in positions:
             if at is None or token[at] * uncached + fixed[at] > limit:  # not a candidate, or too expensive
                 continue
-            cost = self._cost(at, rest)
+            cost = self._cost(at, uncached, fetchable, by_tier, now)
             if cost <= best:
                 chosen = costs.workers[at].last_chosen
                 if cost < best or chosen < best_chosen:
                     best, best_at, best_chosen = cost, at, chosen
                     if best <= enough:
                         break
-                    if not rest.fetchable:
+                    if not fetchable:
                         limit = min(limit, best * ROUNDING)
         return best, best_at
 
-    def _cost(self, at: int, rest: _Rest) -> float:
+    def _cost(self, at: int, uncached: int, fetchable: int, by_tier: TokensByTier, now: float) -> float:
         costs = self._costs
-        token, known = costs.token[at], costs.workers[at]
-        cost = token * rest.uncached + costs.full_batch * costs.shares[at]
-        if rest.fetchable and costs.peer < token:
-            cost -= (token - costs.peer) * rest.fetchable
+        token, share, known = costs.token[at], costs.shares[at], costs.workers[at]
+        cost = token * uncached + costs.full_batch * share
+        if fetchable and costs.peer < token:
+            cost -= (token - costs.peer) * fetchable
         if known.queue.waiting:
-            cost += known.queue.seconds(costs.prefill[at], rest.now)
-        if costs.shares[at] >= 1.0:
+            cost += known.queue.seconds(costs.prefill[at], now)
+        if share >= 1.0:
             cost += costs.wait_seconds(at)
-        if rest.by_tier and known.number in rest.by_tier:
-            cost += self._load_seconds(rest.by_tier[known.number])
+        if by_tier and known.number in by_tier:
+            cost += self._load_seconds(by_tier[known.number])
         return cost
 
     def _load_seconds(self, by_tier: Sequence[int]) -> float:
@@ -208,3 +197,9 @@ class KvRouter:
         known.eviction.add(count - cached, now)
         costs.update_compute(at, now)
         costs.update_queue(known)
+
+
+def _from(numbers: Sequence[int], start: int) -> Iterable[int]:
+    """`MAX_CANDIDATES` of the numbers from `start` on, which continue at their beginning."""
+    end = start + MAX_CANDIDATES
+    return chain(numbers[start:end], numbers[: max(0, min(start, end - len(numbers)))])

@@ -1,222 +1,203 @@
 """A prefix tree of cached blocks: returns for a prompt how many leading blocks each holder has."""
 
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import compress
+from itertools import compress, repeat
 from typing import overload
+
+from paceline.cluster.routing.prefix_runs import Run, merge, offset, prune, split
 
 KEY_MASK = (1 << 64) - 1
 NONE = -1
 
 
 class PrefixTree:
-    """Nodes are numbered blocks; the key of a block identifies all tokens up to its end. Holders are bits of an int.
+    """The key of a block identifies all tokens up to its end. Holders are bits of an int.
 
-    A holder counts at a node only while it has every block before it. So the set of holders shrinks along a chain, and a
-    lookup bisects the chain instead of walking it. Arrays instead of node objects keep a million blocks out of garbage
-    collection.
+    Consecutive blocks with the same holders are one run, so that a chain which a worker stores or evicts at once costs
+    one change of the tree. A holder counts at a block only while it has every block before it. So the set of holders shrinks
+    along a chain: a lookup bisects for the last known block and follows the runs from there to the root.
     """
 
     def __init__(self) -> None:
-        self._node_of: dict[int, int] = {}
-        self._keys = array("Q")
-        self._depths = array("l")
-        self._parents = array("l")
-        self._first = array("l")
-        self._next = array("l")
-        self._previous = array("l")
-        self._holders: list[int] = []
-        self._orphaned: dict[int, int] = {}
-        """Holders of a block that lack one of its predecessors, by node."""
-        self._free: list[int] = []
+        self._runs: dict[int, Run] = {}
+        """Run of every block, by key. A block has all its predecessors in the tree."""
 
     def __len__(self) -> int:
-        return len(self._node_of)
+        return len(self._runs)
 
-    def find(self, key: int) -> int:
-        """The node of a key, or NONE."""
-        return self._node_of.get(key, NONE)
+    def __contains__(self, key: int) -> bool:
+        return key in self._runs
 
-    def has(self, holders: int, node: int) -> bool:
+    def has(self, holders: int, key: int) -> bool:
         """Whether any of them has the block, with or without its predecessors."""
-        return bool((self._holders[node] | self._orphaned.get(node, 0)) & holders)
+        run = self._runs.get(key)
+        return run is not None and bool((run.holders | run.orphans) & holders)
 
-    def key(self, node: int) -> int:
-        return self._keys[node]
+    def has_none(self, holder: int, keys: Sequence[int]) -> bool:
+        """Whether the holder has no block of this chain."""
+        at, find = 0, self._runs.get
+        while at < len(keys) and (run := find(keys[at])) is not None:
+            if (run.holders | run.orphans) & holder:
+                return False
+            at += _num_common(run, offset(run, keys[at]), keys, at)
+        return True
 
-    def depth(self, node: int) -> int:
+    def depth(self, key: int) -> int:
         """Number of blocks up to and including this one."""
-        return self._depths[node]
+        run = self._runs[key]
+        return run.start + offset(run, key) + 1
 
-    def parent(self, node: int) -> int:
-        return self._parents[node]
+    def parent(self, key: int) -> int:
+        """Key of the block before, or NONE."""
+        run = self._runs[key]
+        at = offset(run, key)
+        if at:
+            return run.keys[at - 1]
+        return run.parent.keys[-1] if run.parent is not None else NONE
 
-    def add(self, holder: int, parent: int, keys: Iterable[int]) -> list[int]:
-        """Add `holder` (one bit) to the blocks `keys` after `parent` (NONE: the start of a prompt); returns their nodes."""
-        keys = list(keys)
-        nodes: list[int] = []
-        find, holders, orphaned = self._node_of.get, self._holders, self._orphaned
-        has_parent = parent == NONE or bool(holders[parent] & holder)
-        for i, key in enumerate(keys):
-            node = find(key, NONE)
-            if node == NONE:  # so are all later ones: a node has all its predecessors
-                return nodes + self._add_new(holder, parent, keys[i:], has_parent)
-            if has_parent:
-                holders[node] |= holder
-                if orphaned:
-                    self._reattach(holder, node)
+    def add(self, holder: int, parent: int, keys: Sequence[int]) -> None:
+        """Add `holder` (one bit) to the blocks `keys` after `parent` (NONE: the start of a prompt)."""
+        before = None if parent == NONE else self._runs[parent]
+        has_parent = before is None or bool(before.holders & holder)
+        start = 0 if before is None else before.start + offset(before, parent) + 1
+        at, count = 0, len(keys)
+        while at < count:
+            run = self._runs.get(keys[at])
+            if run is None:  # so are all later ones
+                self._add_new(holder, before, start, keys[at:] if at else keys, has_parent)
+                return
+            low = start - run.start
+            common = _num_common(run, low, keys, at)
+            if not run.holders & holder:
+                run = self._isolate(run, low, low + common)
+                if has_parent:
+                    run.holders |= holder
+                    self._reattach(holder, run)
+                else:
+                    run.orphans |= holder
+                merge(self._runs, run)
+            at, start = at + common, start + common
+            before = self._runs[keys[at - 1]]
+
+    def drop(self, holder: int, keys: Sequence[int]) -> None:
+        """Remove `holder` from blocks, in this order. Its later blocks do not match until the block is added again."""
+        runs, at, count = self._runs, 0, len(keys)
+        while at < count:
+            run = runs[keys[at]]
+            own = run.keys
+            high = offset(run, keys[at]) + 1
+            # Caches evict a chain from its end: take all of this run that is dropped in that order
+            low, end = high - 1, at + 1
+            while low and end < count and own[low - 1] == keys[end]:
+                low, end = low - 1, end + 1
+            if run.holders | run.orphans == holder and high == len(own) and not run.children:
+                for key in keys[at:end]:
+                    del runs[key]
+                if low:
+                    del own[low:]
+                else:
+                    prune(runs, run)
             else:
-                orphaned[node] = orphaned.get(node, 0) | holder
-            nodes.append(node)
-            parent = node
-        return nodes
-
-    def drop(self, holder: int, node: int) -> None:
-        """Remove `holder` from the block. Its later blocks do not match until the block is added again."""
-        if not self._holders[node] & holder:
-            self._remove_orphan(holder, node)
-        elif self._first[node] == NONE:
-            self._holders[node] &= ~holder
-        else:
-            self._detach(holder, node)
-        self._prune(node)
-
-    def drop_all(self, holder: int, nodes: Iterable[int]) -> None:
-        """`drop` for each, in this order."""
-        holders, first, after, parents, keys = self._holders, self._first, self._next, self._parents, self._keys
-        for node in nodes:
-            if holders[node] != holder or first[node] != NONE or after[node] != NONE or node in self._orphaned:
-                self.drop(holder, node)
-                continue
-            # A leaf of one holder, and the last sibling: most nodes are
-            parent, before = parents[node], self._previous[node]
-            holders[node] = 0
-            if before != NONE:
-                after[before], self._previous[node] = NONE, NONE
-            elif parent != NONE:
-                first[parent] = NONE
-                if not holders[parent]:
-                    self._prune(parent)
-            del self._node_of[keys[node]]
-            self._free.append(node)
+                self._drop_part(holder, run, low, high)
+            at = end
 
     def match(self, sums: Sequence[int], root: int) -> list[tuple[int, int]]:
         """(blocks, holders that have exactly these leading blocks) of the chain with keys `sums[i] + root`, most first."""
-        node_of, holders = self._node_of, self._holders
+        runs = self._runs
         low, high = 0, len(sums)
-        while low < high:  # the deepest node of the chain
+        while low < high:  # the last block of the chain in the tree
             middle = (low + high + 1) // 2
-            if (sums[middle - 1] + root) & KEY_MASK in node_of:
+            if (sums[middle - 1] + root) & KEY_MASK in runs:
                 low = middle
             else:
                 high = middle - 1
         if not low:
             return []
-        end = holders[node_of[(sums[low - 1] + root) & KEY_MASK]]
-        found = [(low, end)] if end else []
-        spans = [(1, holders[node_of[(sums[0] + root) & KEY_MASK]], low, end)]
-        while spans:
-            start, some, stop, fewer = spans.pop()
-            if some == fewer:
-                continue
-            if stop - start == 1:
-                found.append((start, some & ~fewer))
-                continue
-            middle = (start + stop) // 2
-            between = holders[node_of[(sums[middle - 1] + root) & KEY_MASK]]
-            spans += (start, some, middle, between), (middle, between, stop, fewer)
-        found.sort(reverse=True)
+        run: Run | None = runs[(sums[low - 1] + root) & KEY_MASK]
+        found, counted = [], 0
+        while run is not None:
+            more = run.holders & ~counted
+            if more:
+                found.append((low, more))
+                counted |= more
+            low, run = run.start, run.parent
         return found
 
-    def _add_new(self, holder: int, parent: int, keys: Sequence[int], has_parent: bool) -> list[int]:
-        """Nodes for a chain of new keys after `parent`, with one holder that has the parent or not."""
-        nodes = self._numbers(len(keys))
-        depths, parents, first, own = self._depths, self._parents, self._first, self._keys
-        depth = 0 if parent == NONE else depths[parent]
-        if parent != NONE:
-            sibling = self._next[nodes[0]] = first[parent]
-            if sibling != NONE:
-                self._previous[sibling] = nodes[0]
-        for node, key in zip(nodes, keys, strict=True):
-            depth += 1
-            own[node], depths[node], parents[node] = key, depth, parent
-            if parent != NONE:
-                first[parent] = node
-            parent = node
-        self._node_of.update(zip(keys, nodes, strict=True))
+    def _add_new(self, holder: int, before: Run | None, start: int, keys: Sequence[int], has_parent: bool) -> None:
+        """Blocks with new keys after the first `start` ones, the last of which is in `before`."""
+        if before is not None:
+            if start < before.start + len(before.keys):
+                before = split(self._runs, before, start - before.start)
+            elif has_parent and not before.children and before.holders == holder and not before.orphans:
+                before.keys += keys
+                self._runs.update(zip(keys, repeat(before), strict=False))
+                return
+        run = Run(list(keys), start, before)
         if has_parent:
-            for node in nodes:
-                self._holders[node] = holder
+            run.holders = holder
         else:
-            self._orphaned.update(dict.fromkeys(nodes, holder))
-        return nodes
+            run.orphans = holder
+        if before is not None:
+            before.children[keys[0]] = run
+        self._runs.update(zip(keys, repeat(run), strict=False))
 
-    def _numbers(self, count: int) -> list[int]:
-        """Node numbers without keys, those of removed nodes first."""
-        reused = min(count, len(self._free))
-        nodes = self._free[len(self._free) - reused :][::-1]
-        del self._free[len(self._free) - reused :]
-        size, more = len(self._holders), count - reused
-        if more:
-            self._keys.extend([0] * more)
-            for column in (self._depths, self._parents, self._first, self._next, self._previous):
-                column.extend([NONE] * more)
-            self._holders += [0] * more
-        return nodes + list(range(size, size + more))
+    def _isolate(self, run: Run, low: int, high: int) -> Run:
+        """A run of exactly these blocks of the run."""
+        if high < len(run.keys):
+            run = split(self._runs, run, high)
+        if low:
+            child_key = run.keys[low]
+            split(self._runs, run, low)
+            run = self._runs[child_key]
+        return run
 
-    def _reattach(self, holder: int, node: int) -> None:
-        """Restore the holder at the blocks after `node`."""
-        self._remove_orphan(holder, node)
-        pending = [node]
+    def _drop_part(self, holder: int, run: Run, low: int, high: int) -> None:
+        run = self._isolate(run, low, high)
+        if run.holders & holder:
+            run.holders &= ~holder
+            pending = [run]
+            while pending:
+                for child in pending.pop().children.values():
+                    if child.holders & holder:
+                        child.holders &= ~holder
+                        child.orphans |= holder
+                        pending.append(child)
+        else:
+            run.orphans &= ~holder
+        if run.holders or run.orphans or run.children:
+            merge(self._runs, run)
+        else:
+            for key in run.keys:
+                del self._runs[key]
+            prune(self._runs, run)
+
+    def _reattach(self, holder: int, run: Run) -> None:
+        """The holder has all blocks up to the end of the run: its blocks after it match again."""
+        run.orphans &= ~holder
+        pending = [run]
         while pending:
-            for child in self._children(pending.pop()):
-                if self._orphaned.get(child, 0) & holder:
-                    self._remove_orphan(holder, child)
-                    self._holders[child] |= holder
+            for child in pending.pop().children.values():
+                if child.orphans & holder:
+                    child.orphans &= ~holder
+                    child.holders |= holder
                     pending.append(child)
 
-    def _detach(self, holder: int, node: int) -> None:
-        self._holders[node] &= ~holder
-        pending = [node]
-        while pending:
-            for child in self._children(pending.pop()):
-                if self._holders[child] & holder:
-                    self._holders[child] &= ~holder
-                    self._orphaned[child] = self._orphaned.get(child, 0) | holder
-                    pending.append(child)
 
-    def _remove_orphan(self, holder: int, node: int) -> None:
-        rest = self._orphaned.get(node, 0) & ~holder
-        if rest:
-            self._orphaned[node] = rest
+def _num_common(run: Run, low: int, keys: Sequence[int], at: int) -> int:
+    """Blocks in common of the run from `low` on and of the chain from `at` on, at least one. Keys are equal only if the whole
+    prefix is, so bisection finds the last."""
+    own = run.keys
+    least, most = 1, min(len(own) - low, len(keys) - at)
+    if own[low + most - 1] == keys[at + most - 1]:
+        return most
+    while least < most:
+        middle = (least + most + 1) // 2
+        if own[low + middle - 1] == keys[at + middle - 1]:
+            least = middle
         else:
-            self._orphaned.pop(node, None)
-
-    def _children(self, node: int) -> list[int]:
-        children = []
-        child = self._first[node]
-        while child != NONE:
-            children.append(child)
-            child = self._next[child]
-        return children
-
-    def _prune(self, node: int) -> None:
-        """Remove nodes without holders and children, upwards."""
-        first, after, before = self._first, self._next, self._previous
-        while node != NONE and not self._holders[node] and first[node] == NONE and node not in self._orphaned:
-            parent, left, right = self._parents[node], before[node], after[node]
-            if right != NONE:
-                before[right] = left
-                after[node] = NONE
-            if left != NONE:
-                after[left] = right
-                before[node] = NONE
-            elif parent != NONE:
-                first[parent] = right
-            del self._node_of[self._keys[node]]
-            self._free.append(node)
-            node = parent
+            most = middle - 1
+    return least
 
 
 class Holders(Sequence[int]):

@@ -50,6 +50,8 @@ class Reservations:
 def _num_common(chain: Sequence[int], other: Sequence[int]) -> int:
     """Blocks in common, at least one. Prefix numbers are equal only if the whole prefix is, so bisection finds the last."""
     low, high = 1, min(len(chain), len(other))
+    if high > 1 and chain[1] != other[1]:  # most often
+        return 1
     while low < high:
         middle = (low + high + 1) // 2
         if chain[middle - 1] == other[middle - 1]:

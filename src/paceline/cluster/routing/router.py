@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, overload
+from typing import Any, Protocol, overload
 
 from paceline.core.cluster_config import RouterPolicy
 
@@ -27,21 +27,34 @@ class WorkerTable(Sequence[WorkerLoad]):
     request; so a table belongs to one router."""
 
     def __init__(self) -> None:
-        self._loads: list[WorkerLoad] = []
+        self.names: list[str] = []
+        self.assigned: list[int] = []
+        self.max_num_seqs: list[int] = []
+        self.kv_use: list[float] = []
+        self.kv_tokens: list[int] = []
+        """The fields of `WorkerLoad`, by position."""
         self._positions: dict[str, int] = {}
         self._changes: set[int] = set()
         self.generation = 0
         """Number of times that workers joined or left; positions are valid within one."""
 
     def __len__(self) -> int:
-        return len(self._loads)
+        return len(self.names)
 
     @overload
     def __getitem__(self, index: int) -> WorkerLoad: ...
     @overload
     def __getitem__(self, index: slice) -> list[WorkerLoad]: ...
     def __getitem__(self, index: int | slice) -> WorkerLoad | list[WorkerLoad]:
-        return self._loads[index]
+        if isinstance(index, slice):
+            return [self[at] for at in range(len(self.names))[index]]
+        return WorkerLoad(
+            self.names[index],
+            self.assigned[index],
+            self.max_num_seqs[index],
+            self.kv_use[index],
+            self.kv_tokens[index],
+        )
 
     def has(self, name: str) -> bool:
         return name in self._positions
@@ -49,26 +62,39 @@ class WorkerTable(Sequence[WorkerLoad]):
     def set(self, load: WorkerLoad) -> None:
         """The present load of a worker, which joins if it is new."""
         at = self._positions.get(load.name)
+        fields = load.name, load.assigned, load.max_num_seqs, load.kv_use, load.kv_tokens
         if at is None:
-            self._positions[load.name] = len(self._loads)
-            self._loads.append(load)
+            self._positions[load.name] = len(self.names)
+            for column, value in zip(self._columns(), fields, strict=True):
+                column.append(value)
             self.generation += 1
         else:
-            self._loads[at] = load
+            for column, value in zip(self._columns(), fields, strict=True):
+                column[at] = value
+            self._changes.add(at)
+
+    def assign(self, name: str, assigned: int) -> None:
+        """The worker has so many sequences now. A name without a worker is ignored."""
+        at = self._positions.get(name)
+        if at is not None:
+            self.assigned[at] = assigned
             self._changes.add(at)
 
     def remove(self, name: str) -> None:
         """The worker leaves. A name without a worker is ignored."""
         at = self._positions.pop(name, None)
         if at is not None:
-            del self._loads[at]
-            self._positions = {load.name: at for at, load in enumerate(self._loads)}
+            for column in self._columns():
+                del column[at]
+            self._positions = {other: number for number, other in enumerate(self.names)}
             self.generation += 1
+
+    def _columns(self) -> tuple[list[Any], ...]:
+        return self.names, self.assigned, self.max_num_seqs, self.kv_use, self.kv_tokens
 
     def take_changes(self) -> Sequence[int]:
         """Positions of the loads that were set since the last call."""
-        changes = tuple(self._changes)
-        self._changes.clear()
+        changes, self._changes = tuple(self._changes), set()
         return changes
 
 

@@ -100,7 +100,7 @@ class WorkerCosts:
             changes = loads.take_changes()
             if loads is self._table and loads.generation == self._generation:
                 for at in changes:
-                    self._update_load(at, loads[at])
+                    self._update_load(at, loads.assigned[at], loads.max_num_seqs[at])
                 return False
             self._table, self._generation = loads, loads.generation
         elif len(loads) == len(self._last) and all(map(is_, loads, self._last)):
@@ -117,7 +117,7 @@ class WorkerCosts:
             changed = [at for at, (now, old) in enumerate(zip(assigned, self._assigned, strict=True)) if now != old]
             if len(changed) <= len(names) // FEW_CHANGES:
                 for at in changed:
-                    self._update_load(at, loads[at])
+                    self._update_load(at, assigned[at], limits[at])
                 return is_new
         self._assigned, self._limits = assigned, limits
         self.shares = [count / most for count, most in zip(assigned, limits, strict=True)]
@@ -139,7 +139,9 @@ class WorkerCosts:
         self.prefill = rates.prefills(self.names, now)
         peer = rates.peer()
         self.peer, self.refreshed = math.inf if peer is None else peer, now
-        self._capacities = [load.kv_tokens for load in loads]
+        self._capacities = (
+            list(loads.kv_tokens) if isinstance(loads, WorkerTable) else [load.kv_tokens for load in loads]
+        )
         self._compute = [
             rate
             * (COMPUTE_FACTOR + EVICTION_FACTOR * known.eviction.share(len(known.cached) * BLOCK_SIZE, tokens, now))
@@ -174,9 +176,9 @@ class WorkerCosts:
         waiting = self._assigned[at] - self._limits[at] + 1
         return waiting * self._rates.duration(self.names[at]) / self._limits[at]
 
-    def _update_load(self, at: int, load: WorkerLoad) -> None:
-        self._assigned[at], self._limits[at] = load.assigned, load.max_num_seqs
-        share = self.shares[at] = load.assigned / load.max_num_seqs
+    def _update_load(self, at: int, assigned: int, limit: int) -> None:
+        self._assigned[at], self._limits[at] = assigned, limit
+        share = self.shares[at] = assigned / limit
         if self.prefill:
             self.token[at] = self._compute[at] * (1.0 + share * self._batch_size)
             self.fixed[at] = self.full_batch * share + self._queued[at]

@@ -41,6 +41,8 @@ class SimulatedCluster:
         self._index = KvIndex(prefix_sums)
         kv_aware = config.router == "kv_aware"
         self._router: Router = KvRouter(self._index, clock) if kv_aware else make_router(config.router)
+        self._uses_caches = kv_aware
+        """`KvRouter` uses the index, and no shares of KV caches in use."""
         profile = config.profile
         self._drafters = DraftWorkers(profile) if config.draft_workers else None
         network = profile.round_trip_seconds.value if self._drafters else 0.0
@@ -121,7 +123,7 @@ class SimulatedCluster:
                 job.prompt = NO_PROMPT  # millions of finished requests would keep their blocks
             member.assigned -= len(ended)
             self._leave_if_drained(member)
-        if ended or (started and not isinstance(self._router, KvRouter)):  # KvRouter uses no shares of KV caches
+        if ended or (started and not self._uses_caches):
             self._update_load(member)
         return started, ended
 
@@ -321,7 +323,9 @@ class SimulatedCluster:
                 heappush(self.ends, (worker.end, member.id))
 
     def _update_load(self, member: Member) -> None:
-        if self._loads.has(member.name):
+        if self._uses_caches:
+            self._loads.assign(member.name, member.assigned)
+        elif self._loads.has(member.name):
             self._loads.set(self._load(member))
 
     def _load(self, member: Member) -> WorkerLoad:

@@ -7,8 +7,20 @@ from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, C
 from paceline.planning.simulation.workers.prompt_blocks import PromptBlocks
 
 
+class _Run:
+    """Consecutive blocks of one chain that were last used together."""
+
+    __slots__ = ("children", "keys", "parent")
+
+    def __init__(self, keys: list[int], parent: "_Run | None") -> None:
+        self.keys, self.parent = keys, parent
+        self.children: dict[int, _Run] = {}
+        """By their first block."""
+
+
 class PrefixCache:
-    """Least recently used blocks are evicted first, and of a chain the last ones.
+    """Least recently used blocks are evicted first, and of a chain the last ones. So it holds every block before one that it
+    holds, and the least recently used run has no children.
 
     Sequences hold their tokens beside the cached blocks; a block in use is the most recently used, and is not pinned.
     """
@@ -16,36 +28,36 @@ class PrefixCache:
     def __init__(self, capacity: int, block_tokens: int, publish: Callable[[CacheEvent], None]) -> None:
         """`capacity`: tokens of the KV cache."""
         self._capacity, self._block_tokens, self._publish = capacity, block_tokens, publish
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        self._root = _Run([], None)
+        self._recent: OrderedDict[_Run, None] = OrderedDict()
+        """Least recently used first; of runs that were used together, the one with the earlier blocks last."""
+        self._num_blocks = 0
         self._used = 0
 
     def __len__(self) -> int:
-        return len(self._blocks)
+        return self._num_blocks
 
     def cached(self, prompt: PromptBlocks) -> int:
         """Leading tokens of the prompt in the cache; they become the most recently used."""
-        held, count = self._blocks, 0
-        for key in prompt.chain:
-            if key not in held:
-                break
-            count += 1
-        for key in reversed(prompt.chain[:count]):
-            held.move_to_end(key)
+        _, count = self._use(prompt.chain)
         return count * self._block_tokens
 
     def held(self, prompt: PromptBlocks) -> int:
         """As `cached`, without a change of the order of eviction."""
-        count = 0
-        for key in prompt.chain:
-            if key not in self._blocks:
+        chain, count, run = prompt.chain, 0, self._root
+        while count < len(chain) and (child := run.children.get(chain[count])) is not None:
+            common = _num_common(child.keys, chain, count)
+            count += common
+            if common < len(child.keys):
                 break
-            count += 1
+            run = child
         return count * self._block_tokens
 
     def clear(self) -> None:
         """All blocks and all sequences are gone."""
-        self._blocks.clear()
-        self._used = 0
+        self._root.children.clear()
+        self._recent.clear()
+        self._used = self._num_blocks = 0
         self._publish(CacheCleared())
 
     def tokens_of(self, prompt: PromptBlocks) -> int:
@@ -60,24 +72,84 @@ class PrefixCache:
 
     def store(self, prompt: PromptBlocks) -> None:
         """The blocks of a computed prompt can now be found."""
-        chain, held = prompt.chain, self._blocks
-        start = 0
-        while start < len(chain) and chain[start] in held:
-            start += 1
-        stop = start
-        while stop < len(chain) and chain[stop] not in held:
-            stop += 1
+        chain = prompt.chain
+        last, start = self._use(chain)
+        stop = len(chain)
         if start < stop:
-            parent = chain[start - 1] if start else None
-            self._publish(BlocksStored(chain[start:stop], parent, prompt.part(start, stop)))
-        for key in reversed(chain[:stop]):
-            held[key] = None
-            held.move_to_end(key)
+            new, parent = chain[start:], chain[start - 1] if start else None
+            self._publish(BlocksStored(new, parent, prompt.part(start, stop)))
+            self._num_blocks += stop - start
+            if start and not last.children:
+                last.keys += new
+            else:
+                run = last.children[new[0]] = _Run(list(new), last)
+                self._recent[run] = None
+                self._touch(last)
         self._evict()
 
+    def _use(self, chain: tuple[int, ...]) -> tuple[_Run, int]:
+        """The run of the last cached block of the chain and the number of these blocks, which become the most recently used."""
+        run, count, length = self._root, 0, len(chain)
+        while count < length and (child := run.children.get(chain[count])) is not None:
+            common = _num_common(child.keys, chain, count)
+            count += common
+            if common < len(child.keys):
+                run = _split(child, common)
+                break
+            run = child
+        self._touch(run)
+        return run, count
+
+    def _touch(self, run: _Run) -> None:
+        """The run and those before it become the most recently used."""
+        recent = self._recent
+        while run.parent is not None:
+            recent[run] = None
+            recent.move_to_end(run)
+            run = run.parent
+
     def _evict(self) -> None:
-        surplus = len(self._blocks) - max(0, self._capacity - self._used) // self._block_tokens
-        if surplus > 0:
-            self._publish(
-                BlocksRemoved([self._blocks.popitem(last=False)[0] for _ in range(min(surplus, len(self._blocks)))])
-            )
+        surplus = self._num_blocks - max(0, self._capacity - self._used) // self._block_tokens
+        if surplus <= 0 or not self._num_blocks:
+            return
+        removed: list[int] = []
+        recent, surplus = self._recent, min(surplus, self._num_blocks)
+        self._num_blocks -= surplus
+        while surplus:
+            run = next(iter(recent))
+            keys = run.keys
+            if len(keys) > surplus:
+                removed += keys[: -surplus - 1 : -1]
+                del keys[-surplus:]
+                break
+            removed += reversed(keys)
+            surplus -= len(keys)
+            del recent[run]
+            assert run.parent is not None
+            del run.parent.children[keys[0]]
+        self._publish(BlocksRemoved(removed))
+
+
+def _num_common(keys: list[int], chain: tuple[int, ...], start: int) -> int:
+    """Blocks that a run has in common with a chain from `start` on, of which the first is one. A number stands for the whole
+    prefix, so bisection finds the last."""
+    low, high = 1, min(len(keys), len(chain) - start)
+    if keys[high - 1] == chain[start + high - 1]:
+        return high
+    while low < high:
+        middle = (low + high + 1) // 2
+        if keys[middle - 1] == chain[start + middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _split(run: _Run, at: int) -> _Run:
+    """Divide a run; returns the first part, a new run that was not used yet."""
+    keys, parent = run.keys, run.parent
+    assert parent is not None
+    first = parent.children[keys[0]] = _Run(keys[:at], parent)
+    run.keys, run.parent = keys[at:], first
+    first.children[run.keys[0]] = run
+    return first

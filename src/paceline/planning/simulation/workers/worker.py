@@ -228,8 +228,9 @@ class SimulatedWorker:
             self._drafts.row_seconds,
             self._attention,
         )
+        waiting, own_rows, depth = step.waiting, step.rows, step.depth
         while True:
-            time += step.waiting + pass_seconds(step.rows, rows) + draft_seconds * rows
+            time += waiting + pass_seconds(own_rows, rows) + draft_seconds * rows
             is_last = done + rows >= left
             if is_last:
                 time += reading + attention * self._prompt_context(rows, done)
@@ -242,10 +243,12 @@ class SimulatedWorker:
             if is_last or len(ends) >= most:
                 return PromptSegment(now, step, ends, cumulative)
             rest = pending - done
-            rows = min(rest, prompt_budget(count, rest))
-            if step.depth and (next_bucket := prompt_bucket(rows)) != bucket:
+            rows = prompt_budget(count, rest)
+            if rows > rest:
+                rows = rest
+            if depth and (next_bucket := prompt_bucket(rows)) != bucket:
                 bucket = next_bucket
-                if batch.decide(drafting, rows).depth != step.depth:
+                if batch.decide(drafting, rows).depth != depth:
                     return PromptSegment(now, step, ends, cumulative)
 
     def _admit(self) -> None:
