@@ -10,6 +10,7 @@ import pytest
 from paceline.cluster.pairing.draft_trial import TRIAL_LABEL, TrialLimits
 from paceline.core.clock import WallClock
 from paceline.engine.loop import EngineLoop
+from paceline.runtime.draft_pool import connection
 from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.control import PoolControl
@@ -23,6 +24,12 @@ from tests.runtime.draft_pool.test_proposer import VOCAB, progress
 from tests.runtime.pools import PatientProposer, ScriptedCore, draft_worker, model_core, pool, wait_ready
 
 NUMBERS = range(120)
+
+
+@pytest.fixture(autouse=True)
+def _workers_are_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not on a machine without time for their threads."""
+    monkeypatch.setattr(connection, "HUNG_SECONDS", 600.0)
 
 
 @contextmanager
@@ -62,6 +69,14 @@ def test_sequences_without_drafts_count_for_the_draft_that_does_not_pay() -> Non
         assert {name: one.sequences for name, one in sums.items()} == {"old": 120 - len(tried), "new": len(tried)}
         assert sums["old"].tokens / sums["old"].sequences == 5.0, "plain decoding: one token a round"
         assert sums["new"].tokens / sums["new"].sequences > 10.0
+
+
+def test_short_sequences_count() -> None:
+    """A good draft ends a text in few rounds: without these sequences it would seem worse than it is."""
+    with trial_pool() as (proposer, _, _):
+        decode(proposer, dict.fromkeys(NUMBERS, 3), rounds=2)
+        proposer.close(list(NUMBERS))
+        assert sum(drafter.goodput.sequences for drafter in proposer.status().drafters) == len(NUMBERS)
 
 
 def test_request_that_allows_no_drafts_is_not_measured() -> None:

@@ -12,8 +12,9 @@ from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import Open, RoundDraft, RoundRequest, SequenceBranches
 from paceline.speculation.proposer import Progress
 
-MIN_MEASURED_ROUNDS, MAX_MEASURED_ROUNDS = 4, 64
-"""Rounds that count as one sequence for the goodput of a draft: fewer say little, and a longer sequence counts again."""
+MAX_MEASURED_ROUNDS = 64
+"""Rounds that count as one sequence for the goodput of a draft; a longer sequence counts again. A short one counts as well: a
+good draft needs few rounds."""
 MAX_LATENESS = 1.2
 """Expected time of a draft, as a multiple of the time to the deadline, up to which the draft is waited for."""
 
@@ -102,7 +103,7 @@ class PoolSequence:
     def finish_measuring(self) -> None:
         """Add the rounds so far to the sums of their worker, as one sequence."""
         rounds, connection = self.measured, self.measured.connection
-        if connection is not None and rounds.count >= MIN_MEASURED_ROUNDS:
+        if connection is not None and rounds.count:
             connection.goodput = connection.goodput.with_sequence(rounds.tokens, rounds.seconds)
         rounds.connection, rounds.count, rounds.tokens, rounds.seconds = None, 0, 0, 0.0
 
