@@ -1,134 +1,94 @@
 """Live pools under load: no stream may be lost or different while workers join, drain, are replaced, and a gateway dies.
 
-    python benchmarks/live.py --plot docs/live.png
-    python benchmarks/live.py --model PATH --draft PATH --pause 2 --ray
+    python benchmarks/live.py --tokens 48 --pause 2 --plot docs/live.png
+    python benchmarks/live.py --tokens 48 --pause 2 --plot docs/live_ray.png --ray
 
 One target behind two gateways, as processes, or with `--ray` as actors on two virtual nodes of Ray. Clients stream over
 HTTP, half greedy and half sampled; tokens are compared with plain decoding in one process. The script types the commands that
-an operator types. Exit status 1: a stream was lost or different.
+an operator types. The draft pool starts with a draft that does not match the target. Targets always draft three tokens: a
+fixed depth, without circuit breaker. Exit status 1: a stream was lost or different, or a swap had another verdict than planted.
 """
 
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from live_load import Results, Streams, plain_tokens
+from live_models import Models, write_models
+from live_report import plot, report
+from live_scenario import DEADLINE, Scenario, get, until
 
-from paceline.bench.plots import load_pyplot
 from paceline.core.cluster_config import cluster_config
-from paceline.runtime.deploy.deployment import find_cluster, free_address
-from paceline.runtime.deploy.directory import Member
+from paceline.runtime.deploy.deployment import free_address
 
-START_SECONDS, JOIN_SECONDS, DEADLINE = 600.0, 240.0, 5.0
+START_SECONDS, JOIN_SECONDS = 600.0, 240.0
+NEVER = 1 << 30
+"""Lossy windows that open a circuit breaker."""
 LIMITS = {"max_num_seqs": 16, "max_batched_tokens": 256, "max_model_len": 512, "kv_tokens": 16384}
-
-
-class Scenario:
-    """Types commands, kills processes, and notes when each began and ended."""
-
-    def __init__(self, folder: Path, document: dict[str, Any], urls: list[str]) -> None:
-        self.file, self._urls = folder / "cluster.yaml", urls
-        self._folder, self._config = folder, cluster_config(document)
-        self.events: list[tuple[str, float, float]] = []
-        self.figures: dict[str, float] = {}
-
-    def command(self, *words: str) -> float:
-        """Runs `paceline WORDS`; returns its seconds."""
-        label = " ".join(word for word in words if word not in ("--config", str(self.file)))
-        started = time.monotonic()
-        result = subprocess.run(
-            [sys.executable, "-m", "paceline", *words], capture_output=True, text=True, check=False, cwd=self._folder
-        )
-        self.events.append((label, started, time.monotonic()))
-        if result.returncode:
-            raise RuntimeError(f"paceline {label}: {result.stdout}{result.stderr}")
-        print(f"{time.monotonic() - started:6.1f} s  paceline {label}", flush=True)
-        return time.monotonic() - started
-
-    def scale_up(self, pool: str, count: int) -> None:
-        """Scales, and measures the seconds until the last new worker has generated tokens."""
-        started = time.monotonic()
-        self.command("scale", pool, str(count), "--config", str(self.file))
-        if pool == "target":
-            worker = f"{pool}-{count - 1}"
-            until(lambda: any(tokens_of(url, worker) > 0 for url in self._urls), 120, f"tokens of {worker}")
-            self.figures[f"scale to first token of {worker}"] = time.monotonic() - started
-
-    def terminate(self, worker: str) -> None:
-        """Sends SIGTERM to a worker, as Kubernetes does, and measures the seconds until its process is gone."""
-        before = self._member(worker)
-        pid, started = pid_at(before.address), time.monotonic()
-        os.kill(pid, signal.SIGTERM)
-        until(lambda: not Path(f"/proc/{pid}").exists() or is_zombie(pid), 60, f"the exit of {worker}")
-        self.figures[f"SIGTERM of {worker} with {DEADLINE:g} s"] = time.monotonic() - started
-        self.events.append((f"SIGTERM {worker}", started, time.monotonic()))
-        life = before.life.restarts
-        until(lambda: self._member(worker).life.restarts > life, 60, f"the restart of {worker}")
-        print(
-            f"{time.monotonic() - started:6.1f} s  SIGTERM {worker}: {self._member(worker).life.last_exit}", flush=True
-        )
-
-    def _member(self, name: str) -> Member:
-        return next(one for one in find_cluster(self._config).members() if one.name == name)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--draft", default="smollm2-distilled")
+    parser.add_argument("--layers", type=int, default=48, help="of the target; a draft has two")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--pause", type=float, default=4.0, help="seconds between two events")
+    parser.add_argument("--trial", type=float, default=300.0, help="longest seconds of the trial of a draft")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--ray", action="store_true", help="workers as actors of a local Ray cluster")
     options = parser.parse_args()
-    expected = plain_tokens(options.model, 12, options.tokens, options.seed)
     results = Results()
     with tempfile.TemporaryDirectory(prefix="live-") as name, ExitStack() as stack:
         folder = Path(name)
+        models = write_models(folder / "models", options.layers)
+        expected = plain_tokens(models.target, 12, options.tokens, options.seed)
         ports = [int(free_address().rpartition(":")[2]) for _ in range(2)]
         urls = [f"http://127.0.0.1:{port}" for port in ports]
-        document = _document(options, folder)
+        document = _document(models, folder)
         if options.ray:
             document["ray"] = stack.enter_context(_ray_cluster())
         (folder / "cluster.yaml").write_text(json.dumps(document))  # JSON is YAML
-        scenario = Scenario(folder, document, urls)
+        scenario = Scenario(folder, cluster_config(document), urls)
         scenario.command("up", str(scenario.file))
         stack.callback(scenario.command, "down", str(scenario.file))
-        gateways = [stack.enter_context(_gateway(scenario.file, port)) for port in ports]
+        gateways = [stack.enter_context(gateway(scenario.file, port)) for port in ports]
         streams = Streams(urls, expected, results, options.streams)
         streams.start()
         started = time.monotonic()
-        for act in _acts(scenario, gateways, options):
+        for act in _acts(scenario, gateways, models, options.trial):
             time.sleep(options.pause)
             act()
         time.sleep(options.pause)
         unfinished = streams.join(JOIN_SECONDS)
+        ended = time.monotonic()
     lost = [*results.lost, *(["a stream did not end"] * unfinished)]
-    report(options, scenario, results, lost, time.monotonic() - started)
+    where = "Ray" if options.ray else "processes"
+    report(f"{where}, {options.streams} streams of {options.tokens} tokens", scenario, results, lost, ended - started)
     if options.plot is not None:
         plot(results, scenario, started, options.plot)
-    sys.exit(1 if lost or results.different else 0)
+    is_planted = [verdict.is_kept for verdict in scenario.verdicts] == [False, True, False]
+    sys.exit(1 if lost or results.different or not is_planted else 0)
 
 
 def _acts(
-    scenario: Scenario, gateways: "list[subprocess.Popen[bytes]]", options: argparse.Namespace
+    scenario: Scenario, gateways: "list[subprocess.Popen[bytes]]", models: Models, trial: float
 ) -> Iterator[Callable[[], object]]:
     file = str(scenario.file)
     yield lambda: scenario.scale_up("target", 3)
     yield lambda: scenario.scale_up("draft", 2)
     yield lambda: scenario.command("rollout", "--config", file)
+    yield lambda: scenario.swap("a draft of another vocabulary", models.other, trial)
+    yield lambda: scenario.swap("a better draft", models.good, trial)
+    yield lambda: scenario.swap("a worse draft", models.poor, trial)
     yield lambda: scenario.terminate("target-1")
 
     def kill() -> None:
@@ -141,47 +101,11 @@ def _acts(
     yield lambda: scenario.command("scale", "target", "1", "--config", file)
 
 
-def report(options: argparse.Namespace, scenario: Scenario, results: Results, lost: list[str], seconds: float) -> None:
-    tokens = sum(count for _, count in results.arrivals)
-    where = "Ray" if options.ray else "processes"
-    print(f"\n{options.model} with draft {options.draft}, {where}, {options.streams} streams, {seconds:.0f} s\n")
-    print("| streams | tokens | tokens/s | resumed | lost | different |\n|---|---|---|---|---|---|")
-    print(
-        f"| {results.finished} | {tokens} | {tokens / seconds:.0f} | {results.resumed} | {len(lost)} "
-        f"| {len(results.different)} |\n"
-    )
-    print("| event | seconds |\n|---|---|")
-    for label, began, ended in scenario.events:
-        print(f"| `{label}` | {ended - began:.1f} |")
-    for label, value in scenario.figures.items():
-        print(f"| {label} | {value:.1f} |")
-    for one in lost[:5]:
-        print(f"LOST: {one}")
-
-
-def plot(results: Results, scenario: Scenario, started: float, path: Path) -> None:
-    """Tokens per second over time, with the events."""
-    plt = load_pyplot()
-    buckets: dict[int, int] = {}
-    for when, count in results.arrivals:
-        buckets[int(when - started)] = buckets.get(int(when - started), 0) + count
-    seconds = range(max(buckets, default=0))
-    figure, axes = plt.subplots(figsize=(10, 4))
-    axes.plot(seconds, [buckets.get(second, 0) for second in seconds], linewidth=1)
-    for i, (label, began, ended) in enumerate(event for event in scenario.events if event[1] >= started):
-        axes.axvspan(began - started, max(ended, began + 0.3) - started, alpha=0.15, color=f"C{i % 9 + 1}")
-        axes.text(began - started, axes.get_ylim()[1] * (0.97 - 0.06 * (i % 5)), label, fontsize=7, va="top")
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("tokens per second")
-    axes.set_ylim(bottom=0)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def _document(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def _document(models: Models, folder: Path) -> dict[str, Any]:
     pool = {"devices": ["cpu"], "limits": LIMITS}
-    target = {"name": "target", "role": "target", "model": options.model, "speculation": {"max_depth": 3}, **pool}
-    draft = {"name": "draft", "role": "draft", "model": options.draft, "replicas": 0, **pool}
+    speculation = {"depth": "fixed", "max_depth": 3, "breaker_rounds": NEVER}
+    target = {"name": "target", "role": "target", "model": models.target, "speculation": speculation, **pool}
+    draft = {"name": "draft", "role": "draft", "model": models.poor, "replicas": 0, **pool}
     gateway = {"max_waiting": 1000, "log_requests": "none", "log_level": "warning", "gateways": 2}
     return {
         "name": "live",
@@ -210,60 +134,17 @@ def _ray_cluster() -> Iterator[str]:
 
 
 @contextmanager
-def _gateway(file: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+def gateway(file: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-m", "paceline", "serve", "--config", str(file), "--port", str(port)]
     with (
         (file.parent / f"gateway-{port}.log").open("wb") as log,
         subprocess.Popen(command, stdout=log, stderr=log) as one,
     ):
         try:
-            until(lambda: _get(f"http://127.0.0.1:{port}/ready") is not None, START_SECONDS, "the gateway")
+            until(lambda: get(f"http://127.0.0.1:{port}/ready") is not None, START_SECONDS, "the gateway")
             yield one
         finally:
             one.terminate()
-
-
-def tokens_of(url: str, worker: str) -> float:
-    """Tokens that the worker has generated for this gateway."""
-    page = _get(f"{url}/metrics") or ""
-    name = "paceline_worker_generated_tokens_total"
-    marked = [line for line in page.splitlines() if line.startswith(name) and f'"{worker}"' in line]
-    return sum(float(line.rpartition(" ")[2]) for line in marked)
-
-
-def pid_at(address: str) -> int:
-    """Process id of the worker that listens at the address."""
-    import psutil
-
-    port = int(address.rpartition(":")[2])
-    for process in psutil.process_iter():
-        try:
-            sockets = process.net_connections("tcp")
-            if any(one.laddr and one.laddr.port == port and one.status == "LISTEN" for one in sockets):
-                return process.pid
-        except psutil.Error:
-            continue
-    raise LookupError(f"no worker listens at {address}")
-
-
-def is_zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {seconds:g} s for {what}")
-        time.sleep(0.05)
-
-
-def _get(url: str) -> str | None:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return str(response.read().decode())
-    except OSError:
-        return None
 
 
 if __name__ == "__main__":
