@@ -105,7 +105,7 @@ def test_draft_equal_to_the_target_is_always_accepted(target: Target) -> None:
     class Oracle(DistilledDraft):
         def predict(self, target, states, depth):  # type: ignore[no-untyped-def]
             predictions = super().predict(target, states, depth)
-            return type(predictions)(states.last[None], (0,))
+            return type(predictions)(target.states(states.ids).last[None], (0,))
 
     ids = some_ids(2, 4)
     for _ in range(26):
@@ -128,3 +128,21 @@ def test_rows_without_an_answer_count_nothing(kind: str, target: Target) -> None
     both = evaluate(draft, target, vocabulary, Text(ids, answer, ("none", "chat")), rows=1)
     alone = evaluate(draft, target, vocabulary, Text(ids[1:], answer[1:], ("chat",)), rows=1)
     assert both.chain == alone.chain
+
+
+def test_a_draft_that_reads_tokens_alone_needs_no_pass_of_the_target(target: Target) -> None:
+    class Forbidden(Exception):
+        pass
+
+    def refuse(*_: object) -> None:
+        raise Forbidden
+
+    handle = target.layers[0].register_forward_pre_hook(refuse)
+    text = Text(some_ids(2, 12).int(), torch.ones(2, 12, dtype=torch.bool), ("a", "b"))
+    try:
+        distilled = DistilledDraft(layer_shape(target.config), 1)
+        assert evaluate(distilled, target, DraftVocabulary(VOCAB), text, depth=2).chain_overall.rounds > 0
+        with pytest.raises(Forbidden):
+            evaluate(MedusaDraft(target.config.hidden_size, 2), target, DraftVocabulary(VOCAB), text, depth=2)
+    finally:
+        handle.remove()

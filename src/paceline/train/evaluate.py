@@ -125,7 +125,7 @@ def token_ranks(
     the others have NO_RANK."""
     device = target.device
     ids = ids.to(device).long()
-    states = target.states(ids, draft.state_layers)
+    states = draft.states(target, ids)
     with torch.autocast(device.type, torch.bfloat16, enabled=target.dtype == torch.bfloat16):
         predictions = draft.predict(target, states, depth)
     ranks = torch.full(predictions.hidden.shape[:3], NO_RANK, dtype=torch.int64, device=device)

@@ -45,6 +45,12 @@ class Draft(nn.Module):
     state_layers: tuple[int, ...] = ()
     """Layers of the target whose outputs the draft reads, counted from 1."""
 
+    def states(self, target: Target, ids: Tensor) -> States:
+        """What `predict` reads of `ids` [B, S]. If predictions depend on tokens only, the target computes nothing."""
+        if self.is_same_at_every_depth:
+            return States(ids, target.embedding.new_empty(*ids.shape, 0), None)
+        return target.states(ids, self.state_layers)
+
     @abstractmethod
     def predict(self, target: Target, states: States, depth: int) -> Predictions: ...
 
