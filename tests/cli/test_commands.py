@@ -91,6 +91,13 @@ def test_banner_commands_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Authorization" not in text
 
 
+def test_the_banner_names_the_dashboard_before_the_commands() -> None:
+    from paceline.cli.serve import banner
+
+    text = banner(Ready("http://127.0.0.1:8000", "m")).plain
+    assert 0 < text.index("Dashboard and playground: http://127.0.0.1:8000/") < text.index("curl")
+
+
 def test_banner_includes_a_key_if_one_is_needed() -> None:
     from paceline.cli.serve import banner
 

@@ -165,6 +165,10 @@ def test_a_prompt_is_truncated_to_leave_room_for_the_output() -> None:
     assert len(server.target.requests[0].prompt_ids) == 40
 
 
+def test_the_best_of_one_is_that_one() -> None:
+    assert post(served("abc"), COMPLETIONS, best_of=1)["choices"][0]["text"] == "abc"
+
+
 def test_sampling_fields_reach_the_engine() -> None:
     server = served("!")
     post(server, CHAT, min_tokens=3, max_tokens=5, skip_special_tokens=False)
