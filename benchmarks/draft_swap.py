@@ -2,15 +2,17 @@
 
     python benchmarks/draft_swap.py --draft smollm2-eagle --noise 0.5
 
-    python benchmarks/draft_swap.py --draft smollm2-distilled --pool
+    python benchmarks/draft_swap.py --pool --clients 2
 
-The worse draft has the weights of the better one plus noise. The server starts with one of both, a few clients stream without a
-pause, and `paceline draft swap` tries the other: inside the engine, or with `--pool` in a draft pool of one worker.
+The server starts with one of two drafts, a few clients stream without a pause, and `paceline draft swap` tries the other:
+inside the engine, or with `--pool` in a draft pool of one worker. Inside the engine the target is the embedded model, and the
+worse draft has the weights of the better one plus noise. The models of the pool are those of `live.py`.
 """
 
 import argparse
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -18,15 +20,20 @@ import tempfile
 import threading
 import time
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from live_models import write_models
 from safetensors.torch import load_file, save_file
 
 from paceline.models.loading.hub import find_model
 
 KEY = "benchmark-key"
+REASON = re.compile(r"(draft drafts with|draft keeps|the server).*")
+LAYERS = 48
+"""Layers of the target of a pool."""
 NEVER = 1 << 30
 """Lossy windows that open a circuit breaker, if none should."""
 PROMPTS = (
@@ -45,6 +52,15 @@ PROMPTS = (
 )
 
 
+@dataclass(frozen=True)
+class Drafts:
+    """A target and two drafts for it."""
+
+    target: str
+    better: str
+    worse: str
+
+
 def worsened(draft: str, folder: Path, noise: float) -> str:
     """A folder with the draft plus noise of `noise` standard deviations of each matrix."""
     source, generator = find_model(draft), torch.Generator().manual_seed(0)
@@ -59,7 +75,7 @@ def worsened(draft: str, folder: Path, noise: float) -> str:
     return str(folder)
 
 
-def cluster(draft: str, folder: Path, depth: int | None) -> dict[str, Any]:
+def cluster(target_model: str, draft: str, folder: Path, depth: int | None) -> dict[str, Any]:
     """A target and a draft worker as processes of this machine."""
     limits = {"max_num_seqs": 16, "max_model_len": 1024, "kv_tokens": 8192}
     speculation = (
@@ -71,7 +87,7 @@ def cluster(draft: str, folder: Path, depth: int | None) -> dict[str, Any]:
             "breaker_rounds": NEVER,
         }
     )
-    target = {"name": "target", "role": "target", "model": "smollm2", "devices": ["cpu"], "limits": limits}
+    target = {"name": "target", "role": "target", "model": target_model, "devices": ["cpu"], "limits": limits}
     pool = {"name": "draft", "role": "draft", "model": draft, "placement": {"with": "target"}, "limits": limits}
     pools = [{**target, "speculation": speculation}, pool]
     return {"name": "draft-swap", "state_dir": str(folder / "state"), "pools": pools}
@@ -80,14 +96,14 @@ def cluster(draft: str, folder: Path, depth: int | None) -> dict[str, Any]:
 class Server:
     """`paceline serve` with a draft, in its engine or in a pool."""
 
-    def __init__(self, draft: str, folder: Path, arguments: argparse.Namespace) -> None:
+    def __init__(self, pair: Drafts, draft: str, folder: Path, arguments: argparse.Namespace) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url, self._file = f"http://127.0.0.1:{port}", folder / "cluster.yaml"
         options = ["--draft", draft]
         if arguments.pool:
-            self._file.write_text(json.dumps(cluster(draft, folder, arguments.depth)))
+            self._file.write_text(json.dumps(cluster(pair.target, draft, folder, arguments.depth)))
             options = ["--config", str(self._file)]
         elif arguments.depth is not None:
             options += ["--speculation-depth", "fixed", "--speculation-max-depth", str(arguments.depth)]
@@ -125,7 +141,9 @@ class Server:
         else:
             command += ["--server", self.url, candidate, "--api-key", KEY, "--period", str(arguments.period)]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
-        return done.returncode, " ".join(done.stdout.split())
+        words = " ".join(done.stdout.split())
+        found = REASON.search(words)  # after the table of workers
+        return done.returncode, found[0] if found else words
 
     def close(self) -> None:
         self._process.terminate()
@@ -167,10 +185,11 @@ class Load:
                 self.different += text != self._expected[case]
 
 
-def swap(current: str, candidate: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def swap(pair: Drafts, is_better: bool, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """One swap under load: exit status and words of the command, its seconds, and the streams."""
     folder.mkdir()
-    server = Server(current, folder, arguments)
+    current, candidate = (pair.worse, pair.better) if is_better else (pair.better, pair.worse)
+    server = Server(pair, current, folder, arguments)
     try:
         cases = range(2 * len(PROMPTS))
         expected = {case: server.complete(case, arguments.tokens, is_plain=True) for case in cases}
@@ -188,7 +207,7 @@ def swap(current: str, candidate: str, folder: Path, arguments: argparse.Namespa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", default="smollm2-eagle", help="the better draft")
+    parser.add_argument("--draft", default="smollm2-eagle", help="the better draft, inside the engine")
     parser.add_argument("--noise", type=float, default=0.5, help="noise of the worse draft, in standard deviations")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=48)
@@ -200,12 +219,17 @@ def main() -> None:
     parser.add_argument("--pool", action="store_true", help="swap in a draft pool instead of the engine")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        worse = worsened(arguments.draft, Path(folder) / "noisy", arguments.noise)
-        for name, (current, candidate) in {
-            "better": (worse, arguments.draft), "worse": (arguments.draft, worse)
-        }.items():  # fmt: skip
+        if arguments.pool:
+            models = write_models(Path(folder) / "models", LAYERS)
+            pair = Drafts(models.target, models.good, models.poor)
+        else:
+            noisy = worsened(arguments.draft, Path(folder) / "noisy", arguments.noise)
+            pair = Drafts("smollm2", arguments.draft, noisy)
+        for name in ("better", "worse"):
             if arguments.only in (None, name):
-                print(json.dumps({"to": name, **swap(current, candidate, Path(folder) / name, arguments)}), flush=True)
+                print(
+                    json.dumps({"to": name, **swap(pair, name == "better", Path(folder) / name, arguments)}), flush=True
+                )
 
 
 if __name__ == "__main__":
