@@ -52,6 +52,16 @@ def test_a_sequence_that_ends_soon_has_few_tokens_to_recover_it() -> None:
     assert cost.unprofitable([candidate(3, 300, remaining=0)], [1], 1.01 * each) == set()
 
 
+def test_a_prefill_beside_decoding_takes_longer_than_in_the_warm_up() -> None:
+    """128 sequences have 128 tokens left, and drafting is to save 8 µs of each: as a prefill of 300 tokens alone takes 0.39 ms,
+    it would be worth it, but not beside their steps."""
+    cost = DraftPrefillCost()
+    cost.calibrate("draft", 1.3e-6)
+    assert cost.prompt_seconds(["draft"]) == 1.3e-6
+    assert cost.seconds(candidate(1, 300)) > 2 * 300 * 1.3e-6
+    assert cost.unprofitable([candidate(1, 300, remaining=128)], [1], 8e-6) == {0}
+
+
 @pytest.mark.parametrize("steps", [0, 3, 8, 20])
 def test_a_sequence_that_drafts_is_never_unprofitable(steps: int) -> None:
     cost = after(PREFILL, *[drafting_step()] * steps)
