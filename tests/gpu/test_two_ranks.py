@@ -1,7 +1,4 @@
-"""Two ranks on one GPU: the text of one rank, hand-off from and to one rank, and tiers. Their sums pass through the host.
-
-A world of one rank sums with NCCL inside a CUDA graph. NCCL with several GPUs was never run.
-"""
+"""Two ranks on one GPU: the text of one rank, hand-off from and to one rank, and tiers. Their sums pass through the host."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,11 +14,10 @@ from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.handoff_plan import CacheLayout
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.cuda_graph import Graph, GraphPool
 from paceline.models.kv_blocks import block_bytes
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.parallel.commands import RankSpec
-from paceline.models.parallel.ranks import Ranks, all_reduce, join_group
+from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.runner import ParallelRunner, load_parallel
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, outputs_of, request, tokens_of
 from tests.engine.test_build import save_checkpoint
@@ -121,15 +117,3 @@ def test_blocks_that_left_the_device_come_back_from_host_memory(
     assert tiers is not None
     assert tiers.host_hits >= 192
     assert tiers.bytes_to_host % block_bytes(split.runner) == 0
-
-
-def test_a_sum_of_nccl_inside_a_graph() -> None:
-    join_group(RankSpec("model", 1, torch.device("cuda", 0), torch.float32), 0, dist.HashStore())
-    try:
-        values = torch.arange(8.0, device=DEVICE)
-        assert torch.equal(all_reduce(values.clone()), values)  # connects
-        graph = Graph(lambda: all_reduce(values * 2), DEVICE, GraphPool(DEVICE))
-        values += 1
-        assert graph.replay().tolist() == [2.0 * i + 2.0 for i in range(8)]
-    finally:
-        dist.destroy_process_group()
