@@ -22,6 +22,7 @@ from paceline.speculation.depth.policy import (
 )
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Progress, Proposer
+from paceline.vllm.padding import Padding
 from paceline.vllm.sequences import Matches, SequenceTable, TrackedSequence
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -79,16 +80,45 @@ class DraftLoop:
         self._network_seconds = 0.0
         self._drafted: list[TrackedSequence] = []
         """Sequences whose drafts are being verified."""
+        self._padding = Padding()
+        self._is_padded: bool | None = None
+        """Whether the drafts of the step under way are padded; None: there was no choice."""
 
     def propose(self, batch: Batch) -> list[list[int]]:
         """A draft for every row, empty where none pays."""
         started = self._clock.now()
         seconds = 0.0 if self._returned_at is None else started - self._returned_at
         self.num_steps += 1
+        self._observe_padding(batch, seconds)
         try:
-            return self._step(batch, seconds)
+            return self._padded(batch, self._step(batch, seconds))
         finally:
             self._returned_at = self._clock.now()
+
+    def _observe_padding(self, batch: Batch, seconds: float) -> None:
+        """Learn from a step in which the rows of the step before it decoded, and nothing else."""
+        if self._is_padded is None or len(batch.sampled) != len(self._lengths):
+            return
+        grown = batch.lengths[: len(batch.sampled)] - self._lengths
+        if ((grown >= 1) & (grown <= self._max_depth + 1)).all():
+            self._padding.observe(len(grown), self._is_padded, seconds)
+
+    def _padded(self, batch: Batch, drafts: list[list[int]]) -> list[list[int]]:
+        """The drafts, filled up to the same length where such steps are faster. A row that repeats its last token accepts what
+        is right and no more, as with any draft."""
+        self._is_padded, count = None, len(drafts)
+        longest = batch.tokens.shape[1] - self._max_depth - 1
+        if not count or not all(batch.sampled) or int(batch.lengths[:count].max()) > longest:
+            return drafts
+        if all(len(draft) == self._max_depth for draft in drafts):
+            return drafts
+        self._is_padded = self._padding.decide(count)
+        if not self._is_padded:
+            return drafts
+        return [
+            draft + [tokens[-1]] * (self._max_depth - len(draft))
+            for draft, tokens in zip(drafts, batch.sampled, strict=True)
+        ]
 
     def _step(self, batch: Batch, seconds: float) -> list[list[int]]:
         count = len(batch.sampled)
