@@ -71,6 +71,8 @@ class FakeTraining:
     rounds: list[int] = field(default_factory=list)
     parents: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    is_uneven: bool = False
+    """Only the first held-out sample takes these rounds, the others as many as before."""
 
     def run(
         self,
@@ -86,4 +88,5 @@ class FakeTraining:
             return None
         (out / "model.safetensors").write_bytes(b"weights")
         before, after = Score(12, 10, (5,), (10,)), Score(12, self.rounds.pop(0), (6,), (10,))
-        return Candidate((before,) * len(held_out), (after,) * len(held_out), 100, 1.0)
+        others = before if self.is_uneven else after
+        return Candidate((before,) * len(held_out), (after, *(others,) * (len(held_out) - 1)), 100, 1.0)

@@ -121,6 +121,18 @@ def test_refusals_double_the_tokens_of_the_next_training(setup: Setup) -> None:
     assert wanted == [600, 1200, 2400, 4800, 600 * MAX_BACKOFF, 600 * MAX_BACKOFF]
 
 
+def test_a_gain_that_is_only_uncertain_does_not_double_the_wait(setup: Setup) -> None:
+    setup.training.rounds, setup.training.is_uneven = [2], True
+    add_samples(setup.server.ring, 60)
+    setup.learner.tick()
+    (one,) = setup.folder.lineages()
+    assert one.status == "refused"
+    assert one.offline is not None
+    assert one.offline.gain is not None
+    assert one.offline.gain > 0.02
+    assert setup.learner.tokens_wanted == 600
+
+
 def test_a_shift_of_the_traffic_ends_the_wait_after_refusals(setup: Setup) -> None:
     for number in range(2):
         setup.training.rounds = [10]

@@ -173,7 +173,8 @@ class Learner:
             verdict = Verdict(offline.is_better, offline.gain, offline.reason)
             folder.add(_lineage(number, parent, len(samples), len(held_out), candidate, verdict))
         if not offline.is_better:
-            self._refuse(number, None, offline.reason)
+            is_promising = offline.gain is not None and offline.gain >= self._limits.margin
+            self._refuse(number, None, offline.reason, is_promising)
             return
         self._progress.note(f"version {number}: {offline.reason}; offering it")
         self._note(f"trying version {number}")
@@ -189,8 +190,9 @@ class Learner:
         self._progress.note(f"version {number} is kept: {online.reason}")
         self._plot()
 
-    def _refuse(self, number: int, online: Verdict | None, reason: str) -> None:
-        self._refusals += 1
+    def _refuse(self, number: int, online: Verdict | None, reason: str, is_promising: bool = False) -> None:
+        """`is_promising`: more samples may prove its gain, so that the next training does not wait longer."""
+        self._refusals += not is_promising
         self._folder.change(number, status="refused", online=online, note=reason if online is None else "")
         self._folder.remove_weights(number)
         self._progress.note(f"version {number} is refused: {reason}")
