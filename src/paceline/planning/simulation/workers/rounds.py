@@ -17,7 +17,7 @@ AHEAD_NODES = 32
 PROMPT_STEP = 128
 """Prompt rows within which a depth is decided once."""
 
-MAX_ROWS = 4096
+MAX_ROWS = 9216
 """Rows up to which the time of a pass is in a table."""
 
 
