@@ -12,6 +12,7 @@ import argparse
 import resource
 import time
 from dataclasses import replace
+from itertools import chain
 from math import sqrt
 from pathlib import Path
 from statistics import fmean, pvariance
@@ -22,7 +23,7 @@ from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Mode, SimulationConfig, Speculation
 from paceline.planning.simulation.objective import Objective
-from paceline.planning.simulation.result import SimulationReport, summarize
+from paceline.planning.simulation.result import SimulationReport, quantile, summarize
 from paceline.planning.simulation.simulation import simulate
 from paceline.planning.traces.trace import Trace
 from paceline.planning.traces.trace_file import load_trace
@@ -41,13 +42,16 @@ def profile(name: str) -> WorkerProfile:
     )
 
 
-def run(options: argparse.Namespace, trace: Trace, mode: Mode, seed: int) -> tuple[SimulationReport, float]:
-    """The report, and the seconds of CPU time that it took."""
+def run(
+    options: argparse.Namespace, trace: Trace, mode: Mode, seed: int
+) -> tuple[SimulationReport, float, list[float]]:
+    """The report, the seconds of CPU time that it took, and the TPOT of every request."""
     speculation = Speculation((options.alpha,)) if options.alpha else None
     config = SimulationConfig(profile(options.profile), options.workers, speculation=speculation, mode=mode, seed=seed)
     started = time.process_time()
     result = simulate(config, trace)
-    return summarize(result, Objective()), time.process_time() - started
+    seconds = time.process_time() - started
+    return summarize(result, Objective()), seconds, [job.tpot for job in result.jobs if job.output_tokens > 1]
 
 
 def figures(report: SimulationReport) -> dict[str, float]:
@@ -78,7 +82,7 @@ def main() -> None:
     trace = load_trace(options.trace).first(options.seconds).scaled(options.scale)
     if not options.compare:
         started = time.perf_counter()
-        report, seconds = run(options, trace, "closed_form", 0)
+        report, seconds, _ = run(options, trace, "closed_form", 0)
         wall = time.perf_counter() - started
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         print(f"{report.requests} requests, {options.workers} workers, {report.seconds:.0f} s of virtual time")
@@ -89,7 +93,8 @@ def main() -> None:
             print(f"{name:16}{value:12.4g}")
         return
     modes: tuple[Mode, Mode] = ("closed_form", "stepwise")
-    closed, steps = ([figures(run(options, trace, mode, seed)[0]) for seed in range(options.seeds)] for mode in modes)
+    runs = [[run(options, trace, mode, seed) for seed in range(options.seeds)] for mode in modes]
+    closed, steps = ([figures(report) for report, _, _ in some] for some in runs)
     for name in closed[0]:
         columns = [[one[name] for one in some] for some in (closed, steps)]
         means = [fmean(column) for column in columns]
@@ -100,6 +105,24 @@ def main() -> None:
             f"{name:16}{means[0]:12.4g}{means[1]:12.4g}  ratio {ratio:.4f} +- {error:.4f}  stepwise {spread}",
             flush=True,
         )
+    pooled = [[tpots for _, _, tpots in some] for some in runs]
+    print(f"p99 of the TPOT of all seeds together: {pooled_ratio(pooled)}")
+
+
+def pooled_ratio(pooled: list[list[list[float]]]) -> str:
+    """The ratio of the p99 of all requests of all seeds, with the standard error of a jackknife over the seeds. The p99 of one
+    run is that of a few requests; this one is that of a few for each seed."""
+
+    def ratio(without: int) -> float:
+        one, other = (
+            quantile(sorted(chain.from_iterable(some[:without] + some[without + 1 :])), 0.99) for some in pooled
+        )
+        return one / other
+
+    count = len(pooled[0])
+    parts = [ratio(seed) for seed in range(count)]
+    error = sqrt((count - 1) / count * sum((part - fmean(parts)) ** 2 for part in parts))
+    return f"ratio {ratio(count):.4f} +- {error:.4f}"
 
 
 if __name__ == "__main__":
