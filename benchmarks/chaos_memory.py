@@ -1,6 +1,7 @@
 """The memory of each process of a chaos run over time, and what each of them gained."""
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ class MemoryLog:
 
     def __init__(self, pids: Callable[[], dict[str, int]], seconds: float = SAMPLE_SECONDS) -> None:
         self.histories: dict[int, History] = {}
-        self._pids, self._seconds, self._now = pids, seconds, 0.0
+        self._pids, self._seconds, self._began = pids, seconds, time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -53,7 +54,7 @@ class MemoryLog:
             with suppress(psutil.Error):
                 size = psutil.Process(pid).memory_info().rss / 1e6
                 history = self.histories.setdefault(pid, History(name, pid))
-                history.times.append(self._now)
+                history.times.append(time.monotonic() - self._began)
                 history.sizes.append(size)
 
     def table(self) -> list[str]:
@@ -70,5 +71,4 @@ class MemoryLog:
     def _run(self) -> None:
         self.sample()
         while not self._stop.wait(self._seconds):
-            self._now += self._seconds
             self.sample()
