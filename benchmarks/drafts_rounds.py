@@ -1,148 +1,184 @@
-"""Tokens per round by category, through the engine: any method, any sampling, one request at a time.
+"""Tokens per round of every method and every shipped draft, with 95% intervals.
 
-    python benchmarks/drafts_rounds.py PROMPTS.jsonl --draft FOLDER [--draft FOLDER …] [--method layer_skip …] [--beside FOLDER]
-        [--nodes 31] [--tokens 256] [--each 4] [--temperature 0] [--verification coupled] [--model smollm2]
-        [--device auto]
+    python benchmarks/drafts_rounds.py PROMPTS.jsonl --results rounds.jsonl [--rows eagle:31 tree:16 …] [--temperatures 0 1]
+        [--tokens 64] [--batch 16] [--each 5] [--skip 120] [--threads 1] [--whole] [--eagle FOLDER] [--distilled FOLDER]
+        [--medusa FOLDER] [--verification coupled] [--model smollm2] [--device cpu]
 
-`--draft` takes folders of trained drafts, `--method` methods without one, or `combined` with the draft of `--beside`.
-The first turn of `--each` prompts of every category is answered. A row has the method and its tokens per round by
-category; `drafted` are drafted tokens per round, `draft ms` the drafting time per round, `rest ms` all other time per
-round, prefill included.
+A row is a method and the most nodes of its drafts. All turns of every prompt are answered (`--each`: of the first prompts of
+every category); a later turn follows the answers before it. The step with the first token of an answer is no round. All rows
+answer `--batch` prompts before the next ones begin, in a shuffled order, so that an unfinished run covers all categories. Every
+row has lookups of its own: none finds the texts of another row.
+
+Under coupled verification no draft changes a text, so that the texts are known once the row `eagle:1` has answered. This saves
+most of the target's work: methods that need nothing of the target but its text are replayed without it, and of the trees of
+`eagle` and `medusa` the engine verifies the nodes that will be accepted. The rounds are the same. `--whole` verifies all nodes
+of all methods, as is always done for `lookahead`, `layer_skip` and `combined`: they use what the target says after rejected
+nodes, or its time. So are all under `--verification rejection`, where sampled texts differ between rows.
+
+Results are appended to `--results`, and the same command continues an interrupted run; the stores of `suffix` and `combined`
+then start empty. Intervals hold 95% of 2,000 resamples of the prompts. `combined` decides by measured time, so that load on the
+machine changes its figure.
 """
 
 import argparse
+import json
+import random
+import sys
 import time
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+from drafts_rows import FIRST, Conversation, Methods, Row, Settings
+
 from paceline.bench.prompts import BenchPrompt, load_prompts
-from paceline.core.config import EngineConfig, SpeculationConfig
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.engine.build import build_engine
-from paceline.engine.engine import Engine
-from paceline.models.tokenizer.chat_template import ChatTemplate
-from paceline.speculation.drafts import DraftBatch
+from paceline.kernels.cpu import native
+
+ROWS = "ngram:8 suffix:31 lookahead:8 layer_skip:2 medusa:31 chain:5 tree:16 eagle:31 combined:31"
+"""Methods and nodes of the table. `chain` and `tree` draft with the distilled model, `combined` with lookups and the head."""
+RESAMPLES = 2_000
 
 
-@dataclass(slots=True)
-class Score:
-    rounds: int = 0
-    tokens: int = 0
-    drafted: int = 0
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All answers of one row to one prompt."""
 
-    @property
-    def tokens_per_round(self) -> float:
-        return self.tokens / self.rounds if self.rounds else 0.0
+    row: str
+    temperature: float
+    prompt: int
+    category: str
+    rounds: int
+    tokens: int
+    """Tokens of these rounds."""
+    drafted: int
+    answers: list[list[int]]
+    """Token ids of every answer."""
 
-
-class Timed:
-    """A proposer that measures its own time."""
-
-    def __init__(self, inner: object) -> None:
-        self._inner = inner
-        self.seconds = 0.0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._inner, name)
-
-    def observe(self, batch: Sequence[object]) -> None:
-        started = time.perf_counter()
-        self._inner.observe(batch)  # type: ignore[attr-defined]
-        self.seconds += time.perf_counter() - started
-
-    def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        started = time.perf_counter()
-        drafts: DraftBatch = self._inner.collect(sequence_ids, deadline)  # type: ignore[attr-defined]
-        self.seconds += time.perf_counter() - started
-        return drafts
+    @classmethod
+    def of(cls, row: Row, talk: Conversation) -> "Result":
+        counts = talk.rounds, talk.tokens, talk.drafted
+        return cls(row.name, row.temperature, talk.number, talk.prompt.category, *counts, talk.answers)
 
 
-def first_of_each(prompts: Sequence[BenchPrompt], each: int) -> list[BenchPrompt]:
-    kept: defaultdict[str, list[BenchPrompt]] = defaultdict(list)
-    for prompt in prompts:
-        if len(kept[prompt.category]) < each:
-            kept[prompt.category].append(prompt)
-    return [prompt for same in kept.values() for prompt in same]
-
-
-def engine_for(options: argparse.Namespace, draft: str | None, method: str | None) -> Engine:
-    speculation = SpeculationConfig(
-        method=method, depth="fixed", max_depth=options.nodes, verification=options.verification, breaker_rounds=10**9
-    )
-    return build_engine(
-        EngineConfig(
-            model=options.model,
-            draft=draft,
-            device=options.device,
-            max_num_seqs=1,
-            max_model_len=options.window,
-            speculation=speculation,
-        )
-    )
-
-
-def measure(
-    engine: Engine, prompts: Sequence[BenchPrompt], options: argparse.Namespace
-) -> tuple[dict[str, Score], str]:
-    tokenizer = engine.tokenizer
-    assert tokenizer is not None
-    template = ChatTemplate.of(tokenizer)
-    method = engine.snapshot().flags.method
-    assert method is not None
-    timed = Timed(engine.speculator.proposers[method])
-    engine.speculator.proposers = {**engine.speculator.proposers, method: timed}  # type: ignore[dict-item]
-    scores: defaultdict[str, Score] = defaultdict(Score)
-    seconds = 0.0
+def first_of_each(prompts: Sequence[BenchPrompt], each: int | None) -> list[tuple[int, BenchPrompt]]:
+    """Prompts with their numbers, in a shuffled order."""
+    seen = Counter[str]()
+    kept = []
     for number, prompt in enumerate(prompts):
-        text = template.render([{"role": "user", "content": prompt.turns[0]}])
-        ids = tuple(tokenizer.encode(text, add_special=False))[-(options.window - options.tokens - 1) :]
-        sampling = SamplingParams(max_tokens=options.tokens, temperature=options.temperature, seed=number)
-        engine.add(Request(f"r{number}", ids, sampling, category=prompt.category))
-        started = time.perf_counter()
-        while engine.has_work:
-            for output in engine.step():
-                for score in (scores[prompt.category], scores["all"]):
-                    score.rounds += 1
-                    score.tokens += len(output.tokens)
-                    score.drafted += output.drafted
-        seconds += time.perf_counter() - started
-    rounds = max(1, scores["all"].rounds)
-    costs = f"{1e3 * timed.seconds / rounds:9.2f} {1e3 * (seconds - timed.seconds) / rounds:9.2f}"
-    return dict(scores), f"{method:12} {costs}"
+        seen[prompt.category] += 1
+        if each is None or seen[prompt.category] <= each:
+            kept.append((number, prompt))
+    random.Random(0).shuffle(kept)
+    return kept
+
+
+def measure(options: argparse.Namespace, rows: Sequence[Row], results: Sequence[Result]) -> Iterator[Result]:
+    prompts = first_of_each(load_prompts(options.prompts), options.each)[options.skip :]
+    done = {(one.row, one.temperature, one.prompt) for one in results}
+    texts: dict[float, dict[int, Sequence[int]]] = {row.temperature: {} for row in rows}
+
+    def learn(one: Result) -> None:
+        talk = Conversation(one.prompt, BenchPrompt(()))
+        for ids in one.answers:
+            texts[one.temperature][talk.seed] = ids
+            talk.answers.append(ids)
+
+    for one in results:
+        if one.row == FIRST and one.temperature in texts:
+            learn(one)
+    settings = Settings(
+        options.model, options.eagle, options.distilled, options.medusa, options.device, options.batch,
+        options.window, options.tokens, options.cache_tokens, options.verification,
+        options.whole or options.verification == "rejection",
+    )  # fmt: skip
+    methods = Methods(settings, rows, texts)
+    seconds = Counter[str]()
+    for start in range(0, len(prompts), options.batch):
+        batch = prompts[start : start + options.batch]
+        for row in rows:
+            started = time.process_time()
+            talks = [Conversation(*one) for one in batch if (row.name, row.temperature, one[0]) not in done]
+            methods.answer(row, talks)
+            seconds[row.key] += time.process_time() - started
+            for talk in talks:
+                one = Result.of(row, talk)
+                if row.name == FIRST:
+                    learn(one)
+                yield one
+        times = ", ".join(f"{key} {value:.0f}" for key, value in seconds.items())
+        print(
+            f"{start + len(batch)} of {len(prompts)} prompts; processor seconds: {times}", file=sys.stderr, flush=True
+        )
+
+
+def interval(results: Sequence[Result]) -> str:
+    """Tokens per round of all prompts, and the bounds of 95% of resamples."""
+    tokens, rounds = (torch.tensor([getattr(one, name) for one in results]).double() for name in ("tokens", "rounds"))
+    drawn = torch.randint(len(results), (RESAMPLES, len(results)), generator=torch.Generator().manual_seed(0))
+    rates = (tokens[drawn].sum(1) / rounds[drawn].sum(1).clamp(min=1)).sort().values.tolist()
+    low, high = rates[RESAMPLES // 40], rates[-RESAMPLES // 40 - 1]
+    return f"{tokens.sum() / rounds.sum():.2f} ({low:.2f} to {high:.2f})"
+
+
+def report(results: Iterable[Result], rows: Sequence[Row]) -> None:
+    by_row: defaultdict[tuple[str, float], list[Result]] = defaultdict(list)
+    texts: defaultdict[tuple[int, float], set[str]] = defaultdict(set)
+    for one in results:
+        by_row[one.row, one.temperature].append(one)
+        texts[one.prompt, one.temperature].add(json.dumps(one.answers))
+    categories = sorted({one.category for some in by_row.values() for one in some})
+    print(f"| method | temperature | prompts | drafted | tokens per round | {' | '.join(categories)} |")
+    print("|---" * (5 + len(categories)) + "|")
+    for row in rows:
+        own = by_row[row.name, row.temperature]
+        if not (rounds := sum(one.rounds for one in own)):
+            continue
+        cells = []
+        for category in categories:
+            some = [one for one in own if one.category == category]
+            cells.append(f"{sum(one.tokens for one in some) / max(1, sum(one.rounds for one in some)):.2f}")
+        drafted = sum(one.drafted for one in own) / rounds
+        cells = [row.name, f"{row.temperature:g}", f"{len(own)}", f"{drafted:.1f}", interval(own), *cells]
+        print(f"| {' | '.join(cells)} |")
+    print(f"prompts with different texts: {sum(len(one) > 1 for one in texts.values())} of {len(texts)}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path)
-    parser.add_argument("--draft", action="append", default=[])
-    parser.add_argument("--method", action="append", default=[])
-    parser.add_argument("--beside")
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--nodes", type=int, default=31)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--window", type=int, default=4096)
-    parser.add_argument("--each", type=int, default=4)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--verification", default="coupled")
-    options = parser.parse_args()
-    prompts = first_of_each(load_prompts(options.prompts), options.each)
-    categories = list(dict.fromkeys(prompt.category for prompt in prompts))
-    print(f"{options.nodes} nodes, {options.tokens} tokens, temperature {options.temperature}, {options.verification}")
-    print(
-        f"{'method':12} {'draft ms':>9} {'rest ms':>9} {'drafted':>8} {'all':>6} "
-        + " ".join(f"{c[:11]:>11}" for c in categories)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--rows", nargs="+", default=ROWS.split())
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--each", type=int)
+    parser.add_argument(
+        "--skip", type=int, default=0, help="prompts to leave out, so that several processes share a run"
     )
-    runs = [(draft, None) for draft in options.draft] + [(options.beside, method) for method in options.method]
-    for draft, method in runs:
-        scores, costs = measure(engine_for(options, draft, method), prompts, options)
-        overall = scores["all"]
-        row = " ".join(f"{scores[c].tokens_per_round:11.2f}" for c in categories)
-        drafted = overall.drafted / max(1, overall.rounds)
-        print(f"{costs} {drafted:8.1f} {overall.tokens_per_round:6.2f} {row}", flush=True)
+    parser.add_argument("--whole", action="store_true", help="verify all nodes of all drafts")
+    parser.add_argument("--verification", choices=("coupled", "rejection"), default="coupled")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--window", type=int, default=4096)
+    parser.add_argument("--cache-tokens", type=int, default=32768, help="tokens of the KV cache")
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--device", default="cpu")
+    for draft in ("eagle", "distilled", "medusa"):
+        parser.add_argument(f"--{draft}", default=f"smollm2-{draft}")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    native.set_num_threads(options.threads)
+    named = [name.split(":") for name in dict.fromkeys((FIRST, *options.rows))]
+    rows = [Row(method, int(nodes), temperature) for temperature in options.temperatures for method, nodes in named]
+    results = []
+    if options.results.exists():
+        results = [Result(**json.loads(line)) for line in options.results.read_text("utf-8").splitlines()]
+    with options.results.open("a", encoding="utf-8") as file:
+        for one in measure(options, rows, tuple(results)):
+            results.append(one)
+            print(json.dumps(asdict(one)), file=file, flush=True)
+    report(results, rows)
 
 
 if __name__ == "__main__":

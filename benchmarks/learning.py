@@ -1,13 +1,13 @@
 """Acceptance of a static draft and of a draft that learns, on a stream that moves from chat to German to code.
 
-    python benchmarks/learning.py --data PROMPTS.jsonl [--draft smollm2-distilled] [--each 64] [--plot docs/learning.png]
+    python benchmarks/learning.py --data PROMPTS.jsonl [--draft smollm2-distilled] [--each 40] [--chat 16] [--plot FILE]
     python benchmarks/learning.py --data PROMPTS.jsonl --domains code,mathematics,german,tools
 
 The embedded model answers every prompt once, greedily; answers are stored in `--traffic`. The stream is then replayed in
 windows, in the order of the domains. Every window is first scored with both drafts, and only then given to the learner
 (prequential), so that no score is on samples that were learned from. The learner is that of `paceline learn`, with the
-offline gate; there is no server, so that a version that passes it is used at once. Seconds are those of training on this
-machine. At the end the newest version serves the last window: its texts are compared with those of the static draft and of
+offline gate; there is no server, so that a version that passes it is used at once. Seconds are processor time. At the end the
+newest version serves the last window with drafts of five nodes: its texts are compared with those of the static draft and of
 plain decoding.
 
 With `--domains` each domain is learned alone from the shipped draft: the first three fifths of its samples, and scores on
@@ -17,14 +17,14 @@ the rest.
 import argparse
 import io
 import json
-import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from learning_traffic import traffic
 
 from paceline import LLM, SamplingParams
 from paceline.core.clock import WallClock
@@ -38,97 +38,6 @@ from paceline.models.loading.hub import find_model
 from paceline.server.learning.sample_ring import LearningSample, SampleRing
 from paceline.train.evaluate import Score
 from paceline.train.progress import PlainProgress, StopRequest
-
-CHAT = ("writing", "roleplay", "humanities", "qa", "reasoning", "stem", "extraction", "rag", "summarization")
-"""Categories of the prompt file that count as chat."""
-THINGS = (
-    "eine Reise nach Hamburg|den Wald im Winter|gutes Brot|einen alten Freund|die Geschichte der Eisenbahn|das Meer|"
-)
-THINGS += (
-    "einen Markt am Samstag|gesunde Ernährung|die Stadt Wien|einen Hund|den Sommer|das Lesen|alte Häuser|Musik|Vögel"
-)
-GERMAN = (
-    "Schreibe einen kurzen Text über {}.",
-    "Erzähle mir auf Deutsch etwas über {}.",
-    "Was weißt du über {}? Antworte auf Deutsch.",
-)
-TASKS = "reverses a string|counts words in a file|sorts a list of dictionaries by a key|checks if a number is prime|merges two "
-TASKS += (
-    "sorted lists|finds duplicates in a list|computes the nth Fibonacci number|parses a date|flattens a nested list|"
-)
-TASKS += "reads a CSV file|removes punctuation|finds the longest word|computes a factorial|checks balanced brackets|"
-TASKS += "transposes a matrix"
-CODE = (
-    "Write a Python function that {}.",
-    "Write a JavaScript function that {}.",
-    "Show me C code that {}, with comments.",
-)
-TOOLS = "get_weather(city)|send_email(to, subject)|search_flights(origin, destination)|set_alarm(time)|"
-TOOLS += "convert(amount, currency)"
-NAMES = "Berlin|Anna|noon|the office|12 euros|Paris|Tom|Friday|Rome|20 dollars|Lisbon|Maria|7 o'clock|Oslo|the team"
-
-
-def fill(templates: Sequence[str], words: str, draw: random.Random) -> Iterator[str]:
-    found = [one.format(word) for one in templates for word in words.split("|")]
-    draw.shuffle(found)
-    yield from found
-
-
-def prompts(domain: str, data: Path, count: int) -> list[str]:
-    """Different prompts of one domain, the same for the same arguments."""
-    draw = random.Random(domain)
-    if domain == "german":
-        return [*fill(GERMAN, THINGS, draw)][:count]
-    if domain == "code":
-        return [*fill(CODE, TASKS, draw)][:count]
-    if domain == "tools":
-        line = "You can call {}. Answer with JSON only: name and arguments. Request: do it for "
-        calls = [line.format(tool) + f"{name}." for tool in TOOLS.split("|") for name in NAMES.split("|")]
-        return draw.sample(calls, min(count, len(calls)))
-    if domain == "mathematics":
-        lines = (data.parent / "gsm8k_train_questions.jsonl").read_text("utf-8").splitlines()
-        return [json.loads(line)["question"] for line in draw.sample(lines, count)]
-    entries = [json.loads(line) for line in data.read_text("utf-8").splitlines()]
-    found = [one["turns"][0] for one in entries if one["category"] in CHAT and len(one["turns"][0]) < 400]
-    draw.shuffle(found)
-    return found[:count]
-
-
-def answer(
-    llm: LLM, domain: str, texts: Sequence[str], tokens: int, first: int, plain: bool = False
-) -> list[LearningSample]:
-    sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
-    options = {"enabled": False} if plain else None
-    done = llm.generate([[{"role": "user", "content": text}] for text in texts], sampling, speculation=options)
-    return [
-        LearningSample(first + i, one.prompt_token_ids, one.completions[0].token_ids, (), 0, 1, "tenant", domain)
-        for i, one in enumerate(done)
-    ]
-
-
-def traffic(args: argparse.Namespace, domains: Sequence[str]) -> list[LearningSample]:
-    """The samples of all domains, generated unless the file holds them."""
-    stored: dict[str, list[LearningSample]] = {}
-    if args.traffic.exists():
-        for name, rows in json.loads(args.traffic.read_text("utf-8")).items():
-            stored[name] = [
-                LearningSample(**one | {k: tuple(one[k]) for k in ("prompt", "output", "accepted")}) for one in rows
-            ]
-    missing = [one for one in domains if len(stored.get(one, ())) < args.each]
-    if missing:
-        with LLM("smollm2", max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
-            for domain in missing:
-                started = time.perf_counter()
-                stored[domain] = answer(llm, domain, prompts(domain, args.data, args.each), args.tokens, 1)
-                count = sum(len(one.output) for one in stored[domain])
-                print(
-                    f"{domain}: {len(stored[domain])} answers, {count} tokens in {time.perf_counter() - started:.0f} s",
-                    flush=True,
-                )
-                args.traffic.write_text(
-                    json.dumps({name: [asdict(one) for one in rows] for name, rows in stored.items()})
-                )
-    return [one for domain in domains for one in stored[domain][: args.each]]
 
 
 @dataclass(frozen=True)
@@ -158,12 +67,19 @@ class Feed:
         return Verdict(True, None, "not tried under load")
 
 
+class ProcessorClock:
+    """Processor time of this process."""
+
+    def now(self) -> float:
+        return time.process_time()
+
+
 def make_training(args: argparse.Namespace, out: Path) -> DraftTraining:
     plan = LearnPlan(
         server="http://none", draft=args.draft, out=out, length=args.length, rows=args.rows, epochs=args.epochs,
         learning_rate=args.learning_rate, device=args.device, share=1.0,
     )  # fmt: skip
-    clock = WallClock()
+    clock = ProcessorClock()
     return DraftTraining(
         plan, "benchmarks/learning.py", clock, PlainProgress(clock, io.StringIO()), Pacer(1.0, clock, time.sleep)
     )
@@ -264,15 +180,24 @@ def plot(windows: Sequence[Window], path: Path, draft: str) -> None:
     figure.savefig(path, dpi=130)
 
 
-def different_texts(args: argparse.Namespace, samples: Sequence[LearningSample], draft: Path) -> int:
-    """Texts of a window that change with the draft, or against plain decoding."""
-    count = 0
+def serve(args: argparse.Namespace, samples: Sequence[LearningSample], learned: Path) -> str:
+    """Texts of a window that change with the draft or against plain decoding, and the speed of each."""
+    lines = ["| draft | texts different | tokens per round | tokens per processor second |", "|---|---|---|---|"]
     sampling = SamplingParams(temperature=0.0, max_tokens=args.tokens)
-    for name, options in ((str(draft), None), (args.draft, None), (args.draft, {"enabled": False})):
-        with LLM("smollm2", draft=name, max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
-            done = llm.generate([list(one.prompt) for one in samples], sampling, speculation=options)
-        count += sum(one.completions[0].token_ids != old.output for one, old in zip(done, samples, strict=True))
-    return count
+    for name, draft in (("plain", args.draft), ("static", args.draft), ("learned", str(learned))):
+        options = {"enabled": name != "plain", "depth": "fixed", "max_depth": 5, "breaker_rounds": 10**9}
+        with LLM("smollm2", draft=draft, max_num_seqs=args.window, max_model_len=1024, speculation=options) as llm:
+            started = time.process_time()
+            done = [one.completions[0] for one in llm.generate([list(one.prompt) for one in samples], sampling)]
+            seconds = time.process_time() - started
+        changed = sum(one.token_ids != old.output for one, old in zip(done, samples, strict=True))
+        tokens, rounds = (
+            sum(len(one.token_ids) - 1 for one in done),
+            sum(one.speculation.num_spec_steps for one in done),
+        )
+        rate = f"{tokens / rounds:.2f}" if rounds else "1.00"
+        lines.append(f"| {name} | {changed} of {len(done)} | {rate} | {tokens / seconds:.1f} |")
+    return "\n".join(lines)
 
 
 def adapt(args: argparse.Namespace, domains: Sequence[str], samples: Sequence[LearningSample], out: Path) -> str:
@@ -302,6 +227,7 @@ def main() -> None:
     parser.add_argument("--draft", default="smollm2-distilled")
     parser.add_argument("--domains")
     parser.add_argument("--each", type=int, default=40, help="samples of a domain")
+    parser.add_argument("--chat", type=int, help="samples of chat, if not as many as of the other domains")
     parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--window", type=int, default=8, help="samples of a window")
     parser.add_argument("--new-tokens", type=int, default=550)
@@ -315,20 +241,29 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--windows", type=Path, help="file for the scores of all windows")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory() as name:
         if args.domains is not None:
             domains = args.domains.split(",")
-            print(adapt(args, domains, traffic(args, domains), Path(name)))
+            samples = traffic(args.data, args.traffic, dict.fromkeys(domains, args.each), args.tokens)
+            print(adapt(args, domains, samples, Path(name)))
             return
-        samples = traffic(args, ("chat", "german", "code"))
+        counts = {"chat": args.chat or args.each, "german": args.each, "code": args.each}
+        samples = traffic(args.data, args.traffic, counts, args.tokens)
         windows, folder = replay(args, samples, Path(name) / "out")
         print(summary(windows, folder))
+        for lineage in folder.lineages():
+            reason = lineage.offline.reason if lineage.offline is not None else lineage.note
+            print(
+                f"version {lineage.version}: {lineage.samples} samples, {lineage.seconds:.0f} s, {lineage.status}: {reason}"
+            )
+        if args.windows is not None:
+            args.windows.write_text(json.dumps([asdict(one) for one in windows]))
         if args.plot is not None:
             plot(windows, args.plot, args.draft)
-        changed = different_texts(args, samples[-args.window :], folder.draft(folder.current()))
-        print(f"{changed} of {3 * args.window} texts different")
+        print(serve(args, samples[-args.window :], folder.draft(folder.current())))
 
 
 if __name__ == "__main__":
