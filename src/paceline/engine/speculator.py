@@ -248,6 +248,10 @@ class Speculator:
                 )
             return
         limits = [self._max_depth(sequence) for sequence in ready]
+        if not any(limits):  # the policy has nothing to decide
+            for sequence in ready:
+                sequence.depth = 0
+            return
         candidates = self._candidates(ready, limits)
         decisions = []
         for sequence, candidate, most, depth in zip(

@@ -81,7 +81,7 @@ class GoodputDepth:
         return self._acceptance.alphas(category)
 
     def observe(self, step: StepObservation) -> None:
-        self._switch_on.observe(step, self._times.expected(step))
+        self._switch_on.observe(step, self._times.expected(step) if step.drafting else None)
         self._prefill.observe(step)
         self._prompts.observe(step)
         if not step.drafting:
@@ -179,10 +179,10 @@ class GoodputDepth:
 
     def _is_loss_by(self, step: StepObservation) -> bool:
         """Whether drafting as last decided loses against the time of this one plain step."""
-        plain = self._times.plain(step.num_slots, step.context)
-        if not self._drafts.is_drafting or plain is None or self.advantage is None:
+        if not self._drafts.is_drafting or self.advantage is None:
             return False
-        return self.advantage * step.seconds / plain < self._drafts.min_advantage
+        plain = self._times.plain(step.num_slots, step.context)
+        return plain is not None and self.advantage * step.seconds / plain < self._drafts.min_advantage
 
     def _added_share(self, step: StepObservation) -> float:
         """Time that probes added to the step, as a share of a plain step; 0 if that is not known. Beside drafts that pay, the

@@ -201,9 +201,9 @@ class StepTime:
     def _add(self, rows: int, seconds: float, drafting: bool) -> None:
         buckets = self._verify if drafting else self._plain
         bucket = buckets.get(_bucket(rows))
-        curve = self._curve(drafting)
         if bucket is None:
             # A first sample has nothing to be averaged with: bound it by its neighbours.
+            curve = self._curve(drafting)
             expected = seconds if curve is None else self._scale * curve(rows)
             seconds = min(max(seconds, expected / 4.0), expected * 4.0)
             buckets[_bucket(rows)] = _Bucket(rows, seconds / self._scale, 1.0, self._steps)
