@@ -1,10 +1,12 @@
-"""The embedded model on this CPU: Paceline, transformers and llama.cpp, each in its own process.
+"""The embedded model on this CPU: Paceline, transformers, llama.cpp and vLLM, each in its own process.
 
     python benchmarks/cpu.py [--tokens 128] [--repeats 5] [--draft smollm2-eagle] [--sampled] [--llama-cpp PYTHON]
+        [--vllm PYTHON]
 
 Every engine generates the same number of greedy tokens from the same prompts of spec_bench_dev.jsonl. The time
 includes prefill. `--sampled`: Paceline alone, with the sampling that the model recommends and a seed. `--llama-cpp` is the
-path of a Python with `llama-cpp-python`, which loads the same GGUF.
+path of a Python with `llama-cpp-python`, which loads the same GGUF, `--vllm` of one with vLLM's CPU build, for example of
+`make test-vllm`: it loads the same weights in float32.
 """
 
 import argparse
@@ -13,8 +15,10 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from paceline.bench.inflate import write_folder
 from paceline.core.machine import cpu_name, usable_cores
 from paceline.models.loading.hub import find_model
 from paceline.models.loading.load import open_checkpoint
@@ -92,6 +96,28 @@ for _ in range(job["repeats"] + 1):
 json.dump({"llama.cpp, Q4_1 with 8-bit activations/1": times[1:]}, sys.stdout)
 """
 
+VLLM = """
+import json, os, sys, time
+answer = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_NO_USAGE_STATS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+os.environ.update(OMP_NUM_THREADS=str(os.cpu_count()), HF_HUB_OFFLINE="1")
+from vllm import LLM, SamplingParams
+job = json.load(sys.stdin)
+llm = LLM(job["folder"], dtype="float32", max_model_len=2048, max_num_seqs=8, enable_prefix_caching=False,
+          kv_cache_memory_bytes=1 << 30)
+sampling = SamplingParams(max_tokens=job["tokens"], temperature=0.0, ignore_eos=True)
+result = {}
+for count in (1, 8):
+    times = []
+    for _ in range(max(2, job["repeats"] // 3) + 1):
+        started = time.perf_counter()
+        llm.generate([{"prompt_token_ids": ids} for ids in job["prompts"][:count]], sampling, use_tqdm=False)
+        times.append(time.perf_counter() - started)
+    result[f"vLLM, float32/{count}"] = times[1:]
+json.dump(result, answer)
+"""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -101,6 +127,7 @@ def main() -> None:
     parser.add_argument("--draft", default="smollm2-eagle", help="draft of `speculation on`; none: ngram")
     parser.add_argument("--sampled", action="store_true")
     parser.add_argument("--llama-cpp", metavar="PYTHON")
+    parser.add_argument("--vllm", metavar="PYTHON")
     options = parser.parse_args()
     path = find_model("smollm2")
     prompts = chats(path, options.prompts)
@@ -124,6 +151,10 @@ def main() -> None:
         results |= run_engine(sys.executable, TRANSFORMERS, job)
     if options.llama_cpp:
         results |= run_engine(options.llama_cpp, LLAMA_CPP, job)
+    if options.vllm:
+        with tempfile.TemporaryDirectory() as folder:
+            write_folder(open_checkpoint(path), Path(folder))
+            results |= run_engine(options.vllm, VLLM, {**job, "folder": folder})
     rates = {}
     for key, times in results.items():
         name, count = key.split("/")
