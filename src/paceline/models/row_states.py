@@ -30,6 +30,17 @@ class RowStates(Mapping[int, Tensor]):
         """Other rows of the same pass, ascending."""
         return RowStates(self.states, self.layers, rows)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all rows of the pass, so that no other states stay in memory with them."""
+        return len(self.rows) == self.states.shape[1]
+
+    @classmethod
+    def join(cls, parts: Sequence["RowStates"]) -> "RowStates":
+        """The rows of several passes, one after the other, in their own memory."""
+        states = torch.cat([part._chosen(part.states) for part in parts], 1)
+        return cls(states, parts[0].layers, range(states.shape[1]))
+
     def copy(self) -> "RowStates":
         """The same states in their own memory."""
         own = self._chosen(self.states)

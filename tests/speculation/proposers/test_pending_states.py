@@ -1,7 +1,8 @@
 import torch
 
+from paceline.models.row_states import RowStates
 from paceline.speculation.proposer import Hidden
-from paceline.speculation.proposers.pending_states import PendingStates
+from paceline.speculation.proposers.pending_states import MAX_VIEWS, SMALL_STEP, PendingStates
 
 
 def states(start, rows):
@@ -56,3 +57,39 @@ def test_kept_states_are_copied():
     pending.add(1, Hidden(0, {0: whole[3:5]}, None), keep=True)
     (part,) = pending.parts(1)
     assert part.inner[0].untyped_storage().nbytes() == 8
+
+
+def step_states(position, row, rows):
+    """States of one row of a step of several."""
+    values = torch.arange(rows).float().reshape(1, rows, 1) + 100 * position
+    return Hidden(position, RowStates(values, (3,), range(row, row + 1)), None)
+
+
+def test_states_of_small_steps_are_copied_together():
+    pending = PendingStates()
+    for position in range(MAX_VIEWS - 1):
+        pending.add(1, step_states(position, 2, 8), keep=True)
+    assert len(pending.parts(1)) == MAX_VIEWS - 1
+    pending.add(1, step_states(MAX_VIEWS - 1, 2, 8), keep=True)
+    (part,) = pending.parts(1)
+    assert (part.start, part.end) == (0, MAX_VIEWS)
+    assert part.inner[3].flatten().tolist() == [100.0 * position + 2 for position in range(MAX_VIEWS)]
+    assert part.inner[3].untyped_storage().nbytes() == 4 * MAX_VIEWS
+    assert pending.num_rows == MAX_VIEWS
+
+
+def test_states_are_not_joined_across_a_gap():
+    pending = PendingStates()
+    for position in range(MAX_VIEWS):
+        pending.add(1, step_states(position if position < 5 else position + 3, 0, 2), keep=True)
+    assert held(pending, 1) == [*((i, i + 1) for i in range(5)), (8, MAX_VIEWS + 3)]
+
+
+def test_a_row_of_a_large_step_is_copied_at_once():
+    pending = PendingStates()
+    pending.add(1, step_states(0, 3, SMALL_STEP + 1), keep=True)
+    (part,) = pending.parts(1)
+    assert part.inner[3].untyped_storage().nbytes() == 4
+    whole = step_states(1, 0, 1)
+    pending.add(1, whole, keep=True)
+    assert pending.parts(1)[-1] is whole  # the only row of its step

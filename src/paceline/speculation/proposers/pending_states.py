@@ -10,6 +10,10 @@ PENDING_ROWS = 16384
 """States of all sequences together."""
 SEQUENCE_ROWS = 2048
 """States of one sequence; the newest are kept."""
+SMALL_STEP = 16
+"""Rows of a step whose states stay in its memory at first: copying a row for every sequence would slow down each step."""
+MAX_VIEWS = 32
+"""Such steps of a sequence. Their states are then copied together."""
 
 
 class PendingStates:
@@ -20,16 +24,23 @@ class PendingStates:
         self._sequence_rows = sequence_rows
         self._parts: dict[int, deque[Hidden]] = {}
         self._rows: dict[int, int] = {}
+        self._num_views: dict[int, int] = {}
 
     @property
     def num_rows(self) -> int:
         return sum(self._rows.values())
 
     def add(self, sequence_id: int, hidden: Hidden, keep: bool) -> None:
-        """Add states. `keep`: they are not used at once and are copied, since they are views of the states of a whole step."""
+        """Add states. `keep`: they are not used at once. They are views of the states of a whole step, which is not to stay in
+        memory for them."""
         hidden = _tail(hidden, self._sequence_rows)
         parts = self._parts.setdefault(sequence_id, deque())
-        parts.append(_copy(hidden) if keep else hidden)
+        is_view = keep and _is_small_view(hidden)
+        parts.append(_copy(hidden) if keep and not is_view else hidden)
+        if is_view:
+            self._num_views[sequence_id] = (self._num_views.get(sequence_id, 0) + 1) % MAX_VIEWS
+            if self._num_views[sequence_id] == 0:
+                _join_views(parts)
         self._rows[sequence_id] = self._rows.get(sequence_id, 0) + hidden.end - hidden.start
         while self._rows[sequence_id] > self._sequence_rows:
             self._forget_oldest(sequence_id)
@@ -53,6 +64,7 @@ class PendingStates:
     def close(self, sequence_id: int) -> None:
         self._parts.pop(sequence_id, None)
         self._rows.pop(sequence_id, None)
+        self._num_views.pop(sequence_id, None)
 
     def _forget_oldest(self, sequence_id: int) -> None:
         part = self._parts[sequence_id].popleft()
@@ -69,7 +81,26 @@ def _tail(hidden: Hidden, rows: int) -> Hidden:
     return Hidden(hidden.start + skip, inner, None if hidden.last is None else hidden.last[skip:])
 
 
+def _is_small_view(hidden: Hidden) -> bool:
+    states = hidden.inner
+    return isinstance(states, RowStates) and not states.is_whole and states.states.shape[1] <= SMALL_STEP
+
+
+def _join_views(parts: deque[Hidden]) -> None:
+    """Copy the newest views together, as far as they follow each other without a gap."""
+    views: list[RowStates] = []
+    start = parts[-1].end
+    while parts and parts[-1].end == start and _is_small_view(parts[-1]):
+        part = parts.pop()
+        assert isinstance(part.inner, RowStates)
+        views.append(part.inner)
+        start = part.start
+    parts.append(Hidden(start, RowStates.join(views[::-1]), None))
+
+
 def _copy(hidden: Hidden) -> Hidden:
+    if isinstance(hidden.inner, RowStates) and hidden.inner.is_whole:
+        return hidden
     if isinstance(hidden.inner, RowStates):
         return Hidden(hidden.start, hidden.inner.copy(), hidden.last)
     inner = {layer: states.clone() for layer, states in hidden.inner.items()}
