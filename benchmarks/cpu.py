@@ -153,8 +153,8 @@ def main() -> None:
         results |= run_engine(options.llama_cpp, LLAMA_CPP, job)
     if options.vllm:
         with tempfile.TemporaryDirectory() as folder:
-            write_folder(open_checkpoint(path), Path(folder))
-            results |= run_engine(options.vllm, VLLM, {**job, "folder": folder})
+            write_folder(open_checkpoint(path), Path(folder, "model"))
+            results |= run_engine(options.vllm, VLLM, {**job, "folder": f"{folder}/model"})
     rates = {}
     for key, times in results.items():
         name, count = key.split("/")

@@ -1,13 +1,14 @@
 """Screenshots of the dashboard for docs/: the embedded model under load, in a browser."""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from tests.server.browser.page import DESKTOP, PHONE, Page
 
 DOCS = Path(__file__).parents[3] / "docs"
 ADMIN = "open-sesame"
-QUESTION = "Write an HTML table with five countries and their capitals."
+QUESTION = "Write the multiplication table of 7, from 7 x 1 to 7 x 10."
 CODE = "Write a Python function that returns the first n Fibonacci numbers, then show how to call it."
 JSON = (
     'Repeat this JSON with every price doubled: [{"name": "apple", "price": 3, "stock": 10}, {"name": "pear", "price": 4, '
@@ -117,9 +118,22 @@ def classes(page: Page, selector: str) -> set[str | None]:
     return {one.get_attribute("class") for one in page.all(selector)}
 
 
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Processes that start here use one core, and leave the others to the browser."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
 @pytest.mark.pictures
 def test_one_process_under_load(driver: Chrome) -> None:
-    with server_process(admin_key=ADMIN) as server:
+    with ExitStack() as stack:
+        with on_one_core():
+            server = stack.enter_context(server_process(admin_key=ADMIN))
         page = Page(driver, server.url)
         page.write("#admin-key", f"{ADMIN}\n")
         page.until(lambda: page.one("#flag-enabled").is_enabled())
