@@ -24,7 +24,12 @@ static __attribute__((noinline)) vi dot4(const int format, vi sum, vb codes, con
 }
 INLINE vi total(const int format, vi sum) { (void)format; return sum; }
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+#define INSTRUCTIONS "I8MM"
+#define HAS_PAIRS 1
+#else
 #define INSTRUCTIONS "SDOT"
+#endif
 #define SHIFTED_CODES8 0
 INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
     (void)format;
@@ -104,6 +109,33 @@ INLINE vi total(const int format, vi sum) {
     return format == CODES4 ? (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)) : sum;
 }
 #endif
+#endif
+
+/* HAS_PAIRS: one instruction multiplies two rows of eight inputs with two outputs. While a group is summed, `low` has the outputs
+ * 0 and 1 of both rows and `high` the outputs 2 and 3; `unpair` turns them into the first and the second row. */
+#ifdef HAS_PAIRS
+INLINE void pair_codes(const vb quads[2], vb pairs[2]) {
+    const int32x4_t a = (int32x4_t)quads[0], b = (int32x4_t)quads[1];
+    pairs[0] = (vb)vzip1q_s32(a, b);
+    pairs[1] = (vb)vzip2q_s32(a, b);
+}
+INLINE void dot_pair(vi *low, vi *high, const vb pairs[2], const int8_t *x, const int8_t *next_x) {
+    const int8x16_t inputs = vcombine_s8(vld1_s8(x), vld1_s8(next_x));
+    *low = (vi)vmmlaq_s32((int32x4_t)*low, inputs, (int8x16_t)pairs[0]);
+    *high = (vi)vmmlaq_s32((int32x4_t)*high, inputs, (int8x16_t)pairs[1]);
+}
+INLINE void unpair(vi *low, vi *high) {
+    const int64x2_t a = (int64x2_t)*low, b = (int64x2_t)*high;
+    *low = (vi)vzip1q_s64(a, b);
+    *high = (vi)vzip2q_s64(a, b);
+}
+#else
+#define HAS_PAIRS 0
+INLINE void pair_codes(const vb quads[2], vb pairs[2]) { (void)quads, (void)pairs; }
+INLINE void dot_pair(vi *low, vi *high, const vb pairs[2], const int8_t *x, const int8_t *next_x) {
+    (void)low, (void)high, (void)pairs, (void)x, (void)next_x;
+}
+INLINE void unpair(vi *low, vi *high) { (void)low, (void)high; }
 #endif
 
 #ifndef HAS_JOINED

@@ -27,6 +27,7 @@ typedef void (*int_fn)(const int_args *);
 INLINE void int_rows(const int format, const int octets, const int rows, const int vectors, const int_args *a) {
     enum { MAX_VECTORS = TILE / LANES };
     const int chains = rows * vectors < 6 ? 2 : 1; /* sums per (row, vector): few would wait for each other */
+    const int paired = HAS_PAIRS ? rows & ~1 : 0;  /* the first rows, in twos */
     const weight_t *w = a->w;
     const int64_t blocks = blocks_of(w), groups = blocks * 4 / octets;
     const uint8_t *codes = w->codes + a->tile * bytes_of(format, blocks * BLOCK);
@@ -47,12 +48,22 @@ INLINE void int_rows(const int format, const int octets, const int rows, const i
                 }
 #pragma GCC unroll 4
             for (int i = 0; i < octets; i++, octet++) {
-                vb quads[MAX_VECTORS][2];
+                vb quads[MAX_VECTORS][2], pairs[MAX_VECTORS][2];
                 if (lane == 0) prefetch(format, codes, octet);
 #pragma GCC unroll 8
-                for (int v = 0; v < vectors; v++) codes_of(format, codes, octet, lane + v * LANES, quads[v]);
+                for (int v = 0; v < vectors; v++) {
+                    codes_of(format, codes, octet, lane + v * LANES, quads[v]);
+                    if (paired) pair_codes(quads[v], pairs[v]);
+                }
+#pragma GCC unroll 4
+                for (int r = 0; r < paired; r += 2)
 #pragma GCC unroll 8
-                for (int r = 0; r < rows; r++)
+                    for (int v = 0; v < vectors; v++) {
+                        const int8_t *inputs = x + r * BLOCK + i * 8;
+                        dot_pair(&s[0][r][v], &s[0][r + 1][v], pairs[v], inputs, inputs + BLOCK);
+                    }
+#pragma GCC unroll 8
+                for (int r = paired; r < rows; r++)
 #pragma GCC unroll 2
                     for (int quad = 0; quad < 2; quad++)
 #pragma GCC unroll 8
@@ -64,6 +75,8 @@ INLINE void int_rows(const int format, const int octets, const int rows, const i
 #pragma GCC unroll 8
             for (int v = 0; v < vectors; v++) {
                 const vf scale = scale_at(w, at + v * LANES);
+#pragma GCC unroll 4
+                for (int r = 0; r < paired; r += 2) unpair(&s[0][r][v], &s[0][r + 1][v]);
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++) {
                     vi sum = s[0][r][v];
