@@ -207,7 +207,7 @@ def test_a_poisoned_request_in_graph_steps_ends_alone() -> None:
     class Graph:
         """What the engine uses of a graph executor whose steps fail."""
 
-        num_inflight, is_loaded = 0, False
+        num_inflight, is_loaded, seconds_to_spare = 0, False, 0.0
 
         def schedule(self, can_prefill: bool) -> Any:
             calls.append("schedule")
