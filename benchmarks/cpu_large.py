@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from paceline.core.config import EngineConfig
 from paceline.core.machine import cpu_name, usable_cores
@@ -22,35 +21,20 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
 from paceline.kernels.quantized import Quantization
-from paceline.kernels.weights import Activations, Dense, Grouped, Weight
-from paceline.models.loading.checkpoint import Weights
+from paceline.kernels.weights import Activations, Dense, Weight
+from paceline.models.drafts.vocabulary import four_bits
+from paceline.models.loading.checkpoint import DerivedWeights
 from paceline.models.loading.load import LoadedModel, build_model, load_model, open_checkpoint
 from paceline.models.tokenizer.chat_template import ChatTemplate
 
-GROUP = 32
 
-
-class FourBitWeights:
+class FourBitWeights(DerivedWeights):
     """`Weights` whose layer matrices are rounded to 4 bits."""
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-
-    def names(self) -> frozenset[str]:
-        return self._weights.names()
-
-    def vector(self, name: str) -> Tensor:
-        return self._weights.vector(name)
 
     def matrix(self, name: str) -> Weight:
         weight = self._weights.matrix(name)
-        if not name.startswith("model.layers.") or not isinstance(weight, Dense):
-            return weight
-        groups = weight.values.float().unflatten(1, (-1, GROUP))
-        low, high = groups.amin(2), groups.amax(2)
-        scales = ((high - low) / 15.0).clamp_min(1e-12)
-        codes = ((groups - low.unsqueeze(2)) / scales.unsqueeze(2)).round_().clamp_(0, 15).to(torch.uint8)
-        return Grouped(codes.flatten(1), scales, low, GROUP)
+        is_layer = name.startswith("model.layers.")
+        return four_bits(weight.values) if is_layer and isinstance(weight, Dense) else weight
 
 
 def load_four_bits(

@@ -50,7 +50,20 @@ class Checkpoint:
     """Whether matrices of its layers are `FourBit`."""
 
 
-class QuantizedWeights:
+class DerivedWeights:
+    """`Weights` whose matrices are made from those of others."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def names(self) -> frozenset[str]:
+        return self._weights.names()
+
+    def vector(self, name: str) -> Tensor:
+        return self._weights.vector(name)
+
+
+class QuantizedWeights(DerivedWeights):
     """`Weights` whose layer matrices are quantised on `device`, with one scale per output. Embedding, head and routers are not:
     the embedding is a lookup, rounding the head changes every logit, and rounding a router changes the experts of tokens.
 
@@ -58,13 +71,8 @@ class QuantizedWeights:
     """
 
     def __init__(self, weights: Weights, kind: Quantization, device: torch.device) -> None:
-        self._weights, self._kind, self._device = weights, kind, device
-
-    def names(self) -> frozenset[str]:
-        return self._weights.names()
-
-    def vector(self, name: str) -> Tensor:
-        return self._weights.vector(name)
+        super().__init__(weights)
+        self._kind, self._device = kind, device
 
     def matrix(self, name: str) -> Weight:
         weight = self._weights.matrix(name)
@@ -79,17 +87,8 @@ class QuantizedWeights:
         return isinstance(weight, Dense) or (is_file and self._device.type != "cpu")
 
 
-class Float32Activations:
+class Float32Activations(DerivedWeights):
     """`Weights` whose products on a CPU do not round activations."""
-
-    def __init__(self, weights: Weights) -> None:
-        self._weights = weights
-
-    def names(self) -> frozenset[str]:
-        return self._weights.names()
-
-    def vector(self, name: str) -> Tensor:
-        return self._weights.vector(name)
 
     def matrix(self, name: str) -> Weight:
         weight = self._weights.matrix(name)
