@@ -1,7 +1,7 @@
 """Whether to fill short drafts up to the number of tokens that vLLM verifies at most.
 
 vLLM captures complete CUDA graphs for steps in which every row has that many drafts, and runs other steps in pieces. On a GPU
-with few rows, a step with drafts that are sure to be rejected can take less time than one without drafts. Both are measured.
+with few rows, a step with drafts that are hardly ever accepted can take less time than one without drafts. Both are measured.
 """
 
 from collections import Counter, deque
