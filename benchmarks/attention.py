@@ -1,8 +1,9 @@
-"""Time of paged attention on a GPU beside the time to read the keys and values once.
+"""Time of attention on a GPU: of decoding and verification beside the time to read the keys and values once, and of prompts.
 
     python benchmarks/attention.py
 
-Sequences of one length; the kernels of several layers run in one CUDA graph, each with its own cold cache.
+Sequences of one length; the kernels of several layers run in one CUDA graph, each with its own cold cache. Prompts: one chunk
+of a sequence, with the kernel that looks up cache blocks and with the one that gathers keys and values first.
 """
 
 import argparse
@@ -12,7 +13,8 @@ import torch
 
 from paceline.kernels.gpu.attention import paged_attention
 from paceline.kernels.gpu.attention_plan import attention_plan
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kernels.gpu.prompt_attention import attend_long_prompt
+from paceline.kernels.layout import BLOCK_SIZE, LongPrompt
 from paceline.models.cuda_graph import Graph, GraphPool, StreamTimer
 
 BANDWIDTH = 4.3e12
@@ -23,6 +25,8 @@ CASES = (
     *((count, rows, context) for context in (8192, 32768) for count, rows in ((1, 1), (8, 1), (8, 5))),
 )
 """Sequences, rows of each, tokens of context."""
+PROMPTS = (2048, 0), (2048, 6144), (8192, 0), (8192, 24576)
+"""Rows, tokens of context."""
 
 
 def measure(count: int, rows: int, context: int, heads: int, kv_heads: int, width: int) -> tuple[float, float]:
@@ -52,6 +56,32 @@ def measure(count: int, rows: int, context: int, heads: int, kv_heads: int, widt
     return median(seconds), num_bytes / BANDWIDTH
 
 
+def measure_prompt(rows: int, context: int, heads: int, kv_heads: int, width: int) -> tuple[float, float]:
+    """Seconds of one layer over a prompt with blocks looked up, and with keys and values gathered."""
+    device, blocks = torch.device("cuda"), (context + rows) // BLOCK_SIZE
+    keys, values = torch.randn(2, blocks, BLOCK_SIZE, kv_heads, width, device=device, dtype=torch.bfloat16)
+    q = torch.randn(rows, heads, width, device=device, dtype=torch.bfloat16)
+    starts, contexts = (torch.tensor(ints, dtype=torch.int32, device=device) for ints in ([0, rows], [context]))
+    table = torch.randperm(blocks, device=device).to(torch.int32).view(1, blocks)
+    plan = attention_plan(rows, 1, rows, heads, kv_heads, width, device)
+    out, prompt = torch.empty(rows, heads * width, device=device, dtype=q.dtype), LongPrompt(0, 0, rows, context)
+
+    def paged() -> None:
+        paged_attention(q, keys, values, starts, contexts, table, plan, width**-0.5, out=out)
+
+    def gathered() -> None:
+        attend_long_prompt(q, keys, values, table, prompt, width**-0.5, out)
+
+    seconds = []
+    for attend in (paged, gathered):
+        attend()
+        timer = StreamTimer(device)
+        for _ in range(10):
+            attend()
+        seconds.append(timer.seconds() / 10)
+    return seconds[0], seconds[1]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--heads", type=int, default=32)
@@ -63,6 +93,12 @@ def main() -> None:
         seconds, floor = measure(count, rows, context, options.heads, options.kv_heads, options.head_dim)
         figures = f"{1e6 * seconds:.1f} | {1e6 * floor:.1f} | {floor / seconds:.2f}"
         print(f"| {count} | {rows} | {context} | {figures} |", flush=True)
+    print("\n| rows | context | blocks looked up, ms | TFLOP/s | gathered, ms | TFLOP/s |\n|---|---|---|---|---|---|")
+    for rows, context in PROMPTS:
+        work = 4 * options.heads * options.head_dim * rows * (context + rows / 2)
+        both = measure_prompt(rows, context, options.heads, options.kv_heads, options.head_dim)
+        cells = " | ".join(f"{1e3 * seconds:.2f} | {work / seconds / 1e12:.0f}" for seconds in both)
+        print(f"| {rows} | {context} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

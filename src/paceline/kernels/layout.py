@@ -14,6 +14,20 @@ MAX_TREE_ROWS = 64
 """Most rows of a token tree: one bit each in `ancestors`."""
 
 
+LONG_ROWS = 2048
+"""Rows of a sequence in one pass above which it is a `LongPrompt`. Captured passes have no more rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongPrompt:
+    """A sequence that has many rows in a pass: a prompt, or a chunk of it."""
+
+    sequence: int
+    first_row: int
+    num_rows: int
+    context_len: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayout:
     """Sequence `s` has rows `starts[s]:starts[s+1]` of the pass.
@@ -31,6 +45,8 @@ class AttentionLayout:
     ancestors: "Tensor | None" = (
         None  # [T] int64 bitmask over the rows of the sequence; -1: all earlier rows; None: all sequences are chains
     )
+    long_prompts: tuple[LongPrompt, ...] = ()
+    """Sequences with more than `LONG_ROWS` rows, as the host knows them."""
 
 
 @dataclass(frozen=True, slots=True)

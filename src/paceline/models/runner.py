@@ -12,7 +12,7 @@ from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig
 from paceline.kernels.cache_slots import CacheSlots
 from paceline.kernels.cpu.decoder_pass import PassOutput, Sampler
-from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout, PassRows
+from paceline.kernels.layout import BLOCK_SIZE, LONG_ROWS, AttentionLayout, LongPrompt, PassRows
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.row_states import RowStates
@@ -76,6 +76,17 @@ def pass_rows(spans: Sequence[Span]) -> PassRows:
     return PassRows(tokens, positions, slots, starts, contexts, tables, widest, ancestors, logit_rows)
 
 
+def long_prompts(spans: Sequence[Span], first_sequence: int = 0, first_row: int = 0) -> tuple[LongPrompt, ...]:
+    """The spans of many rows. The first span is sequence `first_sequence` of its pass and begins at row `first_row`."""
+    prompts, row = [], first_row
+    for sequence, span in enumerate(spans, first_sequence):
+        count = len(span.tokens)
+        if count > LONG_ROWS:
+            prompts.append(LongPrompt(sequence, row, count, span.context_len))
+        row += count
+    return tuple(prompts)
+
+
 def build_inputs(spans: Sequence[Span], device: torch.device) -> BatchInputs:
     """Inputs of a pass over the rows of all `spans`, in order."""
     rows = pass_rows(spans)
@@ -89,6 +100,7 @@ def build_inputs(spans: Sequence[Span], device: torch.device) -> BatchInputs:
         context_lens=contexts,
         block_tables=tables.view(len(spans), rows.max_blocks),
         ancestors=ancestors if rows.ancestors else None,
+        long_prompts=long_prompts(spans),
     )
     return BatchInputs(tokens, positions, layout, logit_rows)
 

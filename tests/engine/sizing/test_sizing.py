@@ -83,14 +83,25 @@ def test_largest_pass_counts_as_memory() -> None:
     assert many - few == (8192 - 512) * (4 * 2048 + 3 * 8192) * 2
 
 
+def test_the_keys_and_values_that_a_long_prompt_gathers_count_beyond_the_feed_forward() -> None:
+    limits, gpu = sized("cuda", max_num_seqs=4, max_batched_tokens=512).limits, torch.device("cuda")
+    model = SimpleNamespace(dtype=torch.bfloat16, weight_bytes=0)
+    loaded: Any = SimpleNamespace(name="1B", config=LLAMA_1B, model=model)
+    feed_forward, gathered = 512 * 3 * LLAMA_1B.ffn_size * 2, 2 * LLAMA_1B.num_kv_heads * LLAMA_1B.head_dim * 2
+    windows = 2048, feed_forward // gathered, 100_000
+    short, even, long = (footprint(loaded, EngineConfig(), limits, gpu, w).activation_bytes for w in windows)
+    assert short == even
+    assert long - short == 100_000 * gathered - feed_forward
+
+
 def test_the_memory_of_heads() -> None:
     target, config = tiny_model(), EngineConfig()
     limits, cpu = sized("cpu").limits, torch.device("cpu")
-    eagle = footprint(LoadedHead("head", tiny_eagle(target)), config, limits, cpu)
+    eagle = footprint(LoadedHead("head", tiny_eagle(target)), config, limits, cpu, 8192)
     assert eagle.kv_bytes_per_token == 2 * 2 * 16 * 4
     assert eagle.weight_bytes > 0
     assert eagle.activation_bytes > num_lanes(limits.max_num_seqs) * 32 * eagle.kv_bytes_per_token
-    medusa = footprint(LoadedHead("heads", tiny_medusa(target)), config, limits, cpu)
+    medusa = footprint(LoadedHead("heads", tiny_medusa(target)), config, limits, cpu, 8192)
     assert (medusa.kv_bytes_per_token, medusa.activation_bytes) == (0, 0)
 
 

@@ -12,6 +12,7 @@ from paceline.kernels.gpu.attention_plan import attention_plan
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
+from paceline.kernels.gpu.prompt_attention import prompt_attention
 from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.kernels.quantized import QuantizedWeight
 
@@ -75,4 +76,5 @@ if __name__ == "__main__":
     compile_four_bit(100, "bfloat16")
     compile_four_bit(1, "mxfp4")
     gated(zeros(2, 256), "gelu_tanh")
+    prompt_attention(zeros(256, 4, 128), zeros(300, 1, 128), zeros(300, 1, 128), 0, 256, 0.1, zeros(256, 512))
     print(" ".join(sorted(COMPILED)))

@@ -1,12 +1,15 @@
 """A pass with the GPU kernels equals the pass on the CPU."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from paceline.kernels.gpu.linear import MAX_ROWS
+from paceline.kernels.layout import LongPrompt
 from paceline.kernels.linear import DenseWeight
+from paceline.models import runner as runner_module
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.gpu import decoder as gpu_decoder
 from paceline.models.gpu.decoder import gpu_forward
@@ -87,6 +90,31 @@ def test_spans_of_different_lengths(family: str) -> None:
 @pytest.mark.usefixtures("_either_path")
 def test_a_tree_and_a_chain_in_one_batch() -> None:
     check(SHALLOW, [Span([2], 0, tokens(5), 0)], [tree([2], 5), Span([8, 1], 0, tokens(3), 1)])
+
+
+@pytest.mark.interpreted
+def test_long_prompts_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside sequences of few rows, in chunks, and not in layers with a window."""
+    attended = list[LongPrompt]()
+    monkeypatch.setattr(gpu_decoder, "MAX_ROWS", 0)
+    for module in (gpu_decoder, runner_module):
+        monkeypatch.setattr(module, "LONG_ROWS", 10)
+    monkeypatch.setattr(gpu_decoder, "supports_prompts", lambda q, cache: True)
+    attend = gpu_decoder.attend_long_prompt
+
+    def recorded(*arguments: Any) -> None:
+        attended.append(arguments[4])
+        attend(*arguments)
+
+    monkeypatch.setattr(gpu_decoder, "attend_long_prompt", recorded)
+    chunks = [
+        [Span([5], 0, tokens(10), 0), Span([7, 2, 4], 0, tokens(18), 0)],
+        [Span([5], 10, tokens(1), 1), Span([7, 2, 4], 18, tokens(20), 1)],
+    ]
+    check(SHALLOW, *chunks)
+    assert attended == [LongPrompt(1, 10, 18, 0), LongPrompt(1, 1, 20, 18)]
+    check(FAMILIES["mistral"], *chunks)
+    assert len(attended) == 2
 
 
 @pytest.mark.parametrize("count", [5, MAX_ROWS + 1])

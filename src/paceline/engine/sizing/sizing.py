@@ -63,9 +63,9 @@ def device_facts(device: torch.device) -> DeviceFacts:
 
 
 def footprint(
-    model: LoadedModel | LoadedHead, config: EngineConfig, limits: ResolvedLimits, device: torch.device
+    model: LoadedModel | LoadedHead, config: EngineConfig, limits: ResolvedLimits, device: torch.device, window: int
 ) -> Footprint:
-    """Memory of one model within these limits."""
+    """Memory of one model within these limits, for sequences of up to `window` tokens."""
     activations = limits.max_batched_tokens * _row_bytes(model)
     if isinstance(model, LoadedHead):
         return Footprint(
@@ -76,6 +76,10 @@ def footprint(
     if device.type != "cpu":  # a captured pass computes the logits of all its rows
         rows = max(MAX_GRAPH_ROWS, limits.max_logit_rows)
         activations += (1 << (rows - 1).bit_length()) * _logit_bytes(model.config)
+        # The keys and values of one layer are gathered for a long prompt, while no feed-forward is in memory
+        gathered = window * _kv_bytes(model, config) // model.config.num_layers
+        feed_forward = limits.max_batched_tokens * 3 * model.config.ffn_size * model.model.dtype.itemsize
+        activations += max(0, gathered - feed_forward)
     return Footprint(model.name, model.model.weight_bytes, _kv_bytes(model, config), activations)
 
 
@@ -142,7 +146,9 @@ def _fit(
     budget: int,
 ) -> tuple[MemoryFit, str]:
     """Memory shared between both models and both caches, and the reason for the size of the caches."""
-    footprints = [None if model is None else footprint(model, config, limits, device) for model in (target, draft)]
+    footprints = [
+        None if model is None else footprint(model, config, limits, device, window) for model in (target, draft)
+    ]
     assert footprints[0] is not None
     required = blocks_for(window) * BLOCK_SIZE + BLOCK_SIZE
     if config.kv_tokens is not None and config.kv_tokens < required:

@@ -84,6 +84,9 @@ def _launch(
     sinks: Tensor | None,
 ) -> None:
     heads, width, kv_heads = q.shape[1], q.shape[2], key_cache.shape[2]
+    num_warps, num_stages = 4, 2
+    if plan.tile > 64:  # as registers and shared memory allow
+        num_warps, num_stages = (4, 3) if width * q.element_size() <= 256 else (8, 2)
     _attention[(plan.num_tiles, kv_heads, plan.num_splits)](
         q,
         key_cache,
@@ -116,8 +119,8 @@ def _launch(
         TILE=plan.tile,
         KEYS=plan.tile_keys,
         SPLITS=plan.num_splits,
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
+        num_warps=num_warps,
+        num_stages=num_stages,
         **PDL,
     )
 

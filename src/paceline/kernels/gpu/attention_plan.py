@@ -64,8 +64,6 @@ class AttentionPlan:
     tile_keys: int
     num_splits: int
     search: int
-    num_warps: int
-    num_stages: int
     partial: Tensor  # num_tiles x KV x num_splits x tile x hd, float32, unnormalised outputs
     sums: Tensor  # num_tiles x KV x num_splits x 2 x tile, float32, running maximum (base 2) and sum
     counters: Tensor  # num_tiles x KV, int32, finished parts; zero between launches
@@ -110,6 +108,8 @@ def attention_plan(
         # One kernel per power of two; per power of four if there are many rows
         exponent = most.bit_length() - 1
         num_splits = 1 << (exponent if is_few else exponent // 2 * 2)
+    # Larger chunks of keys are faster for several rows, and slower for one. Passes of few rows keep the bits of plain decoding
+    tile_keys = 128 if is_few and tile > 16 and num_rows > FEW_ROWS else 64
     groups = num_tiles * num_kv_heads if num_splits > 1 else 0
     partial, sums, counters = (scratch or AttentionScratch(device)).take(groups, num_splits, tile, head_dim)
     return AttentionPlan(
@@ -118,11 +118,9 @@ def attention_plan(
         tile=tile,
         tile_rows=tile_rows,
         num_tiles=num_tiles,
-        tile_keys=64,
+        tile_keys=tile_keys,
         num_splits=num_splits,
         search=search_width(num_sequences),
-        num_warps=8 if tile > 64 else 4,
-        num_stages=2,
         partial=partial,
         sums=sums,
         counters=counters,

@@ -16,9 +16,10 @@ from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch,
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
+from paceline.kernels.gpu.prompt_attention import attend_long_prompt, supports_prompts
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.gpu.rotary import HeadNorms, rotate_and_store
-from paceline.kernels.layout import AttentionLayout
+from paceline.kernels.layout import LONG_ROWS, AttentionLayout
 from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, ForwardOutput, Layer
@@ -198,11 +199,20 @@ def _norm_output(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 def _attend(model: DecoderWeights, layer: int, q: Tensor, keys: Tensor, values: Tensor, inputs: _PassInputs) -> Tensor:
     """[T, H * hd]"""
-    config, layout = model.config, inputs.layout
-    return paged_attention(
-        q, keys, values, layout.starts, layout.context_lens, layout.block_tables, inputs.plan,
-        config.scale, layout.ancestors, config.window(layer), inputs.attention_out, sinks=model.layers[layer].sinks,
+    config, layout, plan = model.config, inputs.layout, inputs.plan
+    window, sinks = config.window(layer), model.layers[layer].sinks
+    long_prompts = layout.long_prompts
+    if long_prompts:
+        is_plain = window is None and sinks is None and layout.ancestors is None
+        long_prompts = long_prompts if is_plain and supports_prompts(q, keys) else ()
+        plan = replace(plan, most_rows=LONG_ROWS) if long_prompts else plan
+    out = paged_attention(
+        q, keys, values, layout.starts, layout.context_lens, layout.block_tables, plan,
+        config.scale, layout.ancestors, window, inputs.attention_out, sinks=sinks,
     )  # fmt: skip
+    for prompt in long_prompts:
+        attend_long_prompt(q, keys, values, layout.block_tables, prompt, config.scale, out)
+    return out
 
 
 def _embed(model: DecoderWeights, tokens: Tensor) -> tuple[Tensor, Normed]:

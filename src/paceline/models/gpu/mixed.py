@@ -24,7 +24,7 @@ from paceline.models.gpu.ragged import (
     ragged_sizes,
 )
 from paceline.models.gpu.runner import GpuRunner
-from paceline.models.runner import Span
+from paceline.models.runner import Span, long_prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ class MixedPasses:
             torch.index_select(tables, 0, decoded, out=device.tables[:num_decoding])
             most = self._runner.model.config.max_position
             place_slots(state, drafts, decoded, device.tokens, device.positions, device.contexts, most)
-        states = ragged.forward().last_hidden
+        states = ragged.forward(long_prompts(prompts, num_decoding, num_decoding * rows_each)).last_hidden
         assert states is not None
         logits = head_logits(self._runner.model, states[rows]) if len(rows) else None
         return MixedOutput(logits, rows, slots, decoded, device.tokens, device.positions)
@@ -91,7 +91,7 @@ class MixedPasses:
         """Compute prompts alone, without logits."""
         ragged = self._pass(len(prompts), sum(len(span.tokens) for span in prompts), 1)
         self._write(ragged, 0, 1, prompts)
-        ragged.forward()
+        ragged.forward(long_prompts(prompts))
 
     @torch.inference_mode()
     def load_kernels(self, rows: int, with_drafts: bool) -> None:

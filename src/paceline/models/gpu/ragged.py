@@ -4,14 +4,14 @@ A small model computes such a pass in less time than the host needs to launch it
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from paceline.kernels.gpu.attention_plan import power_of_two, search_width
 from paceline.kernels.gpu.linear import MAX_ROWS
-from paceline.kernels.layout import AttentionLayout
+from paceline.kernels.layout import LONG_ROWS, AttentionLayout, LongPrompt
 from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.cuda_graph import MAX_GRAPH_ROWS, Graph, StreamEvent, staging_tensor
 from paceline.models.gpu.decoder import gpu_forward, head_logits
@@ -19,7 +19,7 @@ from paceline.models.gpu.forward_pass import PassKind
 from paceline.models.gpu.workspace import PassContext
 from paceline.models.runner import Span
 
-MAX_RAGGED_ROWS = 2048
+MAX_RAGGED_ROWS = LONG_ROWS
 MAX_RAGGED_SEQUENCES = 256
 _MAX_WORK = 17 * 10**12
 """Weight bytes times rows above which launches overlap with the work (1,024 rows of 8 billion weights in bf16)."""
@@ -198,13 +198,14 @@ class RaggedPass:
         self._plan = context.plan(size.rows, size.sequences, size.rows, few_rows)
         self._attention_out = context.workspace.attention_output(size.rows)
 
-    def forward(self) -> ForwardOutput:
-        """Hidden states of all rows, and inner states of the kind's layers. There are no logits."""
+    def forward(self, prompts: tuple[LongPrompt, ...] = ()) -> ForwardOutput:
+        """Hidden states of all rows, and inner states of the kind's layers. There are no logits. `prompts`: see
+        `AttentionLayout.long_prompts`."""
         return gpu_forward(
             self._context.model,
             self.on_device.tokens,
             self.on_device.positions,
-            self._layout,
+            replace(self._layout, long_prompts=prompts) if prompts else self._layout,
             self._context.cache,
             None,
             self._kind.state_layers,
@@ -244,8 +245,9 @@ class RaggedGraph(RaggedPass):
         self._graph = Graph(copied, context.device, context.workspace.graph_pool, is_warm)
         self._logit_rows = torch.empty(0, dtype=torch.int64)
 
-    def forward(self) -> ForwardOutput:
-        """As `RaggedPass.forward`; the states are valid until the next pass."""
+    def forward(self, prompts: tuple[LongPrompt, ...] = ()) -> ForwardOutput:
+        """As `RaggedPass.forward`; the states are valid until the next pass. Captured passes have no long prompts."""
+        assert not prompts
         return self._graph.replay()
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:

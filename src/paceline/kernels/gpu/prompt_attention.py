@@ -1,0 +1,148 @@
+"""Causal attention of one long prompt, or of a long chunk of it, over keys and values in one contiguous piece.
+
+The kernel of `attention.py` looks up the cache block of every key. For thousands of rows it is faster to gather the keys and
+values of the sequence once per layer: then the tensor memory accelerator loads whole tiles of them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from paceline.kernels.gpu_model import capability
+from paceline.kernels.layout import BLOCK_SIZE, LongPrompt
+
+_LOG2_E = 1.4426950408889634
+_ROWS = 128
+"""Rows of one head that a program computes."""
+_KEYS = 128
+"""Keys that it loads at once."""
+
+
+def supports_prompts(q: Tensor, key_cache: Tensor) -> bool:
+    """Whether `prompt_attention` computes these types and widths on this device: Hopper and later ones of its kind."""
+    is_supported = capability() // 10 in (9, 10) and q.dtype in (torch.bfloat16, torch.float16)
+    return is_supported and key_cache.dtype is q.dtype and q.shape[2] in (64, 128)
+
+
+def attend_long_prompt(
+    q: Tensor,  # [T, H, hd]
+    key_cache: Tensor,  # [blocks, BLOCK_SIZE, KV, hd]
+    value_cache: Tensor,
+    block_tables: Tensor,  # [S, W] int32
+    prompt: LongPrompt,
+    scale: float,
+    out: Tensor,  # [T, H * hd]
+) -> None:
+    """Write the rows of `prompt` in `out`. Its keys and values are in the cache."""
+    length = prompt.context_len + prompt.num_rows
+    blocks = block_tables[prompt.sequence, : -(-length // BLOCK_SIZE)]
+    keys, values = (cache.index_select(0, blocks).flatten(0, 1)[:length] for cache in (key_cache, value_cache))
+    prompt_attention(q, keys, values, prompt.first_row, prompt.num_rows, scale, out)
+
+
+def prompt_attention(
+    q: Tensor,  # [T, H, hd], possibly a view of [T, (H + 2 KV) hd]
+    keys: Tensor,  # [L, KV, hd], contiguous
+    values: Tensor,  # [L, KV, hd], contiguous
+    first_row: int,
+    num_rows: int,
+    scale: float,
+    out: Tensor,  # [T, H * hd]
+) -> None:
+    """Write the rows `first_row` to `first_row + num_rows` of `out`. They are the last of `L` tokens, and each attends to all
+    tokens up to itself."""
+    heads, width = q.shape[1], q.shape[2]
+    length, kv_heads = keys.shape[0], keys.shape[1]
+    assert keys.is_contiguous()
+    assert values.is_contiguous()
+    assert q.stride(2) == 1
+    assert q.stride(1) == width
+    queries = TensorDescriptor(q, [first_row + num_rows, heads * width], [q.stride(0), 1], [_ROWS, width])
+    shape, strides, box = [length, kv_heads * width], [kv_heads * width, 1], [_KEYS, width]
+    _prompt_attention[(triton.cdiv(num_rows, _ROWS), heads)](
+        queries,
+        TensorDescriptor(keys, shape, strides, box),
+        TensorDescriptor(values, shape, strides, box),
+        out,
+        first_row,
+        num_rows,
+        length - num_rows,
+        out.stride(0),
+        scale * _LOG2_E,
+        GROUP=heads // kv_heads,
+        WIDTH=width,
+        ROWS=_ROWS,
+        KEYS=_KEYS,
+        num_warps=8,
+        num_stages=3,
+    )
+
+
+@triton.jit(do_not_specialize=["first_row", "num_rows", "context"])
+def _prompt_attention(
+    queries,
+    keys,
+    values,
+    out,
+    first_row,
+    num_rows,
+    context,  # tokens before the first row
+    out_stride,
+    scale,  # log2(e) included
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    row_0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS  # tiles with the most keys start first
+    head = tl.program_id(1)
+    query = queries.load([first_row + row_0, head * WIDTH])
+    column = head // GROUP * WIDTH
+    total = tl.zeros([ROWS, WIDTH], tl.float32)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    norm = tl.zeros([ROWS], tl.float32)
+    whole_end = (context + row_0 + 1) // KEYS * KEYS  # all rows attend to the keys before it
+    end = context + tl.minimum(row_0 + ROWS, num_rows)
+    total, top, norm = _attend(
+        total, top, norm, query, keys, values, column, 0, whole_end, context + row_0, scale, ROWS, KEYS, False
+    )
+    total, top, norm = _attend(
+        total, top, norm, query, keys, values, column, whole_end, end, context + row_0, scale, ROWS, KEYS, True
+    )
+    row = row_0 + tl.arange(0, ROWS)
+    at = (first_row + row).to(tl.int64)[:, None] * out_stride + head * WIDTH + tl.arange(0, WIDTH)[None, :]
+    tl.store(out + at, (total / norm[:, None]).to(out.dtype.element_ty), mask=(row < num_rows)[:, None])
+
+
+@triton.jit
+def _attend(
+    total,
+    top,
+    norm,
+    query,
+    keys,
+    values,
+    column,
+    begin,
+    end,
+    first_position,
+    scale,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Add the keys from begin to end. Without MASKED: whole tiles that all rows attend to."""
+    for index in tl.range(begin, end, KEYS):
+        scores = tl.dot(query, keys.load([index, column]).T)  # [ROWS, KEYS]
+        if MASKED:
+            position = first_position + tl.arange(0, ROWS)
+            scores = tl.where(index + tl.arange(0, KEYS)[None, :] <= position[:, None], scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)  # every row attends to the first key
+        weights = tl.exp2(tl.fma(scores, scale, -new_top[:, None]))
+        decay = tl.exp2(top - new_top)
+        norm = norm * decay + tl.sum(weights, 1)
+        total = tl.dot(weights.to(query.dtype), values.load([index, column]), total * decay[:, None])
+        top = new_top
+    return total, top, norm
