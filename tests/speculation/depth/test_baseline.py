@@ -1,13 +1,13 @@
 """Plain steps among drafting steps."""
 
-from paceline.speculation.depth.baseline import EVERY, FIRST, MAX_MISSED, Baselines
+from paceline.speculation.depth.baseline import CLEAR_ADVANTAGE, EVERY, FIRST, MAX_MISSED, Baselines
 
 
-def due(baselines: Baselines, batch: int, steps: int) -> list[int]:
+def due(baselines: Baselines, batch: int, steps: int, advantage: float | None = None) -> list[int]:
     """Numbers of the drafting steps that are baselines instead. Each is observed before the next."""
     taken = []
     for step in range(1, steps + 1):
-        if baselines.is_due(batch, would_draft=True):
+        if baselines.is_due(batch, True, advantage):
             baselines.observe_plain(batch, is_timed=True, is_loss=False)
             taken.append(step)
     return taken
@@ -18,6 +18,24 @@ def test_the_first_step_is_one_and_intervals_double() -> None:
     gaps = [after - before for before, after in zip([0, *steps], steps, strict=False)]
     assert gaps[:5] == [1, FIRST + 1, 2 * FIRST + 1, 4 * FIRST + 1, 8 * FIRST + 1]
     assert set(gaps[7:]) == {EVERY + 1}
+
+
+def test_a_clear_advantage_makes_the_third_one_wait() -> None:
+    baselines = Baselines()
+    assert due(baselines, 1, 300, CLEAR_ADVANTAGE) == [1, FIRST + 2, FIRST + 2 + EVERY + 1]
+
+
+def test_one_is_due_at_once_if_the_advantage_is_not_clear_any_more() -> None:
+    baselines = Baselines()
+    due(baselines, 1, 100, CLEAR_ADVANTAGE)
+    assert due(baselines, 1, 1, CLEAR_ADVANTAGE - 0.1) == [1]
+
+
+def test_a_clear_advantage_does_not_keep_a_loss_from_being_measured_again() -> None:
+    baselines = Baselines()
+    due(baselines, 1, 100, CLEAR_ADVANTAGE)
+    baselines.observe_plain(1, is_timed=True, is_loss=True)
+    assert due(baselines, 1, FIRST, CLEAR_ADVANTAGE) == [1]
 
 
 def test_each_scale_of_batch_has_its_own() -> None:

@@ -38,6 +38,25 @@ def test_near_the_best_fixed_depth(alpha: float, best: int, speedup: float) -> N
     assert Simulation(calibrated(world), world, alpha).run(1500).speedup > 0.97 * rates[best]
 
 
+LARGE = World(lambda rows: (18.7 + 0.11 * rows if rows <= 8 else 29.0) * MS, draft=0.55 * MS, network=0.0)
+"""A 70B in FP8 on an H200, whose passes of more than 8 rows are much slower. The best depth is 7."""
+
+
+def test_a_clear_gain_is_not_spent_on_measurements() -> None:
+    """Few plain steps at first, and no step with a ninth row only to time another depth."""
+    padded = PaddedBatch(frozenset({"chat"}), lambda count: count, lambda depth: depth)
+    best = LARGE.rate(0.8, 1, 7) / LARGE.rate(0.8, 1, 0)
+    early, late = [], []
+    for seed in range(4):
+        policy = calibrated(LARGE, 15, padded)
+        policy.calibrate_drafts("chat", {1: LinearCost(0.0, LARGE.draft)}, 0.0)
+        simulation = Simulation(policy, LARGE, 0.8, noise=0.01, seed=seed)
+        early.append(simulation.run(100).speedup / best)
+        late.append(simulation.run(1000).speedup / best)
+    assert mean(early) > 0.975
+    assert mean(late) > 0.99
+
+
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize(
     ("world", "alpha", "batch"),

@@ -6,8 +6,8 @@ drafting the drafts must also recover its cost (`SwitchOnCost`, `DraftPrefillCos
 
 It measures what it does not do. At depth 0 it probes (`Probing`). While it drafts, some steps are plain (`Baselines`): one
 before the first drafts of a batch of that scale, one soon after, later one in 200. A baseline by which drafting loses is
-repeated until drafting wins or ends. One depth does not show the cost of another: a method that has long drafted to one
-depth drafts one more in every 16th step.
+repeated until drafting wins or ends; while drafting is clearly faster, baselines are rare from the third on. One depth does not
+show the cost of another: a method that has long drafted to one depth drafts one more or one less in every 16th step.
 """
 
 from collections import Counter
@@ -120,7 +120,7 @@ class GoodputDepth:
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
-        if self._baselines.is_due(len(batch), any(depths)):
+        if self._baselines.is_due(len(batch), any(depths), self.advantage):
             return [0] * len(batch)
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
         for category in drafting:
@@ -138,12 +138,33 @@ class GoodputDepth:
         return depths or [0] * len(batch)
 
     def _vary(self, batch: Sequence[Candidate], depths: list[int]) -> None:
-        """Change depths by one for methods that were timed at one depth only: up where the limit allows it, else down."""
+        """Change depths by one for methods that were timed at one depth only: in the direction that loses less, within the
+        limits."""
         slots = self._shape_of(batch).slots(len(batch))
         has_slope = {method: self._times.has_slope(method, slots) for method in {method_of(c.category) for c in batch}}
+        if all(has_slope.values()) or not any(depths):
+            return
+        is_up = self._loses_less_deeper(batch, depths)
         for i, (candidate, depth) in enumerate(zip(batch, depths, strict=True)):
             if depth and not has_slope[method_of(candidate.category)]:
-                depths[i] = depth + 1 if depth < min(candidate.max_depth, self._max_depth) else max(1, depth - 1)
+                can_grow = depth < min(candidate.max_depth, self._max_depth)
+                depths[i] = depth + 1 if can_grow and (is_up or depth == 1) else max(1, depth - 1)
+
+    def _loses_less_deeper(self, batch: Sequence[Candidate], depths: Sequence[int]) -> bool:
+        """Whether one draft more in every sequence loses fewer tokens than one draft less. A pass may take much longer from
+        some number of rows on, just above the best depth."""
+        shape, context = self._shape_of(batch), sum([candidate.num_tokens for candidate in batch])
+        slots, deepest, drafting = shape.slots(len(batch)), max(depths), [i for i, depth in enumerate(depths) if depth]
+        costs, plain = self._times.costs(slots, context), self._times.plain(slots, context)
+        if costs is None or not plain or self.advantage is None or deepest == 1:
+            return True
+        less, same, more = (
+            costs.verify(shape.rows(len(batch), len(drafting), deepest + change)) for change in (-1, 0, 1)
+        )
+        survival = [(0.0, *self._acceptance.survival(batch[i].category), 0.0) for i in drafting]
+        gained, lost = (sum([one[min(depth, len(one) - 1)] for one in survival]) for depth in (deepest + 1, deepest))
+        rate, drafted = self.advantage * len(batch) / plain, max([line.per_depth for line in costs.lines.values()])
+        return rate * (more - same + drafted) - gained <= lost - rate * (same - less + drafted)
 
     def _probe(self, batch: Sequence[Candidate], depths: list[int], drafting: set[str]) -> None:
         """One draft each (two to learn the slope) for a few sequences of a category that has long been unobserved. While its

@@ -23,8 +23,9 @@ WINDOW = 16.0
 """Samples that a bucket remembers."""
 SHARED = 0.5
 """Share of what a mature bucket learns from a sample that all buckets learn with it."""
-FIRST_STEPS = 8
-"""Plain steps after a warm-up that correct its height."""
+FIRST_STEPS, CORRECTED_STEPS = 8, 256
+"""Plain steps after a warm-up that correct its height, and steps of any kind after which none does: a size that is first
+measured later shows its own time, not that of all sizes."""
 FORGET_STEPS = 4000
 """Steps after which an unvisited verify bucket is dropped: it may be the reason that no step visits it."""
 _MIN_SHARE = 0.25
@@ -126,6 +127,7 @@ class StepTime:
         self._scale = 1.0
         self._steps = 0
         self._num_corrections = 0  # plain steps that still correct the height of a warm-up
+        self._corrected_until = 0  # the step after which they do not
         self._drafts: dict[str, DraftTime] = {}
         self._network = 0.0
         self._per_token = 0.0  # seconds per token of context
@@ -139,7 +141,7 @@ class StepTime:
         self._per_token = per_token
         for rows, seconds in passes.items():
             self._plain[_bucket(rows)] = _Bucket(rows, seconds / self._scale, 1.0, self._steps, is_warm=True)
-        self._num_corrections = FIRST_STEPS
+        self._num_corrections, self._corrected_until = FIRST_STEPS, self._steps + CORRECTED_STEPS
         self._curves.clear()
 
     def calibrate_drafts(self, method: str, lines: Mapping[int, LinearCost]) -> None:
@@ -216,7 +218,8 @@ class StepTime:
             ratio = min(max(seconds / expected, 1.0 / limit), limit)
             learned = ratio ** (1.0 / bucket.weight)
             shared = learned**SHARED if is_mature else 1.0
-            if self._num_corrections and not drafting and bucket.is_warm:
+            is_corrected = self._num_corrections and self._steps <= self._corrected_until
+            if is_corrected and not drafting and bucket.is_warm:
                 self._num_corrections -= 1
                 # The warm-up weighs as one more step.
                 learned = shared = ratio ** (1.0 / (1 + FIRST_STEPS - self._num_corrections))
