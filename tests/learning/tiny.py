@@ -11,7 +11,7 @@ from paceline.learning.plan import LearnPlan
 from paceline.server.learning.sample_ring import LearningSample
 from paceline.train.data.corpus import Script
 from paceline.train.data.generator import TextGenerator
-from paceline.train.data.text_file import generate_greedily
+from paceline.train.data.text_file import generate_text
 from paceline.train.data.turn_tokens import turn_tokens
 from paceline.train.drafts.target import identity
 from paceline.train.plan import Kind, TrainPlan
@@ -52,7 +52,7 @@ def greedy_samples(model: Path, count: int, seed: int = 0, length: int = 40) -> 
         Script("chat", (*turns.opening, 65, 66, draw.randrange(97, 100), *turns.to_answer)) for _ in range(count)
     ]
     generator = TextGenerator(target, turns, count, length, seed)
-    text = generate_greedily(generator, scripts, lambda done: None)
+    text = generate_text(generator, scripts, 0.0, lambda done: None)
     found = []
     for row in range(count):
         prompt, ids = len(scripts[row].ids), text.ids[row].tolist()

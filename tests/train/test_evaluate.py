@@ -4,16 +4,17 @@ from torch import Tensor
 
 from paceline.train.data.text_file import Text
 from paceline.train.drafts.distilled import DistilledDraft
-from paceline.train.drafts.draft import Draft
+from paceline.train.drafts.draft import Draft, Predictions
 from paceline.train.drafts.eagle import EagleDraft
 from paceline.train.drafts.medusa import MedusaDraft
-from paceline.train.drafts.target import Target, layer_shape
+from paceline.train.drafts.target import States, Target, layer_shape
 from paceline.train.drafts.vocabulary import DraftVocabulary
 from paceline.train.evaluate import (
     NO_RANK,
     Score,
     answers,
     best_tree,
+    coupled_noise,
     evaluate,
     rank_frequencies,
     replay,
@@ -146,3 +147,35 @@ def test_a_draft_that_reads_tokens_alone_needs_no_pass_of_the_target(target: Tar
             evaluate(MedusaDraft(target.config.hidden_size, 2), target, DraftVocabulary(VOCAB), text, depth=2)
     finally:
         handle.remove()
+
+
+def test_coupled_noise_is_gumbel_noise_that_chose_the_token() -> None:
+    draw = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 12, generator=draw).expand(40_000, -1)
+    total = logits.logsumexp(-1, keepdim=True)
+    tokens = logits.softmax(-1).multinomial(1, generator=draw)[:, 0]
+    noise = coupled_noise(logits, total, tokens, draw)
+    assert torch.equal((logits + noise).argmax(-1), tokens)
+    # Over tokens drawn from the softmax, the noise of every token has the mean and the variance of Gumbel noise.
+    torch.testing.assert_close(noise.mean(0), torch.full((12,), 0.5772), rtol=0, atol=0.03)
+    torch.testing.assert_close(noise.var(0), torch.full((12,), torch.pi**2 / 6), rtol=0, atol=0.06)
+
+
+def test_draft_equal_to_the_target_accepts_sampled_text(target: Target) -> None:
+    """Coupled drafts of the target's own distribution are the target's tokens."""
+    medusa = MedusaDraft(32, 1)
+    ids = some_ids(2, 30)
+
+    class Same(MedusaDraft):
+        def predict(self, target: Target, states: States, depth: int) -> Predictions:
+            return Predictions(states.last[None], (0,))
+
+    draft = Same(32, 1)
+    vocabulary = DraftVocabulary(VOCAB, torch.arange(0, VOCAB, 2))
+    head = vocabulary.head(target.head)
+    ranks = token_ranks(draft, target, head, vocabulary, ids, 1, temperature=1.0)[0, :, :-1]
+    inside = vocabulary.contains(ids[:, 1:])
+    assert (ranks[inside] == 0).all()
+    assert (ranks[~inside] == NO_RANK).all()
+    other = token_ranks(medusa, target, head, vocabulary, ids, 1, temperature=1.0)[0, :, 1:-1]
+    assert (other[inside[:, 1:]] > 0).any()

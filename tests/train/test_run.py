@@ -245,3 +245,18 @@ def test_training_imports_without_typer_rich_and_matplotlib(folder: Path, tiny_f
     assert result.returncode == 0, result.stderr
     assert "pip install 'paceline[bench]'" in result.stderr
     assert "alpha.png" not in (folder / "bare" / "card.md").read_text()
+
+
+def test_continued_draft_can_grow_and_change_its_vocabulary(folder: Path, tiny_folder: Path) -> None:
+    run(make_plan(folder, tiny_folder, "small", kind="eagle", evaluate=None, steps=1, draft_vocab=100))
+    start = folder / "small"
+    larger = {"kind": "eagle", "evaluate": None, "steps": 1, "start": start, "ffn_size": 64, "draft_vocab": 150}
+    run(make_plan(folder, tiny_folder, "large", **larger))
+    before, after = (load_file(folder / name / "model.safetensors") for name in ("small", "large"))
+    assert len(before["d2t"]) == 100
+    assert len(after["d2t"]) == 150
+    assert after["layers.0.mlp.down_proj.weight"].shape == (32, 64)
+    change = after["layers.0.mlp.down_proj.weight"][:, :48] - before["layers.0.mlp.down_proj.weight"]
+    assert change.abs().max() < 0.1
+    with pytest.raises(InvalidConfig, match="only grows"):
+        run(make_plan(folder, tiny_folder, "narrow", **larger | {"ffn_size": 32}))

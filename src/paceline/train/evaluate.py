@@ -1,7 +1,10 @@
-"""Offline scores of a draft on greedy text of the target: alpha by position and tokens per round.
+"""Offline scores of a draft on text of the target: alpha by position and tokens per round.
 
 A draft token counts only if all before it in its round were accepted. So one pass over the text gives the predictions of
 every possible round; the rounds are replayed afterwards.
+
+Sampled text is scored as under coupled verification: the draft's tokens are ranked with the noise that made the target choose
+its token. That noise is drawn from its distribution given the token.
 """
 
 import heapq
@@ -81,8 +84,10 @@ def evaluate(
     depth: int = 5,
     nodes: int = 32,
     rows: int = 8,
+    temperature: float = 0.0,
 ) -> Evaluation:
-    """Score a draft, `rows` rows at a time. The tree is the best fixed one for this text."""
+    """Score a draft, `rows` rows at a time, on answers of one temperature, 0 or 1. The tree is the best fixed one for this
+    text."""
     head = vocabulary.head(target.head)
     was_training = draft.training
     draft.eval()
@@ -94,7 +99,7 @@ def evaluate(
         needed = answer[:, :used].clone()
         for later in range(1, depth + 1):  # a round may reach over the end of an answer
             needed[:, later:] |= answer[:, : used - later]
-        found = token_ranks(draft, target, head, vocabulary, ids[:, :used], depth, needed)
+        found = token_ranks(draft, target, head, vocabulary, ids[:, :used], depth, needed, temperature)
         found = round_ranks(found, draft, depth)
         parts.append(F.pad(found, (0, ids.shape[1] - found.shape[2]), value=NO_RANK))
     ranks = torch.cat(parts, 1)  # [U, N, S]
@@ -120,6 +125,7 @@ def token_ranks(
     ids: Tensor,
     depth: int,
     needed: Tensor | None = None,
+    temperature: float = 0.0,
 ) -> Tensor:
     """[U, B, S]: the rank of token j+1 in the prediction of row j at depth u; 0 is the best. `needed` [B, S] selects tokens;
     the others have NO_RANK."""
@@ -135,18 +141,41 @@ def token_ranks(
         known = known & needed[:, 1:].to(device).flatten()
     chosen = known.nonzero()[:, 0]
     wanted = all_wanted[chosen]
-    rows = max(1, CHUNK_ELEMENTS // len(head))
+    hidden = predictions.hidden[:, :, :-1].flatten(1, 2)[:, chosen]  # [U, n, D]
+    last = target.states(ids).last[:, :-1].flatten(0, 1)[chosen] if temperature else None
+    draw = torch.Generator(device).manual_seed(0)
+    found = torch.empty(hidden.shape[:2], dtype=torch.int64, device=device)
+    rows = max(1, CHUNK_ELEMENTS // len(target.head))
+    for start in range(0, len(wanted), rows):
+        part = slice(start, start + rows)
+        noise: Tensor | float = 0.0
+        if last is not None:  # the same at every depth
+            p_logits = (last[part] @ target.head.T).float()
+            inside = p_logits if vocabulary.ids is None else p_logits[:, vocabulary.ids.to(device)]
+            noise = coupled_noise(inside, p_logits.logsumexp(-1, keepdim=True), wanted[part], draw)
+        for u in range(len(hidden)):
+            logits = (hidden[u, part].to(head.dtype) @ head.T).float() + noise
+            found[u, part] = (logits > logits.gather(1, wanted[part, None])).sum(1)
     for u, first in enumerate(predictions.first):
-        hidden = predictions.hidden[u, :, :-1].flatten(0, 1)[chosen].to(head.dtype)
-        found = torch.empty_like(wanted)
-        for start in range(0, len(hidden), rows):
-            part = slice(start, start + rows)
-            logits = (hidden[part] @ head.T).float()
-            found[part] = (logits > logits.gather(1, wanted[part, None])).sum(1)
         placed = torch.full_like(all_wanted, NO_RANK)
-        placed[chosen] = found
+        placed[chosen] = found[u]
         ranks[u, :, first:-1] = placed.view(following.shape)[:, first:]
     return ranks.cpu()
+
+
+def coupled_noise(logits: Tensor, total: Tensor, tokens: Tensor, draw: torch.Generator) -> Tensor:
+    """[n, Vd]: Gumbel noise of some tokens' `logits` [n, Vd], given that it made `tokens` [n] the arg-maxes of logits + noise.
+
+    The maximum is a Gumbel variable around `total` [n, 1], the logsumexp of the logits of all tokens, whichever token has it.
+    The other sums are Gumbel variables cut off at the maximum.
+    """
+    maximum = total + _gumbel(total, draw)
+    sums = -torch.logaddexp(-maximum, -(logits + _gumbel(logits, draw)))
+    return sums.scatter(1, tokens[:, None], maximum) - logits
+
+
+def _gumbel(like: Tensor, draw: torch.Generator) -> Tensor:
+    return -torch.empty_like(like).exponential_(generator=draw).log()
 
 
 def round_ranks(ranks: Tensor, draft: Draft, depth: int) -> Tensor:

@@ -119,19 +119,4 @@ def compute_loss(
         students, teacher, shares = students[:, used], teacher[used], shares[:, used]
     soft = soft_loss(students, teacher, head, shares, compiled)
     discount = objective.decay ** torch.arange(depth, device=rows.device)
-    terms = soft.kl
-    if objective.feature_weight:
-        # In units of the teacher's magnitude, so that the weight is comparable between targets.
-        size = states.last.float().square().mean().sqrt()
-        distance = F.smooth_l1_loss(
-            predictions.hidden / size,
-            (states.last / size)[None].expand_as(predictions.hidden).float(),
-            reduction="none",
-        )
-        terms = terms + objective.feature_weight * _mean(distance.mean(-1), weights)
-    return Loss((discount * terms).sum(), soft.kl.detach(), soft.agreement)
-
-
-def _mean(values: Tensor, weights: Tensor) -> Tensor:
-    """[U, B, S] -> [U]"""
-    return (values * weights).sum((1, 2)) / weights.sum((1, 2)).clamp(min=1e-9)
+    return Loss((discount * soft.kl).sum(), soft.kl.detach(), soft.agreement)

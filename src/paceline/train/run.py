@@ -11,7 +11,7 @@ from paceline.models.loading.load import open_checkpoint
 from paceline.train.card import Record, make_record, write_card
 from paceline.train.data.training_text import TrainingText
 from paceline.train.drafts.distilled import DistilledDraft
-from paceline.train.drafts.draft import Draft, add_lora, merge_lora
+from paceline.train.drafts.draft import Draft, add_lora, merge_lora, widen
 from paceline.train.drafts.eagle import EagleDraft, default_capture
 from paceline.train.drafts.medusa import MedusaDraft
 from paceline.train.drafts.target import Target, identity, layer_shape
@@ -75,7 +75,7 @@ def _train(
         draft,
         target,
         vocabulary,
-        text.train,
+        replace(text.train, trained=text.train.answer),
         text.held_out,
         schedule,
         rows=plan.rows,
@@ -140,6 +140,14 @@ def make_draft(
             )
         if plan.lora is not None:
             add_lora(saved.draft, plan.lora_rank)
+            return saved.draft, saved.vocabulary
+        if plan.ffn_size is not None and isinstance(saved.draft, EagleDraft | DistilledDraft):
+            size = saved.draft.shape.ffn_size
+            if plan.ffn_size < size:
+                raise InvalidConfig(f"--ffn-size {plan.ffn_size} is below the {size} of {trained}: a draft only grows")
+            saved.draft.shape = widen(saved.draft, saved.draft.shape, plan.ffn_size)
+        if plan.draft_vocab is not None:
+            return saved.draft, most_frequent(text, target.config.vocab_size, plan.draft_vocab)
         return saved.draft, saved.vocabulary
     shape = layer_shape(target.config)
     plain = replace(shape, attention_bias=False, qk_norm=False)

@@ -167,8 +167,8 @@ class Trainer:
             rows = self.batch(self.step)
             states = self._states.of(rows)
             trained = None if self.text.trained is None else self.text.trained[rows].to(self.target.device)
-            if self.step == 0 and self._is_fresh:
-                self.draft.calibrate(self.target, states)
+            if self.step == 0:
+                self.draft.calibrate(self.target, states) if self._is_fresh else self.draft.recalibrate(states)
             half = self.target.dtype == torch.bfloat16
             with torch.autocast(self.target.device.type, torch.bfloat16, enabled=half):
                 loss = compute_loss(

@@ -29,6 +29,11 @@ def test_prompts_of_every_format(log: RequestLog, tmp_path: Path) -> None:
     assert found == [Prompt("a", "log"), Prompt("b", "maths"), Prompt("c", "log"), Prompt("d", "log")]
 
 
+def test_line_separators_inside_a_prompt_end_no_line(log: RequestLog, tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(json.dumps({"prompt": "one\u2028two\x85three"}, ensure_ascii=False), "utf-8")
+    assert read_prompts(tmp_path / "log.jsonl", log) == [Prompt("one\u2028two\x85three", "log")]
+
+
 def test_prompts_from_a_server_log(tokenizer: Tokenizer, log: RequestLog, tmp_path: Path) -> None:
     chat = ChatTemplate.of(tokenizer).render(
         [

@@ -5,7 +5,7 @@ import torch
 
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.train.data import generator as module
-from paceline.train.data.corpus import GENERATE, NO_END, Corpus, Prompt, Script
+from paceline.train.data.corpus import ANSWER_TOKENS, GENERATE, NO_END, Corpus, Prompt, Script
 from paceline.train.data.generator import TextGenerator
 from paceline.train.data.turn_tokens import TurnTokens, turn_tokens
 from paceline.train.drafts.target import Target
@@ -65,9 +65,8 @@ def test_greedy_answers_match_the_target(target: Target, turns: TurnTokens) -> N
 
 
 def test_long_turns_are_ended(target: Target, turns: TurnTokens, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_LIMIT", 12)
     monkeypatch.setattr(module, "USER_LIMIT", 7)
-    generated = TextGenerator(target, turns, 6, 150, 0).generate(scripts(turns, 6), torch.zeros(6))
+    generated = TextGenerator(target, turns, 6, 150, 0, answer_limit=12).generate(scripts(turns, 6), torch.zeros(6))
     lengths = [end - start for row in generated.answer for start, end in answers(row)]
     assert max(lengths) == 13  # the end included
     # User turns and answers alternate, with the template's tokens between.
@@ -77,6 +76,23 @@ def test_long_turns_are_ended(target: Target, turns: TurnTokens, monkeypatch: py
     for number, end in enumerate(turn_ends):
         expected = turns.to_answer[1:] if number % 2 == 0 else turns.to_user
         assert tuple(row[end + 1 : end + 1 + len(expected)]) == expected
+
+
+def test_script_continues_after_every_answer(target: Target, turns: TurnTokens) -> None:
+    prompts = [(60, 61, 62, END), (70, 71, END), (80, END)]
+    joined = [token for prompt in prompts for token in (*prompt, GENERATE)]
+    script = Script("prompts", (*turns.opening, *joined))
+    generated = TextGenerator(target, turns, 2, 260, 0, answer_limit=9).generate([script] * 2, torch.zeros(2))
+    for row, answer in zip(generated.ids.tolist(), generated.answer, strict=True):
+        place = len(turns.opening)
+        found = list(answers(answer))
+        assert len(found) > len(prompts)  # afterwards the target generates user turns
+        for prompt, (start, end) in zip(prompts, found, strict=False):
+            assert row[place : start - 2] == list(prompt)
+            assert tuple(row[start - 2 : start]) == turns.to_answer[1:]
+            assert row[end - 1] == END
+            assert tuple(row[end : end + len(turns.to_user)]) == turns.to_user
+            place = end + len(turns.to_user)
 
 
 def test_sampling_depends_on_temperature_and_seed(target: Target, turns: TurnTokens) -> None:
@@ -109,6 +125,17 @@ def test_corpus_scripts_end_the_turn_by_kind(tokenizer: Tokenizer, turns: TurnTo
         assert GENERATE not in script.ids
         assert (script.ids[-1] == END) == (script.kind in ("own", "summarization", "translation"))
     assert corpus.script_for(Prompt("hi", "x")).ids[-3:] == (*tokenizer.encode("hi", add_special=False), END)
+
+
+def test_rows_hold_as_many_prompts_as_fit(tokenizer: Tokenizer, turns: TurnTokens) -> None:
+    short, long = Prompt("x" * 20, "short"), Prompt("y" * 900, "long")
+    taken = list(itertools.islice(Corpus(tokenizer, turns, [short, long], 1.0, length=1024).scripts(0), 50))
+    for script in taken:
+        count = 1 + script.ids.count(GENERATE)
+        assert script.kind == ("long" if ord("y") - 33 in script.ids else "short")
+        assert count == (1 if script.kind == "long" else min(count, 6))
+        assert len(script.ids) + count * ANSWER_TOKENS <= 1024 or count == 1
+    assert max(script.ids.count(GENERATE) for script in taken) >= 3
 
 
 def test_tokenizer_without_template_has_no_turns(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -1,7 +1,9 @@
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.train.drafts.draft import add_lora, merge_lora, widen
 from paceline.train.drafts.eagle import EagleDraft, default_capture, unrolled_mask
 from paceline.train.drafts.target import States, Target, layer_shape
 from tests.train.tiny import some_states
@@ -77,3 +79,28 @@ def test_calibration_scales_channels_and_is_folded_in(target: Target) -> None:
 def test_default_capture_is_early_middle_late() -> None:
     assert default_capture(30) == (2, 15, 27)
     assert default_capture(3) == (1, 2, 3)
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_recalibration_restores_the_scales_and_keeps_predictions(target: Target, is_adapted: bool) -> None:
+    trained, states = new_head(target), some_states(target, CAPTURE)
+    saved = EagleDraft(trained.shape, CAPTURE)
+    saved.load_state_dict({"feature_scale": torch.ones_like(trained.feature_scale), **trained.weights()})
+    if is_adapted:
+        add_lora(saved, 2)
+    before = saved.predict(target, states, 2).hidden
+    saved.recalibrate(states)
+    torch.testing.assert_close(saved.predict(target, states, 2).hidden, before, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(saved.feature_scale, trained.feature_scale)
+    merge_lora(saved)
+    torch.testing.assert_close(saved.weights()["fc.weight"], trained.weights()["fc.weight"])
+
+
+def test_wider_head_predicts_the_same(target: Target) -> None:
+    draft, states = new_head(target), some_states(target, CAPTURE)
+    before = draft.predict(target, states, 2).hidden
+    draft.shape = widen(draft, draft.shape, 80)
+    assert draft.layers[0].mlp.down_proj.weight.shape == (32, 80)
+    torch.testing.assert_close(draft.predict(target, states, 2).hidden, before)
+    again = EagleDraft.from_settings(draft.settings() | {"hidden_size": 32, "rms_eps": 1e-5})
+    again.load_state_dict(draft.state_dict())

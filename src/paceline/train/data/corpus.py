@@ -38,7 +38,11 @@ class RequestLog:
 
 
 GENERATE, NO_END = -1, -2
-"""Entries of a script: the target generates a token; the target generates a token that does not end its turn."""
+"""Entries of a script: the target generates until the next user turn; it generates a token that does not end its turn."""
+ANSWER_TOKENS = 128
+"""Expected length of an answer."""
+TRIES = 8
+"""Draws of a further prompt that fits into a row."""
 HELD_OUT_EVERY = 16
 """One in this many prompts of a file is held out."""
 
@@ -63,7 +67,7 @@ class Script:
 def read_prompts(path: Path, log: RequestLog) -> list[Prompt]:
     """The first user message of every line: JSON with `turns`, `prompt`, `question` or `messages`, or a server's log."""
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8").split("\n")  # splitlines() also splits at U+2028, which JSON may contain
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read the prompts in {path}: {error}", field="prompts") from error
     prompts = []
@@ -90,10 +94,14 @@ def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
 class Corpus:
     """An endless, reproducible sequence of scripts."""
 
-    def __init__(self, tokenizer: Tokenizer, turns: TurnTokens, prompts: Sequence[Prompt], share: float) -> None:
-        """`share` of the scripts use `prompts`, if there are any; the others are built-in kinds."""
-        self._tokenizer, self._turns = tokenizer, turns
+    def __init__(
+        self, tokenizer: Tokenizer, turns: TurnTokens, prompts: Sequence[Prompt], share: float, length: int = 0
+    ) -> None:
+        """`share` of the scripts use `prompts`, if there are any; the others are built-in kinds. A script has as many
+        prompts as `length` tokens hold with their answers, at least one."""
+        self._tokenizer, self._turns, self._length = tokenizer, turns, length
         self._prompts, self._share = prompts, share if prompts else 0.0
+        self._scripts = dict[Prompt, Script]()
 
     def scripts(self, seed: int) -> Iterator[Script]:
         draw = random.Random(seed)
@@ -102,12 +110,27 @@ class Corpus:
             if not self._turns.is_chat and not self._prompts:
                 yield Script("text", self._turns.opening)
             elif not self._turns.is_chat or draw.random() < self._share:
-                yield self.script_for(draw.choice(self._prompts))
+                yield self._script_of_prompts(draw)
             else:
                 yield self._script(draw.choices(kinds, shares)[0](draw))
 
     def script_for(self, prompt: Prompt) -> Script:
-        return self._script(PromptStart(prompt.category, (prompt.text,), True))
+        """The script of one prompt, encoded once."""
+        if prompt not in self._scripts:
+            self._scripts[prompt] = self._script(PromptStart(prompt.category, (prompt.text,), True))
+        return self._scripts[prompt]
+
+    def _script_of_prompts(self, draw: random.Random) -> Script:
+        """Prompts of any category one after another; the kind is the first one's."""
+        first = self.script_for(draw.choice(self._prompts))
+        ids, opening = list(first.ids), len(self._turns.opening)
+        used = len(ids) + ANSWER_TOKENS
+        for _ in range(TRIES if self._turns.is_chat else 0):
+            turn = self.script_for(draw.choice(self._prompts)).ids[opening:]
+            if used + len(turn) + ANSWER_TOKENS <= self._length:
+                ids += [GENERATE, *turn]
+                used += len(turn) + ANSWER_TOKENS
+        return Script(first.kind, tuple(ids))
 
     def _script(self, start: PromptStart) -> Script:
         ids = list(self._turns.opening)

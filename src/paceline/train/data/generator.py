@@ -1,7 +1,8 @@
 """Text generation by the target: many rows in parallel, one token per step; on CUDA a step is one graph.
 
-A row follows its script, then the target generates. A turn ends when the target ends it or reaches a limit, and the tokens
-between turns are inserted. A row is one conversation without padding.
+A row follows its script. At GENERATE the target generates until the next user turn begins, and the script continues there.
+A turn ends when the target ends it or reaches a limit, and the tokens between turns are inserted. A row is one conversation
+without padding.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ from paceline.train.data.corpus import GENERATE, NO_END, Script
 from paceline.train.data.turn_tokens import TurnTokens
 from paceline.train.drafts.target import CACHE_STEP, Target
 
-USER_LIMIT, ANSWER_LIMIT = 160, 320
+USER_LIMIT, ANSWER_LIMIT = 160, 192
 """Most tokens of a generated turn: greedy answers of small models can repeat without end."""
 USER_TEMPERATURE = 0.8
 
@@ -29,9 +30,17 @@ class GeneratedRows:
 class TextGenerator:
     """Generates batches of `rows` rows of `length` tokens. All batches share memory and graphs."""
 
-    def __init__(self, target: Target, turns: TurnTokens, rows: int, length: int, seed: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        turns: TurnTokens,
+        rows: int,
+        length: int,
+        seed: int,
+        answer_limit: int = ANSWER_LIMIT,
+    ) -> None:
         target.check_length(length)
-        self.target, self.turns, self.rows, self.length = target, turns, rows, length
+        self.target, self.turns, self.rows, self.length, self._answer_limit = target, turns, rows, length, answer_limit
         device = target.device
         self._generator = torch.Generator(device)
         self.seed(seed)
@@ -41,6 +50,7 @@ class TextGenerator:
         self._answer = torch.zeros(rows, length, dtype=torch.bool, device=device)
         self._temperature = torch.zeros(rows, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._entry = torch.ones(rows, dtype=torch.int64, device=device)  # of the script, for the next token
         self._in_answer = torch.zeros(rows, dtype=torch.bool, device=device)
         self._turn_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._left = torch.zeros(rows, dtype=torch.int64, device=device)  # tokens between turns still to insert
@@ -93,6 +103,7 @@ class TextGenerator:
 
     def _restart(self) -> None:
         self._position.zero_()
+        self._entry.fill_(1)
         self._in_answer.fill_(not self.turns.is_chat)
         self._turn_tokens.zero_()
         self._left.zero_()
@@ -124,14 +135,14 @@ class TextGenerator:
 
     @property
     def _state(self) -> tuple[Tensor, ...]:
-        return self._position, self._in_answer, self._turn_tokens, self._left
+        return self._position, self._entry, self._in_answer, self._turn_tokens, self._left
 
     def _step(self, width: int) -> None:
         """Read the tokens at the position, write the next ones. In place only: a graph replays it."""
         tokens = self._ids.index_select(1, self._position)[:, 0]
         logits = self.target.step(tokens, self._position, self._cache, width)  # [B, V]
         self._position += 1
-        script = self._script.index_select(1, self._position)[:, 0]
+        script = self._script.gather(1, self._entry[:, None])[:, 0]
         no_end = script == NO_END
 
         ends = logits.index_select(1, self._ends)
@@ -141,7 +152,7 @@ class TextGenerator:
         temperature = torch.where(self._in_answer, self._temperature, USER_TEMPERATURE)
         sampled = (logits - temperature[:, None] * noise).argmax(1)
 
-        limit = torch.where(self._in_answer, ANSWER_LIMIT, USER_LIMIT)
+        limit = torch.where(self._in_answer, self._answer_limit, USER_LIMIT)
         sampled = torch.where((self._turn_tokens >= limit) & ~no_end, self._end, sampled)
         passing = (self._left > 0) & (script < 0)
         separator = self._separators[self._in_answer.long()]  # [B, P]
@@ -152,6 +163,8 @@ class TextGenerator:
         free = (script == GENERATE) & ~passing
         self._answer.index_copy_(1, self._position, (free & self._in_answer)[:, None])
         self._ids.index_copy_(1, self._position, token[:, None])
+        opens_user_turn = passing & (self._left == 1) & ~self._in_answer
+        self._entry.copy_((self._entry + ((script != GENERATE) | opens_user_turn)).clamp(max=self.length - 1))
         self._turn(token, free, passing)
 
     def _turn(self, token: Tensor, free: Tensor, passing: Tensor) -> None:

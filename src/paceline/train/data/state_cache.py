@@ -7,7 +7,7 @@ from torch import Tensor
 
 from paceline.train.drafts.target import States, Target
 
-SHARE = 0.6
+SHARES = {"cuda": 0.8, "cpu": 0.6}
 """Share of the free memory that the cache may take."""
 
 
@@ -17,11 +17,13 @@ class StateCache:
     def __init__(
         self, target: Target, ids: Tensor, state_layers: tuple[int, ...], max_bytes: int | None = None
     ) -> None:
-        """`ids` [N, S] on the target's device; `max_bytes` None: SHARE of the free memory."""
+        """`ids` [N, S] on the target's device; `max_bytes` None: a share of the free memory."""
         self._target, self._ids, self._state_layers = target, ids, state_layers
         width = (1 + len(state_layers)) * target.config.hidden_size  # last state, then captured layers
         size = ids.numel() * width * target.dtype.itemsize
-        self.is_caching = size <= (_free_bytes(target.device) * SHARE if max_bytes is None else max_bytes)
+        if max_bytes is None:
+            max_bytes = int(_free_bytes(target.device) * SHARES[target.device.type])
+        self.is_caching = size <= max_bytes
         self._is_cached = torch.zeros(len(ids), dtype=torch.bool)
         if self.is_caching:
             self._cache = torch.empty(*ids.shape, width, dtype=target.dtype, device=target.device)

@@ -14,8 +14,8 @@ from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.train.data.corpus import Corpus, Script
 from paceline.train.data.generator import GeneratedRows, TextGenerator
 
-TEMPERATURES = (0.0, 0.0, 0.6, 1.0)
-"""Temperatures of the answers by row: half of them greedy, the most common setting."""
+TEMPERATURES = (0.0, 1.0)
+"""Temperatures of the answers by row: half of them greedy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,17 +123,18 @@ def extend_text(
     return file
 
 
-def generate_greedily(
-    generator: TextGenerator, scripts: Sequence[Script], on_progress: Callable[[float], None]
+def generate_text(
+    generator: TextGenerator, scripts: Sequence[Script], temperature: float, on_progress: Callable[[float], None]
 ) -> Text:
-    """Text with greedy answers, in as many batches as needed."""
+    """Text with answers of one temperature, in as many batches as needed."""
     text = Text(
         torch.zeros(0, generator.length, dtype=torch.int32), torch.zeros(0, generator.length, dtype=torch.bool), ()
     )
     for start in range(0, len(scripts), generator.rows):
         batch = list(scripts[start : start + generator.rows])
         padded = batch + batch[:1] * (generator.rows - len(batch))
-        text = _joined(text, batch, generator.generate(padded, torch.zeros(generator.rows), on_progress))
+        temperatures = torch.full((generator.rows,), temperature)
+        text = _joined(text, batch, generator.generate(padded, temperatures, on_progress))
     return text
 
 

@@ -10,8 +10,8 @@ from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.train.data.corpus import Corpus, RequestLog, Script, read_prompts, split
-from paceline.train.data.generator import TextGenerator
-from paceline.train.data.text_file import Text, TextFile, TextPlan, extend_text, generate_greedily, load_text
+from paceline.train.data.generator import ANSWER_LIMIT, TextGenerator
+from paceline.train.data.text_file import Text, TextFile, TextPlan, extend_text, generate_text, load_text
 from paceline.train.data.turn_tokens import turn_tokens
 from paceline.train.drafts.target import Target, identity
 from paceline.train.evaluate import answers
@@ -26,6 +26,8 @@ GROWTH = 1.5
 """Mean time of a step relative to the first: attention reads more with every token."""
 EVALUATED_TOKENS = 256
 """Most tokens of an answer to an evaluation prompt."""
+EVALUATED_ROWS = {"cuda": 512, "cpu": 64}
+"""Evaluation prompts answered in parallel. On a GPU the time of a step hardly depends on their number."""
 
 
 class TrainingText:
@@ -81,19 +83,19 @@ class TrainingText:
         if path.exists() and (file := load_text(path)).plan == wanted and is_enough(file):
             return file
         generator = self._generator(BATCH_SHARE, plan.writer_rows)
-        corpus = Corpus(self._tokenizer, self._turns, self._train_prompts, plan.prompt_share)
+        corpus = Corpus(self._tokenizer, self._turns, self._train_prompts, plan.prompt_share, plan.length)
         self._progress.begin("generating text")
         file = extend_text(path, wanted, generator, corpus, self._held_out, is_enough, self._clock, report)
         del generator
         _free()
         return file
 
-    def evaluated(self) -> Text | None:
-        """Greedy answers to the evaluation prompts, stored beside the text file. Prompts that are too long are left out."""
+    def evaluated(self, temperature: float = 0.0) -> Text | None:
+        """Answers to the evaluation prompts, stored beside the text file. Prompts that are too long are left out."""
         plan = self._plan
         if plan.evaluate is None:
             return None
-        path = plan.text_file.with_suffix(f".{plan.evaluate.stem}.pt")
+        path = plan.text_file.with_suffix(f".{plan.evaluate.stem}.{temperature:g}.pt")
         checksum = hashlib.sha256(plan.evaluate.read_bytes()).hexdigest()
         vocabulary = identity(self._target.name, self._tokenizer)["vocabulary"]
         wanted = TextPlan(self._target.name, vocabulary, 0, (checksum,), 0)  # rows have any length
@@ -110,14 +112,15 @@ class TrainingText:
         self._progress.begin("answering")
         kinds: list[str] = []
         rows: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for start in range(0, len(short), 64):  # sorted by length: a batch is as long as its longest row
-            batch = short[start : start + 64]
+        size = EVALUATED_ROWS[self._target.device.type]
+        for start in range(0, len(short), size):  # sorted by length: a batch is as long as its longest row
+            batch = short[start : start + size]
             length = len(batch[-1].ids) + len(self._turns.to_answer) + EVALUATED_TOKENS
 
             def report(done: float, before: int = start, now: int = len(batch)) -> None:
                 self._report((before + done * now) / len(short), f"{len(short)} prompts of {plan.evaluate}")
 
-            text = self._greedy(batch, length, report)
+            text = self._generate(batch, length, temperature, report, answer_limit=EVALUATED_TOKENS)
             for row, kind in enumerate(text.kinds):
                 rows.append((text.ids[row], _first_answer(text.answer[row])))
                 kinds.append(kind)
@@ -135,7 +138,7 @@ class TrainingText:
         supply = corpus.scripts(self._plan.seed)
         rows = self._rows(HELD_OUT_SHARE, min(HELD_OUT_ROWS, self._plan.writer_rows))
         scripts = [next(supply) for _ in range(rows)]
-        return self._greedy(scripts, self._plan.length, lambda done: self._report(done, "held-out text"))
+        return self._generate(scripts, self._plan.length, 0.0, lambda done: self._report(done, "held-out text"))
 
     def _generator(self, share: float, most: int) -> TextGenerator:
         """A generator of at most `most` rows, which need at most `share` of the time for text."""
@@ -144,7 +147,7 @@ class TrainingText:
 
     def _rows(self, share: float, most: int) -> int:
         seconds = self._plan.seconds_of_text
-        if seconds is None:
+        if seconds is None or self._target.device.type == "cuda":  # there the time of a step hardly depends on the rows
             return most
         if self._row_seconds is None:
             self._row_seconds = self._measure_row()
@@ -164,9 +167,16 @@ class TrainingText:
             self._progress.note(f"one row of {self._plan.length} tokens of text takes about {seconds:.0f} s here")
         return seconds
 
-    def _greedy(self, scripts: Sequence[Script], length: int, on_progress: Callable[[float], None]) -> Text:
-        generator = TextGenerator(self._target, self._turns, len(scripts), length, self._plan.seed)
-        text = generate_greedily(generator, scripts, on_progress)
+    def _generate(
+        self,
+        scripts: Sequence[Script],
+        length: int,
+        temperature: float,
+        on_progress: Callable[[float], None],
+        answer_limit: int = ANSWER_LIMIT,
+    ) -> Text:
+        generator = TextGenerator(self._target, self._turns, len(scripts), length, self._plan.seed, answer_limit)
+        text = generate_text(generator, scripts, temperature, on_progress)
         del generator
         _free()
         return text

@@ -6,14 +6,14 @@ accepted, so the target's own text is the context of every prediction.
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from paceline.train.drafts.layers import LayerShape
+from paceline.train.drafts.layers import FeedForward, LayerShape
 from paceline.train.drafts.target import States, Target
 
 
@@ -28,11 +28,10 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """loss = sum over depths u of decay^u (KL(p || q) + feature_weight * smooth-L1 of the hidden states)."""
+    """loss = sum over depths u of decay^u KL(p || q)"""
 
     depth: int
     decay: float = 1.0
-    feature_weight: float = 0.0
 
 
 class Draft(nn.Module):
@@ -62,6 +61,10 @@ class Draft(nn.Module):
     def calibrate(self, target: Target, states: States) -> None:
         """Set scales from the first batch, before the first step of a new draft."""
 
+    def recalibrate(self, states: States) -> None:
+        """Restore the scales that a saved draft has folded in, from the first batch. Predictions stay the same."""
+        return
+
     def weights(self) -> dict[str, Tensor]:
         """The weights of the saved folder, with scales folded in."""
         return {name: value.detach() for name, value in self.state_dict().items()}
@@ -83,6 +86,14 @@ def shape_settings(shape: LayerShape) -> dict[str, Any]:
 def shape_from(settings: dict[str, Any]) -> LayerShape:
     names = ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "rms_eps")
     return LayerShape(**{name: settings[name] for name in names})
+
+
+def widen(draft: Draft, shape: LayerShape, ffn_size: int) -> LayerShape:
+    """Enlarge every feed-forward block of a draft and return its new shape. Predictions stay the same."""
+    for module in draft.modules():
+        if isinstance(module, FeedForward):
+            module.widen(ffn_size)
+    return replace(shape, ffn_size=ffn_size)
 
 
 class LowRank(nn.Module):

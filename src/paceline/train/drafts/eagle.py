@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from paceline.train.drafts.draft import Draft, Objective, Predictions, shape_from, shape_settings
 from paceline.train.drafts.layers import FusionLayer, LayerShape, RMSNorm, causal, initialize
@@ -19,7 +20,7 @@ from paceline.train.drafts.target import States, Target
 class EagleDraft(Draft):
     kind = "eagle"
     feature_scale: Tensor  # [C * D]
-    objective: ClassVar[Objective] = Objective(depth=3, decay=0.8, feature_weight=0.1)
+    objective: ClassVar[Objective] = Objective(depth=3, decay=0.8)
 
     def __init__(self, shape: LayerShape, state_layers: tuple[int, ...]) -> None:
         super().__init__()
@@ -45,10 +46,16 @@ class EagleDraft(Draft):
 
         The first token of a row is excluded; its activations are larger still.
         """
-        assert states.inner is not None
-        size = states.inner[:, 1:].float().abs().mean((0, 1))  # [C * D]
-        self.feature_scale.copy_(1 / size.clamp(min=1e-6))
+        self.feature_scale.copy_(_scale(states))
         self.norm.weight.fill_(float(target.norm.weight.float().abs().mean()))
+
+    @torch.no_grad()
+    def recalibrate(self, states: States) -> None:
+        scale = _scale(states)
+        is_adapted = parametrize.is_parametrized(self.fc, "weight")
+        weight = self.fc.parametrizations.weight.original if is_adapted else self.fc.weight  # type: ignore[union-attr]
+        weight.mul_(self.feature_scale / scale)  # type: ignore[operator]
+        self.feature_scale.copy_(scale)
 
     def predict(self, target: Target, states: States, depth: int) -> Predictions:
         assert states.inner is not None
@@ -67,6 +74,12 @@ class EagleDraft(Draft):
         weights = super().weights()
         weights["fc.weight"] = weights["fc.weight"] * weights.pop("feature_scale")
         return weights
+
+
+def _scale(states: States) -> Tensor:
+    """[C * D]: the inverse mean magnitude of every captured channel."""
+    assert states.inner is not None
+    return 1 / states.inner[:, 1:].float().abs().mean((0, 1)).clamp(min=1e-6)
 
 
 class _Unrolled:

@@ -88,6 +88,17 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
+    @torch.no_grad()
+    def widen(self, size: int) -> None:
+        """Add rows with small random inputs and zero outputs."""
+        more, inputs = size - self.gate_proj.out_features, self.gate_proj.in_features
+        for part in (self.gate_proj, self.up_proj):
+            rows = torch.randn(more, inputs) * 0.7 * inputs**-0.5
+            part.weight, part.out_features = nn.Parameter(torch.cat([part.weight, rows])), size
+        columns = torch.zeros(self.down_proj.out_features, more)
+        self.down_proj.weight = nn.Parameter(torch.cat([self.down_proj.weight, columns], 1))
+        self.down_proj.in_features = size
+
 
 class Layer(nn.Module):
     """A plain decoder layer."""
