@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from paceline.cluster.routing.prefix_tree import KEY_MASK, NONE, Holders, PrefixTree, members
 from paceline.cluster.routing.router import Prompt
@@ -132,27 +133,30 @@ class KvIndex:
         return len(self._holders) - 1
 
     def _store(self, worker: _Worker, event: BlocksStored) -> None:
-        span, rest = divmod(event.block_size, BLOCK_SIZE)
+        keys, block_size = event.keys, event.block_size
+        span, rest = divmod(block_size, BLOCK_SIZE)
         parent = self._find(worker, event.parent)
-        if rest or not span or len(event.tokens) != len(event.keys) * event.block_size or parent is None:
-            self.num_orphans += len(event.keys)
+        if rest or not span or len(event.tokens) != len(keys) * block_size or parent is None:
+            self.num_orphans += len(keys)
             return
         tier = TIERS.index(event.tier)
         if tier not in worker.holders:
             self._add_tier(worker, tier)
-        holders = [1 << holder for level, holder in worker.holders.items() if level >= tier]
         start, base = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), parent)
         chain = self._sums(event.tokens, start)
         if base:
             chain = [(base + number) & KEY_MASK for number in chain]
-        if span == 1 and len(worker.holders) == 1 and self._is_new(worker, event.keys, chain):
-            self._tree.add(holders[0], parent, chain)
-            worker.blocks[0].update(zip(event.keys, chain, strict=True))
+        if span == 1 and len(worker.holders) == 1 and self._is_new(worker, keys, chain):
+            self._tree.add(1 << worker.number, parent, chain)
+            held = worker.blocks[0]
+            for key, number in zip(keys, chain, strict=True):
+                held[key] = number
             return
-        for i, key in enumerate(event.keys):
+        holders = [1 << holder for level, holder in worker.holders.items() if level >= tier]
+        for i, key in enumerate(keys):
             own = chain[i * span : (i + 1) * span]
             if not self._is_free(worker, key, own, sum(holders)):
-                self.num_orphans += len(event.keys) - i
+                self.num_orphans += len(keys) - i
                 return
             for holder in holders:
                 self._tree.add(holder, parent, own)
@@ -185,14 +189,16 @@ class KvIndex:
         """Key in the tree of a block's end; NONE for the start of a prompt, None for an unknown block."""
         if key is None:
             return NONE
-        return next((blocks[key] for blocks in worker.blocks if key in blocks), None)
+        for blocks in worker.blocks:
+            if key in blocks:
+                return blocks[key]
+        return None
 
     def _remove(self, worker: _Worker, keys: Sequence[Hashable], tier: int) -> None:
         held = worker.blocks[tier]
         if len(worker.holders) == 1 and not worker.long:
-            take = held.pop
-            ends = [end for key in keys if (end := take(key, NONE)) != NONE]
-            self._tree.drop(1 << worker.number, ends)
+            ends = list(map(held.pop, keys, repeat(NONE)))
+            self._tree.drop(1 << worker.number, [end for end in ends if end != NONE] if NONE in ends else ends)
             return
         for key in keys:
             if key not in held:

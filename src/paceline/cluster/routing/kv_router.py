@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from operator import itemgetter
 
 from paceline.cluster.routing.kv_index import KvIndex, Match
@@ -75,16 +74,24 @@ class KvRouter:
         count, min_cost = len(prompt.ids), costs.min_compute
         best, position, cached = math.inf, 0, 0
         groups = match.groups
-        if self._reservations:
-            reserved = self._reservations.match(match.chain, match.root)
+        if reserved := self._reservations.match(match.chain, match.root):
             groups = sorted((*groups, *reserved), key=itemgetter(0), reverse=True)
         longest = self._longest(match) if self._shares_caches else 0
+        token, fixed, positions = costs.token, costs.fixed, costs.positions
         # Most cached first. No worker of a group costs less than computing the rest at the best rate.
         for tokens, numbers in (*groups, (0, costs.all_numbers)):
-            fetchable = longest - tokens if longest > tokens else 0
-            if min_cost * (count - tokens - fetchable) + min(min_cost, costs.peer) * fetchable > best:
+            uncached, fetchable = count - tokens, 0
+            if longest > tokens:
+                fetchable = longest - tokens
+                if min_cost * (uncached - fetchable) + min(min_cost, costs.peer) * fetchable > best:
+                    break
+            elif min_cost * uncached > best:
                 break
-            cost, at = self._best(numbers, count - tokens, fetchable, match.lower if tokens else {}, now, best)
+            elif len(numbers) == 1:  # most often; `_best` has the same limit
+                at = positions.get(numbers[0], -1)
+                if at < 0 or token[at] * uncached + fixed[at] > best * ROUNDING:
+                    continue
+            cost, at = self._best(numbers, uncached, fetchable, match.lower if tokens else {}, now, best)
             if cost < best:
                 best, position, cached = cost, at, tokens
         self._num_decisions += 1
@@ -151,21 +158,22 @@ class KvRouter:
             limit = max(limit, enough)
             start = self._num_decisions * STRIDE % count
             if numbers is not costs.all_numbers:
-                positions = map(costs.positions.get, _from(numbers, start))
+                positions = map(costs.positions.get, _from(tuple(numbers), start))
             else:
-                positions = _from(range(count), start)
+                positions = _from(costs.all_positions, start)
+        cost_of = self._cost
         for at in positions:
             if at is None or token[at] * uncached + fixed[at] > limit:  # not a candidate, or too expensive
                 continue
-            cost = self._cost(at, uncached, fetchable, by_tier, now)
+            cost = cost_of(at, uncached, fetchable, by_tier, now)
             if cost <= best:
                 chosen = costs.workers[at].last_chosen
                 if cost < best or chosen < best_chosen:
                     best, best_at, best_chosen = cost, at, chosen
                     if best <= enough:
                         break
-                    if not fetchable:
-                        limit = min(limit, best * ROUNDING)
+                    if not fetchable and best * ROUNDING < limit:
+                        limit = best * ROUNDING
         return best, best_at
 
     def _cost(self, at: int, uncached: int, fetchable: int, by_tier: TokensByTier, now: float) -> float:
@@ -192,14 +200,15 @@ class KvRouter:
         self._requests[request_id] = RoutedRequest(known.name, count, cached, fetchable, by_tier, now)
         self._reservations.add(request_id, known.number, match.chain, match.root)
         fetched = fetchable if costs.peer < costs.prefill[at] else 0
-        loading = self._load_seconds(by_tier) + (costs.peer * fetched if fetched else 0.0)
+        loading = (self._load_seconds(by_tier) if by_tier else 0.0) + (costs.peer * fetched if fetched else 0.0)
         known.queue.add(request_id, count - cached - fetched, loading, now)
         known.eviction.add(count - cached, now)
         costs.update_compute(at, now)
         costs.update_queue(known)
 
 
-def _from(numbers: Sequence[int], start: int) -> Iterable[int]:
+def _from(numbers: tuple[int, ...], start: int) -> tuple[int, ...]:
     """`MAX_CANDIDATES` of the numbers from `start` on, which continue at their beginning."""
     end = start + MAX_CANDIDATES
-    return chain(numbers[start:end], numbers[: max(0, min(start, end - len(numbers)))])
+    surplus = end - len(numbers)
+    return numbers[start:end] + numbers[: min(start, surplus)] if surplus > 0 else numbers[start:end]

@@ -38,12 +38,16 @@ class PrefillQueue:
 
     def remove(self, request_id: str, now: float) -> None:
         """The request has its first token, or left the worker."""
-        if next(iter(self.waiting)) == request_id:
+        waiting = self.waiting
+        if next(iter(waiting)) == request_id:
             self._since = now
-        tokens, loading = self.waiting.pop(request_id)
+        tokens, loading = waiting.pop(request_id)
         self._tokens -= tokens
-        self._loading = self._loading - loading if self.waiting else 0.0
-        self._first = next(iter(self.waiting.values()), (0, 0.0))
+        if waiting:
+            self._loading -= loading
+            self._first = next(iter(waiting.values()))
+        else:
+            self._loading, self._first = 0.0, (0, 0.0)
 
     def seconds(self, rate: float, now: float) -> float:
         """Time until the queue is empty, at `rate` seconds per token. A first request that is late by t counts t more."""
@@ -75,11 +79,13 @@ class EvictionCost:
 
     def add(self, tokens: int, now: float) -> None:
         """`tokens` are computed and cached."""
-        self._tokens, self._since = self._recent(now) + tokens, now
+        self._tokens = self._tokens * math.exp2((self._since - now) / EVICTION_HALF_LIFE) + tokens
+        self._since = now
 
     def share(self, cached: int, capacity: int, now: float) -> float:
         """Between 0 and 1 for a cache of `capacity` tokens that holds `cached`; 0 if the capacity is not known (0)."""
-        return min(1.0, (self._recent(now) + STALE_SHARE * cached) / capacity) if capacity else 0.0
-
-    def _recent(self, now: float) -> float:
-        return self._tokens * math.exp2((self._since - now) / EVICTION_HALF_LIFE)
+        if not capacity:
+            return 0.0
+        recent = self._tokens * math.exp2((self._since - now) / EVICTION_HALF_LIFE)
+        share = (recent + STALE_SHARE * cached) / capacity
+        return share if share < 1.0 else 1.0

@@ -1,7 +1,5 @@
 """Runs of a prefix tree: consecutive blocks of one chain that the same holders have."""
 
-from itertools import repeat
-
 
 class Run:
     """Chains that have all blocks of the run continue in one of its children, if they continue."""
@@ -45,7 +43,8 @@ def split(runs: dict[int, Run], run: Run, at: int) -> Run:
         moved = rest
     first.children[rest.keys[0]] = rest
     moved.holders, moved.orphans = run.holders, run.orphans
-    runs.update(zip(moved.keys, repeat(moved), strict=False))
+    for key in moved.keys:
+        runs[key] = moved
     return first
 
 
@@ -67,13 +66,15 @@ def merge(runs: dict[int, Run], run: Run) -> None:
 
 def _join(runs: dict[int, Run], first: Run, rest: Run) -> Run:
     if len(first.keys) >= len(rest.keys):
-        runs.update(zip(rest.keys, repeat(first), strict=False))
+        for key in rest.keys:
+            runs[key] = first
         first.keys += rest.keys
         first.children = rest.children
         for child in first.children.values():
             child.parent = first
         return first
-    runs.update(zip(first.keys, repeat(rest), strict=False))
+    for key in first.keys:
+        runs[key] = rest
     rest.keys = first.keys + rest.keys
     rest.start, rest.parent = first.start, first.parent
     if rest.parent is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import compress, repeat
+from itertools import compress
 from typing import overload
 
 from paceline.cluster.routing.prefix_runs import Run, merge, offset, prune, split
@@ -88,9 +88,11 @@ class PrefixTree:
             own = run.keys
             high = offset(run, keys[at]) + 1
             # Caches evict a chain from its end: take all of this run that is dropped in that order
-            low, end = high - 1, at + 1
-            while low and end < count and own[low - 1] == keys[end]:
-                low, end = low - 1, end + 1
+            low, end = 0, at + high
+            if end > count or keys[at:end] != own[high - 1 :: -1]:
+                low, end = high - 1, at + 1
+                while low and end < count and own[low - 1] == keys[end]:
+                    low, end = low - 1, end + 1
             if run.holders | run.orphans == holder and high == len(own) and not run.children:
                 for key in keys[at:end]:
                     del runs[key]
@@ -106,15 +108,14 @@ class PrefixTree:
         """(blocks, holders that have exactly these leading blocks) of the chain with keys `sums[i] + root`, most first."""
         runs = self._runs
         low, high = 0, len(sums)
+        run: Run | None = None
         while low < high:  # the last block of the chain in the tree
             middle = (low + high + 1) // 2
-            if (sums[middle - 1] + root) & KEY_MASK in runs:
-                low = middle
-            else:
+            known = runs.get((sums[middle - 1] + root) & KEY_MASK)
+            if known is None:
                 high = middle - 1
-        if not low:
-            return []
-        run: Run | None = runs[(sums[low - 1] + root) & KEY_MASK]
+            else:
+                low, run = middle, known
         found, counted = [], 0
         while run is not None:
             more = run.holders & ~counted
@@ -126,12 +127,14 @@ class PrefixTree:
 
     def _add_new(self, holder: int, before: Run | None, start: int, keys: Sequence[int], has_parent: bool) -> None:
         """Blocks with new keys after the first `start` ones, the last of which is in `before`."""
+        runs = self._runs
         if before is not None:
             if start < before.start + len(before.keys):
-                before = split(self._runs, before, start - before.start)
+                before = split(runs, before, start - before.start)
             elif has_parent and not before.children and before.holders == holder and not before.orphans:
                 before.keys += keys
-                self._runs.update(zip(keys, repeat(before), strict=False))
+                for key in keys:
+                    runs[key] = before
                 return
         run = Run(list(keys), start, before)
         if has_parent:
@@ -140,7 +143,8 @@ class PrefixTree:
             run.orphans = holder
         if before is not None:
             before.children[keys[0]] = run
-        self._runs.update(zip(keys, repeat(run), strict=False))
+        for key in keys:
+            runs[key] = run
 
     def _isolate(self, run: Run, low: int, high: int) -> Run:
         """A run of exactly these blocks of the run."""

@@ -43,15 +43,19 @@ class Reservations:
         """(tokens of this prompt that the worker will hold, the worker), unordered."""
         if not len(chain):
             return []
-        prompts = self._by_first.get((chain[0] + root) & KEY_MASK, {})
-        return [(_num_common(chain, other) * BLOCK_SIZE, (worker,)) for worker, (_, other) in prompts.items()]
+        prompts = self._by_first.get((chain[0] + root) & KEY_MASK)
+        if prompts is None:
+            return []
+        second = chain[1:2]
+        return [
+            (_num_common(chain, other) * BLOCK_SIZE if other[1:2] == second else BLOCK_SIZE, (worker,))
+            for worker, (_, other) in prompts.items()
+        ]
 
 
 def _num_common(chain: Sequence[int], other: Sequence[int]) -> int:
     """Blocks in common, at least one. Prefix numbers are equal only if the whole prefix is, so bisection finds the last."""
     low, high = 1, min(len(chain), len(other))
-    if high > 1 and chain[1] != other[1]:  # most often
-        return 1
     while low < high:
         middle = (low + high + 1) // 2
         if chain[middle - 1] == other[middle - 1]:

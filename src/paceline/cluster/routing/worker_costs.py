@@ -60,6 +60,7 @@ class WorkerCosts:
         self.workers: list[RoutedWorker] = []
         self.all_numbers: tuple[int, ...] = ()
         """Index numbers of all candidates."""
+        self.all_positions: tuple[int, ...] = ()
         self.positions: dict[int, int] = {}
         """Position by index number."""
         self.prefill: list[float] = []
@@ -142,10 +143,12 @@ class WorkerCosts:
         self._capacities = (
             list(loads.kv_tokens) if isinstance(loads, WorkerTable) else [load.kv_tokens for load in loads]
         )
+        in_use = [
+            known.eviction.share(len(known.cached) * BLOCK_SIZE, tokens, now)
+            for known, tokens in zip(self.workers, self._capacities, strict=True)
+        ]
         self._compute = [
-            rate
-            * (COMPUTE_FACTOR + EVICTION_FACTOR * known.eviction.share(len(known.cached) * BLOCK_SIZE, tokens, now))
-            for rate, known, tokens in zip(self.prefill, self.workers, self._capacities, strict=True)
+            rate * (COMPUTE_FACTOR + EVICTION_FACTOR * share) for rate, share in zip(self.prefill, in_use, strict=True)
         ]
         self.min_compute = min(self._compute)
         self._batch_size = sum(self._limits) / len(loads)
@@ -197,7 +200,7 @@ class WorkerCosts:
         for at, known in enumerate(self.workers):
             known.position = at
         self.positions = {known.number: at for at, known in enumerate(self.workers)}
-        self.all_numbers = tuple(self.positions)
+        self.all_numbers, self.all_positions = tuple(self.positions), tuple(range(len(names)))
         self.refreshed, self.prefill = -math.inf, []
         self._assigned, self._limits = [], []
 

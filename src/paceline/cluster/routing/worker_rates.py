@@ -55,12 +55,12 @@ class WorkerRates:
 
     def add_prefill(self, worker: str, tokens: int, seconds: float, now: float) -> None:
         if tokens >= MIN_TOKENS:
-            self._prefill.setdefault(worker, DecayingMean()).add(seconds, tokens, now)
+            _mean_of(self._prefill, worker).add(seconds, tokens, now)
             self._common_prefill.add(seconds, tokens)
 
     def add_duration(self, worker: str, seconds: float) -> None:
         """A request ran for `seconds`."""
-        self._duration.setdefault(worker, DecayingMean()).add(seconds, 1)
+        _mean_of(self._duration, worker).add(seconds, 1)
         self._common_duration.add(seconds, 1)
 
     def add_load(self, tier: Tier, tokens: int, seconds: float) -> None:
@@ -86,10 +86,11 @@ class WorkerRates:
     def prefills(self, workers: Sequence[str], now: float) -> list[float]:
         """`prefill` of each."""
         common, get, exp2 = self._common_prefill.value(self._default_prefill), self._prefill.get, math.exp2
+        # A worker with an entry has a measurement
         return [
             common
             if (own := get(worker)) is None
-            else common + (own.value(common) - common) * exp2((own.measured - now) / HALF_LIFE)
+            else common + (own.seconds / own.units - common) * exp2((own.measured - now) / HALF_LIFE)
             for worker in workers
         ]
 
@@ -113,6 +114,14 @@ class WorkerRates:
     def load(self, tier: Tier) -> float:
         """Seconds per token loaded from `tier`."""
         return self._load[tier].value(LOAD_SECONDS_PER_TOKEN[tier])
+
+
+def _mean_of(means: dict[str, DecayingMean], worker: str) -> DecayingMean:
+    """The worker's mean, which is created with its first measurement."""
+    known = means.get(worker)
+    if known is None:
+        known = means[worker] = DecayingMean()
+    return known
 
 
 @dataclass(slots=True)
@@ -140,8 +149,8 @@ def measure(rates: WorkerRates, request: RoutedRequest, cached: int, seconds: fl
     computed, surplus = max(0, request.num_tokens - cached), cached - request.num_cached
     rate = rates.prefill(request.worker, now)
     rest = max(0.0, seconds - rate * computed)
-    lower = [(tier, tokens) for tier, tokens in zip(TIERS[1:], request.by_tier[1:], strict=False) if tokens]
-    if lower:
+    if request.by_tier and any(request.by_tier[1:]):
+        lower = [(tier, tokens) for tier, tokens in zip(TIERS[1:], request.by_tier[1:], strict=False) if tokens]
         if len(lower) == 1 and 0 <= surplus < MIN_TOKENS:
             [(tier, tokens)] = lower
             rates.add_load(tier, tokens, rest)

@@ -62,14 +62,15 @@ class _Simulation:
     def run(self) -> SimulationResult:
         requests, streams = self._trace.requests, self._config.streams
         ends, timers, never = self._cluster.ends, self._timers, float("inf")
+        members = self._cluster.members.all
         for _ in range(min(streams or 0, len(requests))):
             self._arrive(0.0)
         while True:
             arrival = requests[self._next].arrival if streams is None and self._next < len(requests) else never
             timer = timers[0][0] if timers else never
-            if ends and ends[0][0] <= timer and ends[0][0] < arrival:
+            if ends and (end := ends[0][0]) <= timer and end < arrival:
                 time, number = heappop(ends)
-                if self._cluster.members.all[number].worker.end == time:  # type: ignore[union-attr]
+                if members[number].worker.end == time:  # type: ignore[union-attr]
                     self._end_segment(time, number)
             elif arrival <= timer and arrival < never:
                 self._arrive(arrival)
@@ -105,7 +106,7 @@ class _Simulation:
         self._num_ended += len(ended)
         if self._scaling is not None:
             self._observe(time, started, ended)
-        if self._config.streams is not None:
+        if ended and self._config.streams is not None:
             for _ in ended:
                 if self._next < len(self._trace.requests):
                     self._arrive(time)
@@ -114,7 +115,9 @@ class _Simulation:
         heappush(self._timers, (time, next(self._numbers), action))
 
     def _set_time(self, time: float) -> None:
-        self._clock.advance(max(0.0, time - self._clock.now()))
+        elapsed = time - self._clock.now()
+        if elapsed > 0.0:
+            self._clock.advance(elapsed)
 
     def _plan_fault(self, fault: Fault) -> None:
         cluster = self._cluster

@@ -98,21 +98,32 @@ class ClosedBatch:
         return self._rounds.best(self.count, self.context, drafting, prompt_rows)
 
     def max_steps(self, step: Round) -> int:
-        return max(1, min(_steps_to_end(group, step) for group in self._groups.values()))
+        left = [group.ends[0][0] - group.progress for group in self._groups.values()]
+        if step.depth:
+            return max(1, math.ceil(min(left) / step.tokens - _NEAREST))
+        steps = [each / group.weight for each, group in zip(left, self._groups.values(), strict=True)]
+        return max(1, math.ceil(min(steps) - _NEAREST))
 
     def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
         self._progress += steps * step.tokens
-        ended = []
-        for bucket, group in list(self._groups.items()):
-            each = _work(group, step)
+        depth, each = step.depth, step.tokens
+        ended: list[Job] = []
+        empty = []
+        for bucket, group in self._groups.items():
+            if not depth:
+                each = group.weight
             group.progress += steps * each
-            limit = group.progress + _NEAREST * each
-            while group.ends and group.ends[0][0] <= limit:
-                job = heappop(group.ends)[2]
+            limit, ends = group.progress + _NEAREST * each, group.ends
+            if ends[0][0] > limit:
+                continue
+            while ends and ends[0][0] <= limit:
+                job = heappop(ends)[2]
                 self._offset -= job.length + 1 - job.began
                 ended.append(job)
-            if not group.ends:
-                del self._groups[bucket]
+            if not ends:
+                empty.append(bucket)
+        for bucket in empty:
+            del self._groups[bucket]
         self.count -= len(ended)
         if not self.count:
             self._progress = self._offset = 0.0
@@ -153,15 +164,6 @@ class ClosedBatch:
 def num_accepted(step: Round, depth: int, dice: random.Random) -> int:
     """A drawn number of accepted drafts. P(accepted >= k) = S_k: it is the number of S_k above a uniform variate."""
     return bisect_left(step.rejection, -dice.random(), 0, depth)
-
-
-def _work(group: _Group, step: Round) -> float:
-    """Work that one step does for a sequence of the group."""
-    return step.tokens if step.depth else group.weight
-
-
-def _steps_to_end(group: _Group, step: Round) -> int:
-    return math.ceil((group.ends[0][0] - group.progress) / _work(group, step) - _NEAREST)
 
 
 class SteppedBatch:

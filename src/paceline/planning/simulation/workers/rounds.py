@@ -58,6 +58,7 @@ class Rounds:
         self._usual_network = self.network_seconds = network_seconds
         self._alphas = speculation.alphas if speculation else (0.0,)
         self._known: dict[tuple[int, int, int, int], Round] = {}
+        self._at_depth: dict[tuple[int, int, int], Round] = {}
 
     def set_conditions(self, alpha_factor: float, network_factor: float) -> None:
         """Acceptance and network times from now on, relative to the usual ones."""
@@ -65,6 +66,7 @@ class Rounds:
         self._alphas = tuple(min(1.0, alpha * alpha_factor) for alpha in usual)
         self.network_seconds = self._usual_network * network_factor
         self._known.clear()
+        self._at_depth.clear()
 
     @cached_property
     def rows(self) -> list[float]:
@@ -90,7 +92,7 @@ class Rounds:
     def best(self, batch: int, context: float, drafting: int, prompt_rows: int = 0) -> Round:
         """The fastest round of `batch` sequences with `context` tokens in all, beside `prompt_rows`. `drafting`: sequences at
         the draft device; 0: it cannot draft."""
-        key = batch, int(context / (batch * CONTEXT_STEP)), drafting, prompt_bucket(prompt_rows)
+        key = batch, int(context / (batch * CONTEXT_STEP)), drafting, (prompt_rows + PROMPT_STEP - 1) // PROMPT_STEP
         found = self._known.get(key)
         if found is None:
             context = (key[1] + 0.5) * CONTEXT_STEP * batch
@@ -99,6 +101,12 @@ class Rounds:
 
     def at_depth(self, batch: int, depth: int, drafting: int) -> Round:
         """A round in which every sequence of the batch drafts `depth` tokens."""
+        found = self._at_depth.get((batch, depth, drafting))
+        if found is None:
+            found = self._at_depth[batch, depth, drafting] = self._make(batch, depth, drafting)
+        return found
+
+    def _make(self, batch: int, depth: int, drafting: int) -> Round:
         chances = survival(self._alphas, depth)
         mean = 1.0 + sum(chances)
         # E[X^2] of X = 1 + accepted: sum over k of (2k + 1) P(accepted >= k)

@@ -189,7 +189,7 @@ class SimulatedWorker:
     def _release(self, job: Job) -> None:
         need = self._need(job)
         self._reserved -= need
-        self.cache.reserve(-(need - self.cache.tokens_of(job.prompt)))
+        self.cache.reserve(self.cache.tokens_of(job.prompt) - need)
         self._drafts.close(job)
 
     def _begin(self, now: float) -> None:
