@@ -8,7 +8,8 @@ from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.simple_rules import FixedDepth
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import ProposerTraits
-from paceline.vllm.drafting import Batch, DraftLoop
+from paceline.vllm.batch import Batch
+from paceline.vllm.drafting import DraftLoop
 from paceline.vllm.proposers import depth_policy, lookups
 
 LONGEST = 256
@@ -151,3 +152,46 @@ def test_drafts_are_padded_where_complete_graphs_are_faster(is_faster):
     assert vllm.lengths == [103, 103]
     assert loop.num_accepted == 0
     assert vllm.num_complete > 90 if is_faster else vllm.num_complete < 10
+
+
+class Silent:
+    """A policy that never drafts, and takes `cost` seconds to say so."""
+
+    def __init__(self, clock, cost):
+        self.clock, self.cost, self.num_observed = clock, cost, 0
+
+    def observe(self, step):
+        assert step.batch == step.rows
+        self.num_observed += 1
+
+    def skip_step(self, batch):
+        self.clock.advance(self.cost)
+        return True
+
+    def decide(self, batch):
+        raise AssertionError("a policy that skips decides nothing")
+
+
+def test_decisions_take_a_small_share_of_the_time_while_nothing_is_drafted():
+    clock = VirtualClock()
+    policy = Silent(clock, cost=0.0005)
+    loop = make("ngram", policy, clock)
+    vllm = FakeVllm(loop, clock, [list(range(LONGEST))], num_prompt=3, row_seconds=0.0)
+    for _ in range(200):
+        vllm.step()
+    assert vllm.lengths == [203]
+    assert 0.15 * 200 < policy.num_observed < 0.3 * 200  # 0.5 ms are 1% of five steps of 10 ms
+    assert policy.num_observed * policy.cost < 0.015 * 200 * 0.010
+
+
+def test_a_sequence_that_starts_during_a_pause_is_noticed():
+    clock = VirtualClock()
+    policy = Silent(clock, cost=0.002)
+    loop = make("ngram", policy, clock)
+    first = FakeVllm(loop, clock, [list(range(LONGEST))], num_prompt=3)
+    for _ in range(10):
+        first.step()
+    loop.depth = FixedDepth(4)  # the pause has many steps left
+    repeating = FakeVllm(loop, clock, [[j % 7 for j in range(LONGEST)]] * 2, num_prompt=30)
+    repeating.step()
+    assert [len(draft) for draft in repeating.drafts] == [4, 4]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidConfig
 from paceline.core.sampling import SamplingParams
-from paceline.vllm.drafting import RowSampling
+from paceline.vllm.batch import RowSampling
 from paceline.vllm.picking import PickRows, accept, pick
 from paceline.vllm.versions import check_version
 

@@ -5,13 +5,10 @@ time from a return to the next call is the time of vLLM's step; the depth policy
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from paceline.core.clock import Clock
-from paceline.core.sampling import SamplingParams
 from paceline.engine.isolation.proposer_guard import ProposerGuard
 from paceline.speculation.depth.policy import (
     Candidate,
@@ -22,35 +19,13 @@ from paceline.speculation.depth.policy import (
 )
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Progress, Proposer
+from paceline.vllm.batch import UNKNOWN, Batch, RowSampling
 from paceline.vllm.padding import Padding
+from paceline.vllm.pause import Pause
 from paceline.vllm.sequences import Matches, SequenceTable, TrackedSequence
 
-GREEDY = SamplingParams(temperature=0.0)
 PREFILL_RATIO = 16
 """Tokens that a lookup indexes in about the time of one draft. The first draft of a sequence indexes all of its tokens."""
-
-
-class RowSampling(NamedTuple):
-    """Sampling parameters of a row, where they are known. A draft made with the same noise is accepted more often."""
-
-    params: SamplingParams = GREEDY
-    seed: int = 0
-
-
-UNKNOWN = RowSampling()
-
-
-class Batch(NamedTuple):
-    """The rows of vLLM's batch after a step."""
-
-    sampled: Sequence[Sequence[int]]
-    """Tokens that the step added to each row; none while its prompt is computed."""
-    lengths: NDArray[np.int32]
-    """Tokens of each row."""
-    tokens: NDArray[np.int32]
-    """[R, max_model_len]"""
-    sampling: Sequence[RowSampling] = ()
-    """Empty: not known."""
 
 
 class DraftLoop:
@@ -67,9 +42,13 @@ class DraftLoop:
     ) -> None:
         self.num_steps = 0
         self.num_drafted = 0
-        """Tokens returned as drafts."""
+        """Tokens returned as drafts, without padding."""
         self.num_accepted = 0
-        self._method, self._depth = method, depth
+        self.num_padded = 0
+        """Steps whose drafts were padded."""
+        self.depth = depth
+        """Depth policy; another one may be set between two steps."""
+        self._method = method
         self._max_depth, self._vocab_size, self._clock = max_depth, vocab_size, clock
         self._guard = ProposerGuard({method: proposer})
         self._table = SequenceTable(max_growth=max_depth + 1)
@@ -83,17 +62,24 @@ class DraftLoop:
         self._padding = Padding()
         self._is_padded: bool | None = None
         """Whether the drafts of the step under way are padded; None: there was no choice."""
+        self._pause = Pause()
 
     def propose(self, batch: Batch) -> list[list[int]]:
         """A draft for every row, empty where none pays."""
         started = self._clock.now()
         seconds = 0.0 if self._returned_at is None else started - self._returned_at
         self.num_steps += 1
-        self._observe_padding(batch, seconds)
         try:
+            if self._pause.covers(batch.sampled, seconds):
+                self._lengths += 1
+                drafts: list[list[int]] = [[] for _ in batch.sampled]
+                return self._fill(batch, drafts) if self._is_padded else drafts
+            self._observe_padding(batch, seconds)
             return self._padded(batch, self._step(batch, seconds))
         finally:
             self._returned_at = self._clock.now()
+            if self._drafting is None:
+                self._pause.add_cost(self._returned_at - started, seconds)
 
     def _observe_padding(self, batch: Batch, seconds: float) -> None:
         """Learn from a step in which the rows of the step before it decoded, and nothing else."""
@@ -104,8 +90,7 @@ class DraftLoop:
             self._padding.observe(len(grown), self._is_padded, seconds)
 
     def _padded(self, batch: Batch, drafts: list[list[int]]) -> list[list[int]]:
-        """The drafts, filled up to the same length where such steps are faster. A row that repeats its last token accepts what
-        is right and no more, as with any draft."""
+        """The drafts, filled up to the same length where such steps are faster."""
         self._is_padded, count = None, len(drafts)
         longest = batch.tokens.shape[1] - self._max_depth - 1
         if not count or not all(batch.sampled) or int(batch.lengths[:count].max()) > longest:
@@ -113,8 +98,11 @@ class DraftLoop:
         if all(len(draft) == self._max_depth for draft in drafts):
             return drafts
         self._is_padded = self._padding.decide(count)
-        if not self._is_padded:
-            return drafts
+        return self._fill(batch, drafts) if self._is_padded else drafts
+
+    def _fill(self, batch: Batch, drafts: list[list[int]]) -> list[list[int]]:
+        """A row that repeats its last token accepts what is right and no more, as with any draft."""
+        self.num_padded += 1
         return [
             draft + [tokens[-1]] * (self._max_depth - len(draft))
             for draft, tokens in zip(drafts, batch.sampled, strict=True)
@@ -122,12 +110,14 @@ class DraftLoop:
 
     def _step(self, batch: Batch, seconds: float) -> list[list[int]]:
         count = len(batch.sampled)
+        self._pause.end()
         lengths = batch.lengths[:count].astype(np.int64)
         is_plain = self._drafting is None and len(self._lengths) == count and bool((lengths - self._lengths == 1).all())
         self._lengths = lengths
         if is_plain:
-            self._depth.observe(self._observation(count, seconds, ()))
-            if self._depth.skip_step(count):
+            self.depth.observe(self._observation(count, seconds, ()))
+            if self.depth.skip_step(count):
+                self._pause.begin(count)
                 return [[] for _ in range(count)]
         rows = [i for i, sampled in enumerate(batch.sampled) if sampled]
         matches = self._table.match(
@@ -138,7 +128,7 @@ class DraftLoop:
         if not is_plain:
             sampled = {one.id: len(batch.sampled[i]) for i, one in zip(rows, matches.rows, strict=True)}
             self._learn(matches, sampled, count - len(rows), seconds)
-            if self._depth.skip_step(len(rows)):
+            if self.depth.skip_step(len(rows)):
                 return [[] for _ in range(count)]
         sampling = [batch.sampling[i] for i in rows] if batch.sampling else [UNKNOWN] * len(rows)
         drafts = self._draft(matches.rows, sampling, batch.tokens.shape[1], deadline=self._clock.now() + seconds)
@@ -162,7 +152,7 @@ class DraftLoop:
         prompts = sum(one.num_prompt for one in matches.opened) + num_partial
         decoding = len(matches.rows) - len(matches.opened)
         if decoding:
-            self._depth.observe(self._observation(decoding, seconds, tuple(rounds), prompts))
+            self.depth.observe(self._observation(decoding, seconds, tuple(rounds), prompts))
         self._drafted, self._drafting = [], None
 
     def _observation(
@@ -183,7 +173,7 @@ class DraftLoop:
     def _draft(
         self, sequences: Sequence[TrackedSequence], sampling: Sequence[RowSampling], longest: int, deadline: float
     ) -> dict[int, tuple[int, ...]]:
-        depths = self._depth.decide(
+        depths = self.depth.decide(
             [Candidate(one.id, self._method, self._limit(one, longest), len(one.ids)) for one in sequences]
         )
         wanted = [(one, depth, row) for one, depth, row in zip(sequences, depths, sampling, strict=True) if depth > 0]

@@ -21,17 +21,23 @@ class Padding:
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, bool], deque[float]] = {}
         self._num_steps = Counter[int]()
+        self._is_faster: dict[int, bool] = {}
+        """Whether padded steps are faster, by scale, once both kinds are known."""
 
     def decide(self, batch: int) -> bool:
         """Whether the next step of `batch` rows is padded."""
         scale = batch.bit_length()
         self._num_steps[scale] += 1
-        padded, other = (self._seconds.get((scale, is_padded), ()) for is_padded in (True, False))
-        if len(padded) < TRIALS or len(other) < TRIALS:
+        is_faster = self._is_faster.get(scale)
+        if is_faster is None:
+            padded, other = (self._seconds.get((scale, is_padded), ()) for is_padded in (True, False))
             return len(padded) <= len(other)
-        is_faster = median(padded) < median(other)
         return is_faster != (self._num_steps[scale] % RETRY_STEPS == 0)
 
     def observe(self, batch: int, is_padded: bool, seconds: float) -> None:
         """A step without prompts took `seconds`."""
-        self._seconds.setdefault((batch.bit_length(), is_padded), deque(maxlen=RECENT)).append(seconds)
+        scale = batch.bit_length()
+        self._seconds.setdefault((scale, is_padded), deque(maxlen=RECENT)).append(seconds)
+        padded, other = (self._seconds.get((scale, kind), ()) for kind in (True, False))
+        if len(padded) >= TRIALS and len(other) >= TRIALS:
+            self._is_faster[scale] = median(padded) < median(other)

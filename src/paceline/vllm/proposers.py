@@ -17,7 +17,8 @@ from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.proposers.suffix import SuffixProposer
-from paceline.vllm.drafting import Batch, DraftLoop, RowSampling
+from paceline.vllm.batch import Batch, RowSampling
+from paceline.vllm.drafting import DraftLoop
 from paceline.vllm.plugin import register
 from paceline.vllm.settings import DepthRule, Method, Settings
 from paceline.vllm.versions import check_version

@@ -10,8 +10,9 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-KEPT_STEPS = 64
-"""Steps for which a sequence without a row is kept. vLLM takes preempted and unscheduled requests out of its batch."""
+KEPT_STEPS = 16
+"""Steps for which a sequence without a row is kept. vLLM takes preempted and unscheduled requests out of its batch. Texts of
+ended sequences become drafts of others."""
 
 Tokens = NDArray[np.int32]
 
