@@ -1,9 +1,10 @@
 from pathlib import Path
 
 from paceline.bench.calibrate import calibration_config
+from paceline.bench.profiling.prompt_passes import BLOCK, CHUNK, _spans, draft_prefill_seconds, row_counts
 from paceline.bench.profiling.worker_profile import DEPTH, Prices, _sizes, measure_profile
 from paceline.core.clock import WallClock
-from paceline.core.config import EngineConfig
+from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.planning.profiles.profile_file import load_profile, save_profile
 from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.simulation import simulate
@@ -46,6 +47,32 @@ def test_a_measured_profile_is_a_file_that_the_simulator_reads(tmp_path: Path) -
     assert read == profile
     trace = synthesize(Traffic(5.0, 40, 20), 2.0)
     assert simulate(SimulationConfig(read, speculation=Speculation((0.8,))), trace).jobs[0].finished > 0.0
+
+
+def test_passes_of_prompts_are_measured_up_to_the_limit_of_the_engine() -> None:
+    assert row_counts(8) == [1, 2, 4, 8]
+    assert row_counts(1200) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 768, 1024]
+
+
+def test_a_prompt_has_at_most_a_chunk_of_rows_and_blocks_of_its_own() -> None:
+    spans = _spans(num_blocks=40, rows=640)
+    assert [len(span.tokens) for span in spans] == [CHUNK, CHUNK, 128]
+    blocks = [block for span in spans for block in span.blocks]
+    assert len(blocks) == len(set(blocks)) == 40
+    assert all(len(span.blocks) * BLOCK >= len(span.tokens) for span in spans)
+
+
+def test_the_draft_prefill_is_that_of_the_method_that_drafts(tmp_path: Path) -> None:
+    from dataclasses import asdict
+
+    from paceline.engine.llm import LLM
+
+    target, draft = (save_checkpoint(tmp_path / name, seed=seed) for name, seed in (("target", 0), ("draft", 1)))
+    for method, drafts in (("draft_model", True), ("ngram", False)):
+        speculation = SpeculationConfig(method=method)
+        config = EngineConfig(target, draft=draft, speculation=speculation, **SETTINGS)  # type: ignore[arg-type]
+        with LLM(**asdict(config)) as llm:
+            assert (draft_prefill_seconds(llm, WallClock()) > 0.0) is drafts
 
 
 def test_the_ends_of_the_batch_sizes_are_measured_first() -> None:

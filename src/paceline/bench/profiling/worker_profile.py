@@ -7,7 +7,8 @@ from math import inf
 from statistics import median
 from typing import TYPE_CHECKING
 
-from paceline.bench.profiling.memory_reads import draft_parts, kv_bytes_per_token
+from paceline.bench.profiling.memory_reads import kv_bytes_per_token
+from paceline.bench.profiling.prompt_passes import BLOCK, attention_seconds, draft_prefill_seconds, pass_seconds
 from paceline.bench.profiling.recorder import RecordedRound, Recorder
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
@@ -16,9 +17,8 @@ from paceline.planning.profiles.profile import WorkerProfile
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
-    from paceline.models.runner import ModelRunner, Span
+    from paceline.models.runner import ModelRunner
 
-BLOCK = 16
 STEP_TOKENS = 16
 """Steps of a measured batch."""
 PROMPT_TOKENS = 32
@@ -27,12 +27,7 @@ MIN_SIZES = 2
 """Sizes of batches that are measured in any case."""
 DEPTH = 4
 """Depth of the measured drafts."""
-MAX_ROWS = 2048
 REPEATS = 3
-MAX_PASS_SECONDS = 1.0
-"""A pass that takes longer is the last that is measured."""
-CHUNK = 256
-"""Prompt rows with which attention to the tokens before them is measured."""
 NOMINAL_LINKS = {"nvlink": 450e9, "pcie5": 55e9, "25gbe": 3.125e9, "100gbe": 12.5e9, "200gbe": 25e9, "400gbe": 50e9}
 """Bytes per second."""
 
@@ -71,12 +66,13 @@ def measure_profile(
     plain = [one for one in rounds if not one.requested]
     steps = _step_seconds(rounds, context)
     on_part("prompts")
-    attention = _attention_seconds(runner, clock)
+    attention = attention_seconds(runner, clock)
     largest = max(one.batch for one in plain)
     overhead = max(0.0, steps.get(largest, 0.0) - _decode_seconds(runner, largest, clock))
-    prompts = _rising({rows: overhead + one for rows, one in _pass_seconds(runner, clock, attention).items()})
+    passes = pass_seconds(runner, llm.engine.scheduler.max_batched_tokens, clock, attention)
+    prompts = _rising({rows: overhead + one for rows, one in passes.items()})
     drafts = _draft_seconds(rounds)
-    prefill = _draft_prefill(llm, clock) if drafts else 0.0
+    prefill = draft_prefill_seconds(llm, clock) if drafts else 0.0
     measured = Curve(tuple(_merge(steps, prompts).items()), "measured", source)
     # A row of a prompt costs no more than one with logits. A pass of few rows, outside of a graph, may take longer.
     prompts = {rows: min(one, measured.at(rows)) for rows, one in prompts.items()}
@@ -167,12 +163,11 @@ def _step_seconds(rounds: Iterable[RecordedRound], context_seconds: float) -> di
 
 
 def _draft_seconds(rounds: Iterable[RecordedRound]) -> dict[int, float]:
-    """Time of one draft step by sequences; non-decreasing."""
+    """Time of drafting per token of the depth, by sequences; non-decreasing."""
     seconds: defaultdict[int, list[float]] = defaultdict(list)
     for one in rounds:
-        levels = max((outcome.levels for outcome in one.outcomes), default=0)
-        if levels:
-            seconds[one.batch].append(one.times.draft / levels)
+        if one.requested and any(outcome.levels for outcome in one.outcomes):
+            seconds[one.batch].append(one.times.draft / one.requested)
     return _rising({batch: median(some) for batch, some in seconds.items() if len(some) >= REPEATS})
 
 
@@ -191,61 +186,11 @@ def _rising(curve: Mapping[int, float]) -> dict[int, float]:
     return found
 
 
-def _pass_seconds(runner: "ModelRunner", clock: Clock, attention: float) -> dict[int, float]:
-    """Time of a pass over a prompt by rows, without attention to earlier tokens."""
-    passes: dict[int, float] = {}
-    rows = 1
-    while rows <= min(MAX_ROWS, _longest(runner)):
-        seconds = _seconds(runner, [_prompt(0, rows)], clock)
-        passes[rows] = max(1e-6, seconds - attention * rows * rows / 2.0)
-        if seconds > MAX_PASS_SECONDS:
-            break
-        rows *= 2
-    return passes
-
-
 def _decode_seconds(runner: "ModelRunner", batch: int, clock: Clock) -> float:
     """Time of the pass of a plain step of that many sequences, without the host's work before and after it."""
+    from paceline.engine.sizing.calibration import median_seconds
     from paceline.models.runner import Span
 
     count = min(batch, (runner.num_blocks - 1) // 2)
     tables = [[1 + 2 * i, 2 + 2 * i] for i in range(count)]
-    return _seconds(runner, [Span(table, BLOCK, [0], num_logits=1) for table in tables], clock)
-
-
-def _attention_seconds(runner: "ModelRunner", clock: Clock) -> float:
-    """Time per prompt row and token before it."""
-    rows = min(CHUNK, _longest(runner) // 4)
-    before = (min(_longest(runner), 4096) - rows) // BLOCK * BLOCK
-    if rows < BLOCK or before < rows:
-        return 0.0
-    first, later = (_seconds(runner, [_prompt(start, rows)], clock) for start in (0, before))
-    return max(0.0, later - first) / (rows * before)
-
-
-def _draft_prefill(llm: "LLM", clock: Clock) -> float:
-    """Time per prompt token of the draft models; 0 for drafts without a model of their own cache."""
-    from paceline.models.runner import ModelRunner
-
-    total = 0.0
-    for runner in draft_parts(llm.engine).runners:
-        if isinstance(runner, ModelRunner) and _longest(runner) >= CHUNK:
-            total += _seconds(runner, [_prompt(0, CHUNK)], clock) / CHUNK
-    return total
-
-
-def _longest(runner: "ModelRunner") -> int:
-    """Tokens of the longest sequence."""
-    return min((runner.num_blocks - 1) * BLOCK, runner.model.config.max_position - 1) // BLOCK * BLOCK
-
-
-def _prompt(start: int, rows: int) -> "Span":
-    from paceline.models.runner import Span
-
-    return Span(range(-(-(start + rows) // BLOCK)), start, [0] * rows, num_logits=1)
-
-
-def _seconds(runner: "ModelRunner", spans: "list[Span]", clock: Clock) -> float:
-    """Median time of such a pass, after a first one that compiles."""
-    runner.measure_seconds(spans, clock)
-    return median(runner.measure_seconds(spans, clock) for _ in range(REPEATS))
+    return median_seconds(runner, [Span(table, BLOCK, [0], num_logits=1) for table in tables], clock)
