@@ -5,9 +5,11 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from vllm_rounds import Tokens
 
 ENGINES = (
     "plain", "plain_sync", "ngram", "suffix", "combined", "full", "pool", "pool_gpu", "draft_model", "paceline",
@@ -18,13 +20,13 @@ POOLS = {"pool": "cpu", "pool_gpu": "cuda"}
 """Device of the draft worker of each contender with a pool."""
 SMALL = 64
 """Largest size of contenders that `--large` does not name."""
-
-Tokens = list[list[int]]
+DRAFT_MODEL_KV = 1.3
+"""Factor on the KV cache of `draft_model`, which also holds that of the draft."""
 
 
 class Engine(NamedTuple):
-    run: Callable[[Sequence[Sequence[int]], int, bool], tuple[float, Tokens]]
-    """(prompts, new tokens of each, whether to speculate) -> seconds, tokens."""
+    run: Callable[[dict[str, Any]], tuple[float, Tokens]]
+    """A request of `vllm_plugin.py` -> seconds, tokens."""
     counters: Callable[[], dict[str, int]]
     """Counts since the start."""
     settle: Callable[[], None]
@@ -40,7 +42,7 @@ def serve(name: str, options: argparse.Namespace) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         before = engine.counters()
-        seconds, tokens = engine.run(request["prompts"], request["tokens"], request["speculate"])
+        seconds, tokens = engine.run(request)
         counted = {key: value - before.get(key, 0) for key, value in engine.counters().items()}
         engine.settle()
         print(json.dumps({"seconds": seconds, "tokens": tokens, "counted": counted}), file=answers, flush=True)
@@ -55,7 +57,7 @@ def sizes_of(name: str, options: argparse.Namespace) -> list[int]:
 def kv_gib(name: str, options: argparse.Namespace) -> float:
     """KV cache of the target in a process."""
     given: float = options.large_kv_gib if max(sizes_of(name, options)) > SMALL else options.kv_gib
-    return given
+    return given * DRAFT_MODEL_KV if name == "draft_model" else given
 
 
 def worker_address(name: str, options: argparse.Namespace) -> str:
@@ -75,7 +77,8 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
     )
     if name not in ("plain", "draft_model"):
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        os.environ["PACELINE_COUPLED_SAMPLING"] = "1" if options.coupled else "0"
+        os.environ["PACELINE_COUPLED_SAMPLING"] = "1"  # greedy batches are decoded as without it
+    from paceline.speculation.depth.simple_rules import FixedDepth
     from paceline.vllm import register
     from vllm import LLM, SamplingParams
 
@@ -90,28 +93,32 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
         **(
             {"enforce_eager": True, "max_num_batched_tokens": 512}
             if options.device == "cpu"
-            else {"gpu_memory_utilization": 0.05}
+            else {"gpu_memory_utilization": 0.05, "max_num_batched_tokens": 8192}  # as `vllm serve`; less memory
         ),
         **vllm_arguments(name, options),
     )
 
-    def run(prompts: Sequence[Sequence[int]], tokens: int, speculate: bool) -> tuple[float, Tokens]:
-        params = [
-            SamplingParams(max_tokens=tokens, temperature=options.temperature, seed=seed, ignore_eos=True)
-            for seed in range(len(prompts))
-        ]
+    has_plugin = name in LOCAL or name in POOLS
+    if has_plugin:
+        drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
+        goodput, fixed = drafter.loop.depth, FixedDepth(options.depth)
+
+    def run(request: dict[str, Any]) -> tuple[float, Tokens]:
+        prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
+        sampling = request.get("sampling") or [{"temperature": 0.0}] * len(prompts)
+        params = [SamplingParams(**one, max_tokens=request["tokens"], ignore_eos=True) for one in sampling]
+        if has_plugin:
+            drafter.loop.depth = fixed if request.get("is_fixed") else goodput
         started = time.perf_counter()
-        outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
         return time.perf_counter() - started, [list(output.outputs[0].token_ids) for output in outputs]
 
     def counters() -> dict[str, int]:
-        try:
-            runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-            drafter = runner.drafter
-            loop = drafter.loop
-        except AttributeError:  # no plugin
+        if not has_plugin:
             return {}
-        counted = {"steps": loop.num_steps, "drafted": loop.num_drafted, "accepted": loop.num_accepted}
+        loop = drafter.loop
+        counted = {"steps": loop.num_steps, "padded": loop.num_padded}
+        counted |= {"drafted": loop.num_drafted, "accepted": loop.num_accepted}
         if name in POOLS:
             counted["pool_rounds"] = sum(connection.counters.rounds for connection in drafter.pool.connections)
         return counted
@@ -170,13 +177,10 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
     freeze_loaded_objects()  # as a server does, and vLLM
     total = {"steps": 0, "drafted": 0, "accepted": 0}
 
-    def run(prompts: Sequence[Sequence[int]], tokens: int, speculate: bool) -> tuple[float, Tokens]:
-        params = [
-            SamplingParams(max_tokens=tokens, temperature=options.temperature, seed=seed, ignore_eos=True)
-            for seed in range(len(prompts))
-        ]
+    def run(request: dict[str, Any]) -> tuple[float, Tokens]:
+        params = SamplingParams(max_tokens=request["tokens"], temperature=0.0, ignore_eos=True)
         started = time.perf_counter()
-        outputs = llm.generate([list(ids) for ids in prompts], params, speculation={"enabled": speculate})
+        outputs = llm.generate(request["prompts"], params, speculation={"enabled": request["speculate"]})
         seconds = time.perf_counter() - started
         for done in (output.completions[0].speculation for output in outputs):
             total["steps"] += done.num_spec_steps

@@ -1,6 +1,6 @@
 """vLLM plain and with our plugin, and our engine, in one run: every engine is a process, and contenders take turns.
 
-    python benchmarks/vllm_plugin.py --model FOLDER --draft DRAFT --prompts spec_bench_dev.jsonl
+    python benchmarks/vllm_plugin.py --model FOLDER --draft DRAFT --prompts PROMPTS --warm-up OTHER_PROMPTS
     python benchmarks/vllm_plugin.py --contenders plain_sync,suffix,combined --sizes 1,8 …
     python benchmarks/vllm_plugin.py --sizes 1,8,32,64,128,256 --large plain,paceline …
 
@@ -18,6 +18,10 @@ whole run: prompts and stragglers are included. Contenders:
     paceline     our engine, with DRAFT
     paceline_plain  the same process, with speculation off in each request
 
+There are two groups of runs. New prompts are decoded once by each contender. Repeated prompts are decoded again by the
+contenders that look drafts up in earlier texts, which are then right. Greedy decoding is timed. Then `--sampled` requests with
+seeds are sampled with our noise by plain_sync and by combined at a fixed depth, and the texts are compared.
+
 A contender that does not start or that fails is left out with the end of its log; the others go on. Contenders that --large
 names also run sizes above 64, with a larger KV cache. Needs vLLM on PYTHONPATH beside src/; the plugin needs no installation.
 """
@@ -25,17 +29,19 @@ names also run sizes above 64, with a larger KV cache. Needs vLLM on PYTHONPATH 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import median
-from typing import NamedTuple
+from typing import Any
 
 from vllm_child import Child, Lost
-from vllm_contender import ENGINES, POOLS, Tokens, kv_gib, serve, sizes_of, worker_address
+from vllm_contender import ENGINES, POOLS, kv_gib, serve, sizes_of, worker_address
+from vllm_report import SAMPLED_HEADER, Outcome, sampled_row, tables
+from vllm_rounds import WARM_UP, NotEnoughPrompts, Run, Tokens, plan, read_prompts, sampled_requests
 
 CONTENDERS = (*ENGINES, "paceline_plain")
 NEED_DRAFT = {"pool", "pool_gpu", "draft_model", "paceline", "paceline_plain"}
-OVERHEAD_GIB = 4.0
+OVERHEAD_GIB = 2.5
 """About what a process needs on a GPU besides weights and KV cache."""
 
 
@@ -43,14 +49,19 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--draft")
-    parser.add_argument("--prompts", required=True, type=Path)
+    parser.add_argument("--prompts", required=True, type=Path, help="prompts that are measured, each in one run")
+    parser.add_argument("--warm-up", type=Path, help="prompts of the warm-up and of --sampled; the last of --prompts")
+    parser.add_argument("--max-prompt", type=int, default=1 << 30, help="tokens of the longest prompt that is used")
     parser.add_argument("--contenders", default="plain,plain_sync,combined,pool,paceline_plain,paceline")
     parser.add_argument("--sizes", default="1,8,32,64")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--warm-up-tokens", type=int, default=64)
     parser.add_argument("--depth", type=int, default=4, help="num_speculative_tokens of vLLM")
-    parser.add_argument("--repeats", type=int, default=3, help="runs of each contender and size; the median counts")
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--coupled", action="store_true", help="coupled sampling in the plugin's contenders")
+    parser.add_argument(
+        "--repeats", type=int, default=2, help="runs of each contender, size and group; the median counts"
+    )
+    parser.add_argument("--sampled", type=int, default=0, help="sampled requests whose texts are compared")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds after the start from which no run begins")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-model-len", type=int, default=2048)
@@ -112,88 +123,74 @@ def worker_command(name: str, options: argparse.Namespace) -> list[str]:
     ]  # fmt: skip
 
 
-def read_prompts(options: argparse.Namespace, count: int) -> Tokens:
-    """Token ids of `count` prompts, none longer than the context window allows."""
-    if options.prompts.suffix == ".json":
-        found = [list(ids) for ids in json.loads(options.prompts.read_text("utf-8"))]
-    else:
-        from paceline.bench.prompts import load_prompts, select
-        from paceline.models.tokenizer.chat_template import ChatTemplate
-        from paceline.models.tokenizer.load import load_tokenizer
+class Measurement:
+    """Asks the processes in turn. A contender that fails is left out from then on."""
 
-        tokenizer = load_tokenizer(options.model)
-        template = ChatTemplate.of(tokenizer)
-        found = []
-        for prompt in select(load_prompts(options.prompts)):
-            messages = [{"role": "user", "content": prompt.turns[0][:4000]}]
-            found.append(list(tokenizer.encode(template.render(messages), add_special=False)))
-    longest = options.max_model_len - options.tokens - options.depth - 8
-    found = [ids for ids in found if len(ids) <= longest]
-    return [found[i % len(found)] for i in range(count)]
+    def __init__(
+        self, names: Sequence[str], ready: dict[str, Child], options: argparse.Namespace, started: float
+    ) -> None:
+        """`started`: when the limit began to count."""
+        self._names, self._ready, self._options, self._started = names, ready, options, started
+        self.outcomes: list[Outcome] = []
 
+    def time_runs(self, runs: Iterable[Run]) -> None:
+        """Add to `outcomes`, until all runs are done or the limit is reached."""
+        for run in runs:
+            if time.perf_counter() - self._started > self._options.limit:
+                print(f"{run} and later runs are left out: the limit is reached", flush=True)
+                return
+            rates = []
+            for name in self._names:
+                if engine_of(name) in self._ready and run.includes(name) and self._fits(name, run):
+                    outcome = self._time(name, run)
+                    if outcome is not None and run.group != WARM_UP:
+                        self.outcomes.append(outcome)
+                        rates.append(f"{name} {outcome.rate:.0f}")
+            if rates:
+                print(f"{run}, tok/s: {', '.join(rates)}", flush=True)
 
-class Result(NamedTuple):
-    """Runs of one contender at one size."""
+    def compare_sampled(self, prompts: Tokens) -> str:
+        """The table of sampled texts; empty if a process is missing. Smaller batches show what other shapes change alone."""
+        sampling = sampled_requests(len(prompts))
+        request = {"tokens": self._options.warm_up_tokens, "is_fixed": True}
+        whole = self._ask("plain_sync", {**request, "prompts": prompts, "sampling": sampling})
+        drafted = self._ask("combined", {**request, "prompts": prompts, "sampling": sampling})
+        if whole is None or drafted is None:
+            return ""
+        parts: Tokens = []
+        size = max(1, len(prompts) // 4)
+        for start in range(0, len(prompts), size):
+            some = slice(start, start + size)
+            answer = self._ask("plain_sync", {**request, "prompts": prompts[some], "sampling": sampling[some]})
+            if answer is None:
+                return ""
+            parts += answer["tokens"]
+        rows = [
+            sampled_row(
+                f"combined, {self._options.depth} drafts", drafted["tokens"], whole["tokens"], drafted["counted"]
+            ),
+            sampled_row(f"plain_sync, batches of {size}", parts, whole["tokens"], {}),
+        ]
+        return "\n".join([SAMPLED_HEADER, *rows])
 
-    size: int
-    contender: str
-    rates: list[float]
-    """Tokens per second."""
-    tokens: Tokens
-    counted: dict[str, int]
-    """Steps, drafted and accepted tokens of the last run."""
+    def _fits(self, name: str, run: Run) -> bool:
+        return len(run.prompts) in sizes_of(name, self._options)
 
+    def _time(self, name: str, run: Run) -> Outcome | None:
+        tokens = self._options.warm_up_tokens if run.group == WARM_UP else self._options.tokens
+        answer = self._ask(name, {"prompts": run.prompts, "tokens": tokens, "speculate": name != "paceline_plain"})
+        return None if answer is None else Outcome.of(run, name, answer)
 
-HEADER = (
-    "| sequences | contender | tok/s, median | min to max | / plain | / plain_sync | texts that differ | counted |\n"
-    "|---|---|---|---|---|---|---|---|"
-)
-
-
-def measure(names: list[str], ready: dict[str, Child], prompts: Tokens, options: argparse.Namespace) -> list[Result]:
-    """All results; a contender that fails is left out from then on."""
-    results: list[Result] = []
-    print(f"\n{HEADER}", flush=True)
-    for size in map(int, options.sizes.split(",")):
-        rows = {
-            name: Result(size, name, [], [], {})
-            for name in names
-            if engine_of(name) in ready and size in sizes_of(name, options)
-        }
-        for repeat in range(options.repeats + 1):  # the first is for kernels, graphs, and what the depth rule learns
-            for name in list(rows):
-                child = ready.get(engine_of(name))
-                some = prompts[:size] if repeat else prompts[4 : 4 + size]
-                request = {"prompts": some, "tokens": options.tokens, "speculate": name != "paceline_plain"}
-                try:
-                    if child is None:
-                        raise Lost(f"its process {engine_of(name)} is lost")
-                    answer = child.ask(request, options.run_seconds)
-                except Lost as lost:
-                    print(f"\n{name} is left out: {lost}\n{child.log_end() if child else ''}\n\n{HEADER}", flush=True)
-                    if child is not None:
-                        ready.pop(engine_of(name)).stop()
-                    del rows[name]
-                    continue
-                if repeat:
-                    rows[name].rates.append(size * options.tokens / answer["seconds"])
-                    rows[name] = rows[name]._replace(tokens=answer["tokens"], counted=answer["counted"])
-        for name in rows:
-            print(describe(rows, name), flush=True)
-        results += rows.values()
-    return results
-
-
-def describe(rows: dict[str, Result], name: str) -> str:
-    """A row of the table. Texts are compared with those of plain_sync, else of plain, else of the first contender."""
-    row = rows[name]
-    middle = median(row.rates)
-    ratios = [f"{middle / median(rows[base].rates):.2f}" if base in rows else "" for base in ("plain", "plain_sync")]
-    base = next((base for base in ("plain_sync", "plain") if base in rows), next(iter(rows)))
-    differing = sum(a != b for a, b in zip(row.tokens, rows[base].tokens, strict=True))
-    counted = ", ".join(f"{value} {key}" for key, value in row.counted.items())
-    spread = f"{min(row.rates):.0f} to {max(row.rates):.0f}"
-    return f"| {row.size} | {name} | {middle:.0f} | {spread} | {' | '.join(ratios)} | {differing} | {counted} |"
+    def _ask(self, name: str, request: dict[str, Any]) -> dict[str, Any] | None:
+        child = self._ready.get(engine_of(name))
+        if child is None:
+            return None
+        try:
+            return child.ask(request, self._options.run_seconds)
+        except Lost as lost:
+            print(f"\n{name} is left out: {lost}\n{child.log_end()}\n", flush=True)
+            self._ready.pop(engine_of(name)).stop()
+            return None
 
 
 def print_memory(names: Sequence[str], options: argparse.Namespace) -> None:
@@ -205,6 +202,7 @@ def print_memory(names: Sequence[str], options: argparse.Namespace) -> None:
 
 
 def main() -> None:
+    started = time.perf_counter()
     options = parse()
     if options.child:
         serve(options.child, options)
@@ -217,15 +215,29 @@ def main() -> None:
     if small := [name for name in names if not sizes_of(name, options)]:
         sys.exit(f"{', '.join(small)}: give a size of at most 64, or name them in --large")
     options.logs.mkdir(parents=True, exist_ok=True)
-    prompts = read_prompts(options, max(map(int, options.sizes.split(","))) + 4)
+    sizes = [int(size) for size in options.sizes.split(",")]
+    longest = min(options.max_prompt, options.max_model_len - options.tokens - options.depth - 8)
+    prompts = read_prompts(options.prompts, options.model, longest)
+    warm_up = read_prompts(options.warm_up, options.model, longest) if options.warm_up else []
+    if not warm_up:
+        prompts, warm_up = prompts[: -sum(sizes)], prompts[-sum(sizes) :]
+    try:
+        runs = plan(sizes, options.repeats, prompts, warm_up)
+    except NotEnoughPrompts as problem:
+        sys.exit(str(problem))
     if options.device != "cpu":
         print_memory(names, options)
     children: dict[str, Child] = {}
     try:
-        ready = start(names, options, children)
-        results = measure(names, ready, prompts, options)
+        measurement = Measurement(names, start(names, options, children), options, started)
+        measurement.time_runs([run for run in runs if run.index == 0])
+        sampled = measurement.compare_sampled(warm_up[-options.sampled :]) if options.sampled else ""
+        measurement.time_runs([run for run in runs if run.index > 0])
+        print(
+            "", tables(measurement.outcomes), sampled, f"{time.perf_counter() - started:.0f} s", sep="\n\n", flush=True
+        )
         if options.out:
-            options.out.write_text(json.dumps([row._asdict() for row in results]), "utf-8")
+            options.out.write_text(json.dumps([one._asdict() for one in measurement.outcomes]), "utf-8")
     finally:
         for child in children.values():
             child.stop()

@@ -1,0 +1,87 @@
+"""The runs of vllm_plugin.py: which prompts each contender gets, and in which order."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Tokens = list[list[int]]
+
+NEW, REPEATED = "new prompts", "repeated prompts"
+WARM_UP = "warm-up"
+WITHOUT_LOOKUP = {"plain", "draft_model", "paceline_plain"}
+"""Contenders for which a repeated prompt is like a new one: they run it once."""
+TEMPERATURES = (0.5, 0.7, 1.0)
+
+
+class NotEnoughPrompts(Exception):
+    """A prompt would have to serve twice."""
+
+
+class Run(NamedTuple):
+    """One batch of prompts, which all contenders decode in turn."""
+
+    group: str
+    index: int
+    """Runs of the same group and size before it."""
+    prompts: Tokens
+
+    def includes(self, contender: str) -> bool:
+        return self.group != REPEATED or contender not in WITHOUT_LOOKUP
+
+    def __str__(self) -> str:
+        return f"{self.group} {self.index + 1}, {len(self.prompts)} sequences"
+
+
+def plan(sizes: Sequence[int], repeats: int, prompts: Tokens, warm_up: Tokens) -> list[Run]:
+    """A warm-up of every size, then in turn runs of new prompts and the same prompts once more. A prompt is in one size and one
+    `index` only: `suffix` drafts from all texts that a process has decoded."""
+    needed = sum(sizes)
+    for name, found, wanted in (("measured", len(prompts), repeats * needed), ("warm-up", len(warm_up), needed)):
+        if found < wanted:
+            raise NotEnoughPrompts(
+                f"{wanted} {name} prompts are needed and {found} are short enough: give more prompts, or lower --repeats "
+                "or --sizes"
+            )
+    runs = _split(WARM_UP, 0, sizes, warm_up)
+    for index in range(repeats):
+        some = prompts[index * needed : (index + 1) * needed]
+        runs += _split(NEW, index, sizes, some) + _split(REPEATED, index, sizes, some)
+    return runs
+
+
+def _split(group: str, index: int, sizes: Sequence[int], prompts: Tokens) -> list[Run]:
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [Run(group, index, prompts[start : start + size]) for start, size in zip(starts, sizes, strict=True)]
+
+
+def read_prompts(file: Path, model: str, longest: int) -> Tokens:
+    """Token ids of the prompts with at most `longest` tokens, in an order that mixes categories."""
+    if file.suffix == ".json":
+        found = [list(ids) for ids in json.loads(file.read_text("utf-8"))]
+    else:
+        from paceline.bench.prompts import load_prompts
+        from paceline.models.tokenizer.chat_template import ChatTemplate
+        from paceline.models.tokenizer.load import load_tokenizer
+
+        tokenizer = load_tokenizer(model)
+        template = ChatTemplate.of(tokenizer)
+        found = []
+        for prompt in load_prompts(file):
+            messages = [{"role": "user", "content": prompt.turns[0]}]
+            found.append(list(tokenizer.encode(template.render(messages), add_special=False)))
+    found = [ids for ids in found if len(ids) <= longest]
+    random.Random(0).shuffle(found)
+    return found
+
+
+def sampled_requests(count: int) -> list[dict[str, Any]]:
+    """Sampling parameters with seeds; some with top-p or top-k."""
+    made = []
+    for seed in range(count):
+        one: dict[str, Any] = {"temperature": TEMPERATURES[seed % 3], "seed": seed}
+        one |= {"top_p": 0.9} if seed % 4 == 1 else {}
+        one |= {"top_k": 20} if seed % 5 == 2 else {}
+        made.append(one)
+    return made
