@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.pairing.ahead_budget import AheadBudget
+from paceline.cluster.pairing.token_rate import TokenRate
 from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
 from paceline.engine.executors import host
@@ -69,7 +70,7 @@ def test_text_equals_plain_decoding(target, perturb, ahead_nodes, trees):
 def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb, trees, sends_ahead, monkeypatch):
     monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: sends_ahead)
     # In lockstep the worker has no time of its own beside the target
-    monkeypatch.setattr(AheadBudget, "num_branches", lambda self, depth, sequences, most: most)
+    monkeypatch.setattr(AheadBudget, "num_branches", lambda self, depth, sequences, outcomes: len(outcomes))
     core = model_core(tiny_model(perturb=perturb))
     with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees) as (proposer, worker):
         engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
@@ -84,8 +85,9 @@ def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb, 
         assert core.num_free_blocks == 128
 
 
-def test_alternatives_are_accepted(target):
+def test_alternatives_are_accepted(target, monkeypatch):
     """Of drafts with as many nodes, those with alternatives have more accepted tokens if the draft is often wrong."""
+    monkeypatch.setattr(TokenRate, "is_worth_waiting", lambda self, survival, seconds: True)  # no draft is cut
     accepted = {}
     for trees in (False, True):
         core = model_core(tiny_model(perturb=0.3))

@@ -110,6 +110,47 @@ def test_fewer_outcomes_are_planned_without_time_for_them():
     gaps = [SMALL] * (DEPTH + 1)
     assert len(scheduler.plan(DEPTH, DEPTH, True, gaps)) == 4, "five branches, one of them the continuation"
     for rows in (1, 9) * 10:
-        scheduler.budget.observe_pass(rows, 0.001 + 0.001 * rows)
-        scheduler.budget.observe_pause(0.020)
-    assert len(scheduler.plan(DEPTH, DEPTH, True, gaps)) == 2, "four passes of three rows take 16 ms"
+        scheduler.budget.observe_pass(rows, 0.0005 + 0.001 * rows)
+        scheduler.budget.observe_pause(0.012)
+    assert len(scheduler.plan(DEPTH, DEPTH, True, gaps)) == 3, (
+        "the fourth outcome is unlikely, and takes time from the others"
+    )
+
+
+def waiting(rate):
+    """A scheduler whose target waits for a draft of which one token is there, and makes `rate` tokens a second; its passes take
+    a millisecond."""
+    scheduler, state = learned(GapCore)
+    target = scheduler.targets[b"target"]
+    for i in range(20):
+        scheduler.budget.observe_pass(1, 0.001)
+        target.rate.observe(1.0, i / rate)
+    request = RoundRequest(1, state.round + 1, state.length, [9_000], DEPTH)
+    assert scheduler.start_round(target, request) is None
+    run_pass(scheduler)
+    assert len(state.draft) == 1
+    return scheduler, target, state
+
+
+@pytest.mark.parametrize(("rate", "is_cut"), [(10.0, False), (990.0, True)])
+def test_a_draft_ends_where_a_pass_costs_more_than_it_gains(rate, is_cut):
+    scheduler, target, state = waiting(rate)
+    assert not state.is_due
+    scheduler.cut(target)
+    assert state.is_due is is_cut
+    if is_cut:
+        state.mark_answered()
+        assert state.num_offered == 1
+
+
+def test_a_prepared_part_that_is_enough_counts_as_ready():
+    scheduler, target, state = waiting(990.0)
+    scheduler.cut(target)
+    state.mark_answered()
+    run_pass(scheduler), run_pass(scheduler)  # the outcome of full acceptance, and one token after it
+    own = [drafted.token for drafted in state.branches[0].chain[:2]]
+    num_ready = scheduler.num_ready
+    assert scheduler.start_round(target, RoundRequest(1, state.round + 1, state.length, own, DEPTH)) is None
+    assert len(state.draft) < DEPTH
+    assert state.is_due
+    assert scheduler.num_ready == num_ready + 1

@@ -1,15 +1,18 @@
-"""How many outcomes a draft worker prepares for each sequence: as many as it can draft while the target verifies. Pure.
+"""How many outcomes a draft worker prepares for each sequence: as many as save most passes on demand. Pure.
 
-A pass over r rows takes t(r) = t0 + t1 r, fitted to recent passes. A draft of K tokens that is prepared ahead needs K + 1
-passes: the token after full acceptance, and K tokens after it. With S sequences and n branches each, all are ready in time if
+A pass over r rows takes t(r) = t0 + t1 r, fitted to recent passes. With S sequences and n branches each, the pause between an
+answer and the target's next request has room for m = PAUSE_SHARE pause / t(n S) passes. Every token of a draft of K tokens that
+is ready then saves a pass that the target would wait for. With p_i the probability of outcome i, n maximizes
 
-    (K + 1) t(n S)  <=  PAUSE_SHARE pause
+    p_1 min(K, m - 1) + sum_{1 < i <= n} p_i min(K, m)
 
-where the pause is the time between an answer and the target's next request. On a GPU rows cost little, so that n is large; on
-cores of a host a row costs a good part of a pass.
+where the first outcome is full acceptance: the token that follows it takes a pass of its own. On a GPU rows cost little, so
+that n is large; on cores of a host a row costs a good part of a pass, and many incomplete drafts may be better than few
+complete ones.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
 WINDOW = 256.0
@@ -41,6 +44,11 @@ class AheadBudget:
         """Time between an answer and the next request of its target."""
         self._pauses.append(seconds)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether `pass_seconds` rests on enough passes."""
+        return self._count >= MIN_PASSES
+
     def pass_seconds(self, rows: int) -> float:
         """Expected time of a pass over so many rows."""
         mean_rows, mean_seconds = self._rows / self._count, self._seconds / self._count
@@ -50,16 +58,18 @@ class AheadBudget:
         slope = max(0.0, covariance / variance) if variance > 0.25 else 0.0
         return max(0.0, mean_seconds + slope * (rows - mean_rows))
 
-    def num_branches(self, depth: int, sequences: int, most: int) -> int:
-        """Branches for each sequence, from 1 (the draft's own continuation) to `most`, which is also the answer before enough
-        was observed."""
-        if self._count < MIN_PASSES or not self._pauses:
-            return most
-        time, low, high = PAUSE_SHARE * median(self._pauses), 1, max(1, most)
-        while low < high:  # the largest number that fits
-            middle = (low + high + 1) // 2
-            if (depth + 1) * self.pass_seconds(middle * sequences) <= time:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+    def num_branches(self, depth: int, sequences: int, probabilities: Sequence[float]) -> int:
+        """Branches for each sequence. `probabilities` of their outcomes: the draft's own continuation, then the others, most
+        probable first. All of them before enough was observed."""
+        if not self.is_known or not self._pauses:
+            return len(probabilities)
+        time, own, others = PAUSE_SHARE * median(self._pauses), probabilities[0], 0.0
+        best, best_saved = 1, 0.0
+        for count, probability in enumerate(probabilities, start=1):
+            others += probability if count > 1 else 0.0
+            seconds = self.pass_seconds(count * sequences)
+            passes = 0.0 if seconds > time else time / max(1e-9, seconds)
+            saved = own * min(depth, max(0.0, passes - 1.0)) + others * min(depth, passes)
+            if saved > best_saved:
+                best, best_saved = count, saved
+        return best

@@ -1,12 +1,14 @@
 """Sequences of all targets at a draft worker: admission, and the branches of the next pass."""
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.cluster.pairing.ahead import AheadRound, DraftingAhead
 from paceline.cluster.pairing.ahead_budget import AheadBudget
 from paceline.cluster.pairing.fanout import AlternativeOdds, Outcome, fan_out
+from paceline.cluster.pairing.token_rate import TokenRate
 from paceline.runtime.draft_worker.branches import BranchKey
 from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
 from paceline.runtime.draft_worker.gap_odds import GapOdds
@@ -46,6 +48,7 @@ class TargetSession:
     """Whether its next round is drafted ahead."""
     answered_at: float | None = None
     """Time of the last answer; None: there was none yet."""
+    rate: TokenRate = field(default_factory=TokenRate)
     sequences: dict[int, DraftState] = field(default_factory=dict)
 
     @property
@@ -111,12 +114,28 @@ class DraftScheduler:
         if outcome is not None:
             self._outcomes.append(outcome)
         self._num_tokens += len(tokens)
+        self._cut(target, state)
+        state.was_ready = state.was_ready or state.is_due
         if request.depth:
             self.num_rounds += 1
             self.num_ready += state.was_ready
         if state.was_ready and request.num_held >= request.depth and not request.num_alternatives:
             state.mark_answered()
         return None
+
+    def cut(self, target: TargetSession) -> None:
+        """End the drafts of rounds that the target waits for where one more token is not worth the time."""
+        for state in target.sequences.values():
+            if not state.is_answered:
+                self._cut(target, state)
+
+    def _cut(self, target: TargetSession, state: DraftState) -> None:
+        gaps = state.draft_gaps
+        if not gaps or len(gaps) >= state.depth or not self.budget.is_known:
+            return
+        alphas, _ = self._estimates(len(gaps) + 1, gaps)
+        if not target.rate.is_worth_waiting(math.prod(alphas), self.budget.pass_seconds(len(target.sequences))):
+            state.cut()
 
     def decide_ahead(self, target: TargetSession, requests: Iterable[RoundRequest], delay: float) -> None:
         """Decide whether the next round of `target` is drafted ahead. `delay`: passes that `requests` waited for a pass
@@ -203,9 +222,11 @@ class DraftScheduler:
         if not depth:
             return []
         sequences = sum(len(target.sequences) for target in self.targets.values() if target.is_ahead)
-        branches = self.budget.num_branches(depth, max(1, sequences), self._limits.ahead_nodes // depth)
         alphas, odds = self._estimates(num_offered + 1, gaps)
-        return fan_out(alphas, odds, num_offered, depth, branches * depth, continues)
+        outcomes = fan_out(alphas, odds, num_offered, depth, self._limits.ahead_nodes, continues)
+        own = math.prod(alphas) if continues else 0.0
+        probabilities = [own, *[outcome.probability for outcome in outcomes]]
+        return outcomes[: self.budget.num_branches(depth, max(1, sequences), probabilities) - 1]
 
     def alternatives(self, state: DraftState) -> list[BranchKey]:
         """The alternatives that the target verifies beside the draft of this round: its most probable outcomes."""

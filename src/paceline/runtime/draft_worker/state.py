@@ -52,6 +52,7 @@ class DraftState:
         """Tokens in the answer to this round."""
         self.num_alternatives = 0
         """Alternatives that the target verifies beside the draft of this round; none under rejection."""
+        self._is_cut = False
         self._announced: dict[BranchKey, bool] = {}
         """Outcomes announced to the target; True: their draft was sent."""
 
@@ -82,6 +83,11 @@ class DraftState:
     def gaps(self) -> list[float | None]:
         """Score gaps of the tokens in the answer to this round."""
         return [drafted.gap for drafted in self._main.chain[: self.num_offered]]
+
+    @property
+    def draft_gaps(self) -> list[float | None]:
+        """Score gaps of the draft of this round, as far as it is computed."""
+        return [drafted.gap for drafted in self.draft]
 
     def advance(
         self, round_: int, tokens: Sequence[int], depth: int, num_alternatives: int = 0
@@ -116,7 +122,7 @@ class DraftState:
         self._announced.clear()
         self.round, self.depth, self.num_offered = round_, depth, 0
         self.num_alternatives = 0 if self.params.needs_distribution else num_alternatives
-        self.is_answered = False
+        self.is_answered = self._is_cut = False
         self.was_ready = len(self._main.chain) >= depth
         num_drafted = min(len(self._main.chain), depth)
         self.num_ready = max(0, num_drafted - num_old) if num_offered else None
@@ -126,7 +132,12 @@ class DraftState:
     def is_due(self) -> bool:
         """Whether the round is unanswered and its draft is complete, or will not become longer."""
         main = self._main
-        return not self.is_answered and (len(main.chain) >= self.depth or main.num_idle_passes >= MAX_IDLE_PASSES)
+        is_complete = self._is_cut or len(main.chain) >= self.depth
+        return not self.is_answered and (is_complete or main.num_idle_passes >= MAX_IDLE_PASSES)
+
+    def cut(self) -> None:
+        """Answer the round with what is drafted: the next token is not worth its pass."""
+        self._is_cut = True
 
     def mark_answered(self) -> None:
         self.is_answered = True
@@ -144,12 +155,10 @@ class DraftState:
         continues = not self.params.needs_distribution
         self._fork(self._plan(plan))
         limit = self.num_offered + 1 + (self.depth if continues else 0)
-        if len(self._main.chain) < limit and self._main.num_idle_passes < MAX_IDLE_PASSES:
-            yield self._main
-        for branch in self._branches.values():
-            # After its own draft a branch continues like the main branch that it may become
-            if len(branch.chain) < 2 * self.depth + 1 and branch.num_idle_passes < MAX_IDLE_PASSES:
-                yield branch
+        branches = [branch for branch in self.branches if branch.num_idle_passes < MAX_IDLE_PASSES]
+        incomplete = [b for b in branches if len(b.chain) < (limit if b is self._main else self.depth)]
+        # When all are complete, a branch continues like the main branch that it may become
+        yield from incomplete or [b for b in branches if b is not self._main and len(b.chain) < 2 * self.depth + 1]
 
     def start_branches(self, plan: Plan) -> list[BranchKey]:
         """Outcomes that will be prepared after the answer to this round; they count as announced."""

@@ -266,6 +266,8 @@ class DraftWorker:
         target.wants_branches = message.send_ahead
         if target.answered_at is not None:
             self._scheduler.budget.observe_pause(self._clock.now() - target.answered_at)
+        if committed := [len(request.tokens) + request.num_kept for request in message.rounds]:
+            target.rate.observe(sum(committed) / len(committed), self._clock.now())
         failed: defaultdict[ErrorCode, list[int]] = defaultdict(list)
         for request in message.rounds:
             code = self._scheduler.start_round(target, request)
@@ -287,6 +289,7 @@ class DraftWorker:
 
     def _answer(self, peer: Peer, target: TargetSession) -> None:
         """Send the drafts of all rounds that are due, in one message."""
+        self._scheduler.cut(target)
         drafts = []
         for sequence, state in target.sequences.items():
             if state.is_due:
