@@ -31,7 +31,9 @@ def simulate_command(
     link: Annotated[str, typer.Option(metavar="KIND", help="Link of hand-offs, of those of the profile.")] = LINK,
     alpha: options.Alpha = None,
     max_depth: options.MaxDepth = 8,
-    rule: Annotated[DepthRule, typer.Option(help="Depth: the expected best, or the production policy.")] = "expected",
+    rule: Annotated[
+        DepthRule, typer.Option(help="Depth: the expected best, the production policy, or always the largest.")
+    ] = "expected",
     router: Annotated[RouterPolicy, typer.Option(help="Router of the gateway.")] = "kv_aware",
     mode: Annotated[Mode, typer.Option(help="Steps between two events at once, or one by one.")] = "closed_form",
     streams: Annotated[

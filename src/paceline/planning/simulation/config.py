@@ -10,7 +10,7 @@ from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.faults import Fault, WorkersLost
 
 Mode = Literal["closed_form", "stepwise"]
-DepthRule = Literal["expected", "policy"]
+DepthRule = Literal["expected", "policy", "fixed"]
 LINK = "100gbe"
 """Usual link of hand-offs."""
 
@@ -23,7 +23,8 @@ class Speculation:
     """Conditional acceptance by position; the last one applies to all later positions."""
     max_depth: int = 8
     rule: DepthRule = "expected"
-    """`expected`: the depth with the most expected tokens per second. `policy`: the production policy `goodput`."""
+    """`expected`: the depth with the most expected tokens per second. `policy`: the production policy `goodput`. `fixed`:
+    always `max_depth`."""
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0.0 <= alpha <= 1.0 for alpha in self.alphas):

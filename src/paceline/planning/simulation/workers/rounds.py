@@ -139,6 +139,8 @@ class Rounds:
         speculation = self._speculation
         if speculation is None or not drafting or expected_tokens(self._alphas, 1) == 1.0:
             return self.at_depth(batch, 0, 0)
+        if speculation.rule == "fixed":
+            return self.at_depth(batch, speculation.max_depth, drafting)
         depths = range(speculation.max_depth + 1)
         reading = self._profile.context_seconds.value * context
         passes = {
