@@ -2,13 +2,15 @@
 
     python benchmarks/learning.py --data PROMPTS.jsonl [--draft smollm2-distilled] [--each 40] [--chat 16] [--plot FILE]
     python benchmarks/learning.py --data PROMPTS.jsonl --domains code,mathematics,german,tools
+    python benchmarks/learning.py --data PROMPTS.jsonl --as-shipped --device cuda --each 400 --tokens 128 --window 32
 
 The embedded model answers every prompt once, greedily; answers are stored in `--traffic`. The stream is then replayed in
 windows, in the order of the domains. Every window is first scored with both drafts, and only then given to the learner
 (prequential), so that no score is on samples that were learned from. The learner is that of `paceline learn`, with the
-offline gate; there is no server, so that a version that passes it is used at once. Seconds are processor time. At the end the
-newest version serves the last window with drafts of five nodes: its texts are compared with those of the static draft and of
-plain decoding.
+offline gate; there is no server, so that a version that passes it is used at once. Seconds are processor time on a CPU, and
+wall time on a GPU. At the end the newest version serves the last window with drafts of five nodes, on a GPU one request at a
+time: its texts are compared with those of the static draft and of plain decoding. `--as-shipped`: the settings of
+`paceline learn`.
 
 With `--domains` each domain is learned alone from the shipped draft: the first three fifths of its samples, and scores on
 the rest.
@@ -27,7 +29,7 @@ import torch
 from learning_traffic import traffic
 
 from paceline import LLM, SamplingParams
-from paceline.core.clock import WallClock
+from paceline.core.clock import Clock, WallClock
 from paceline.learning.further_training import DraftTraining, Pacer
 from paceline.learning.gate import decide_offline
 from paceline.learning.learner import Learner, LearnerLimits
@@ -38,6 +40,8 @@ from paceline.models.loading.hub import find_model
 from paceline.server.learning.sample_ring import LearningSample, SampleRing
 from paceline.train.evaluate import Score
 from paceline.train.progress import PlainProgress, StopRequest
+
+SETTINGS = ("new_tokens", "recent_tokens", "min_held_out", "held_out", "length", "rows", "epochs", "learning_rate")
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,16 @@ class ProcessorClock:
         return time.process_time()
 
 
+def make_clock(device: str) -> Clock:
+    return WallClock() if device == "cuda" else ProcessorClock()
+
+
 def make_training(args: argparse.Namespace, out: Path) -> DraftTraining:
     plan = LearnPlan(
-        server="http://none", draft=args.draft, out=out, length=args.length, rows=args.rows, epochs=args.epochs,
-        learning_rate=args.learning_rate, device=args.device, share=1.0,
+        server="http://none", draft=args.draft, out=out, model=args.model, length=args.length, rows=args.rows,
+        epochs=args.epochs, learning_rate=args.learning_rate, device=args.device, share=1.0,
     )  # fmt: skip
-    clock = ProcessorClock()
+    clock = make_clock(args.device)
     return DraftTraining(
         plan, "benchmarks/learning.py", clock, PlainProgress(clock, io.StringIO()), Pacer(1.0, clock, time.sleep)
     )
@@ -122,17 +130,19 @@ def replay(
 
 def summary(windows: Sequence[Window], folder: VersionFolder) -> str:
     lines = [
-        "| domain | static: alpha, tokens per round | learned, whole domain | learned, last window | trained for |",
-        "|---|---|---|---|---|",
+        "| domain | windows | static: alpha, tokens per round | learned, whole domain | learned, last window | "
+        "better than static from | trained until then |",
+        "|---|---|---|---|---|---|---|",
     ]
     for domain in dict.fromkeys(window.domain for window in windows):
         own = [window for window in windows if window.domain == domain]
         static, learned = (sum((getattr(one, name) for one in own), Score()) for name in ("static", "learned"))
         last, last_static = own[-1].learned, own[-1].static
-        better = next((one for one in own if one.learned.rounds < 0.98 * one.static.rounds), None)
+        better = next((i for i, one in enumerate(own) if one.learned.rounds < 0.98 * one.static.rounds), None)
+        since = "never | " if better is None else f"window {better + 1} | {own[better].seconds - own[0].seconds:.1f} s"
         lines.append(
-            f"| {domain} | {shown(static)} | {shown(learned)} | {shown(last)} (static {last_static.tokens_per_round:.2f}) | "
-            f"{'not better' if better is None else f'{better.seconds - own[0].seconds:.0f} s'} |"
+            f"| {domain} | {len(own)} | {shown(static)} | {shown(learned)} | "
+            f"{shown(last)} (static {last_static.tokens_per_round:.2f}) | {since} |"
         )
     lineages = folder.lineages()
     kept = sum(one.status == "kept" for one in lineages)
@@ -182,21 +192,30 @@ def plot(windows: Sequence[Window], path: Path, draft: str) -> None:
 
 def serve(args: argparse.Namespace, samples: Sequence[LearningSample], learned: Path) -> str:
     """Texts of a window that change with the draft or against plain decoding, and the speed of each."""
-    lines = ["| draft | texts different | tokens per round | tokens per processor second |", "|---|---|---|---|"]
+    clock, plain = make_clock(args.device), list[tuple[int, ...]]()
+    unit = "second" if args.device == "cuda" else "processor second"
+    lines = [f"| draft | texts different | tokens per round | tokens per {unit} |", "|---|---|---|---|"]
     sampling = SamplingParams(temperature=0.0, max_tokens=args.tokens)
-    for name, draft in (("plain", args.draft), ("static", args.draft), ("learned", str(learned))):
-        options = {"enabled": name != "plain", "depth": "fixed", "max_depth": 5, "breaker_rounds": 10**9}
-        with LLM("smollm2", draft=draft, max_num_seqs=args.window, max_model_len=1024, speculation=options) as llm:
-            started = time.process_time()
-            done = [one.completions[0] for one in llm.generate([list(one.prompt) for one in samples], sampling)]
-            seconds = time.process_time() - started
-        changed = sum(one.token_ids != old.output for one, old in zip(done, samples, strict=True))
-        tokens, rounds = (
-            sum(len(one.token_ids) - 1 for one in done),
-            sum(one.speculation.num_spec_steps for one in done),
-        )
-        rate = f"{tokens / rounds:.2f}" if rounds else "1.00"
-        lines.append(f"| {name} | {changed} of {len(done)} | {rate} | {tokens / seconds:.1f} |")
+    # On a GPU, texts are bitwise the same with up to 16 rows.
+    batch = 1 if args.device == "cuda" else args.window
+    options = {"depth": "fixed", "max_depth": 5, "breaker_rounds": 10**9}
+    for names, draft in ((("plain", "static"), args.draft), (("learned",), str(learned))):
+        with LLM(
+            args.model, draft=draft, device=args.device, max_num_seqs=batch, max_model_len=1024, speculation=options
+        ) as llm:
+            llm.warm_up()
+            for name in names:
+                chosen = {"enabled": name != "plain"}
+                llm.generate([list(samples[0].prompt)], sampling, speculation=chosen)  # not counted
+                started = clock.now()
+                texts = llm.generate([list(one.prompt) for one in samples], sampling, speculation=chosen)
+                seconds, done = clock.now() - started, [one.completions[0] for one in texts]
+                plain = plain or [one.token_ids for one in done]
+                changed = sum(one.token_ids != text for one, text in zip(done, plain, strict=True))
+                tokens = sum(len(one.token_ids) - 1 for one in done)
+                rounds = sum(one.speculation.num_spec_steps for one in done)
+                rate = f"{tokens / rounds:.2f}" if rounds else "1.00"
+                lines.append(f"| {name} | {changed} of {len(done)} | {rate} | {tokens / seconds:.1f} |")
     return "\n".join(lines)
 
 
@@ -224,6 +243,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--traffic", type=Path, default=Path("traffic.json"))
+    parser.add_argument("--model", default="smollm2")
     parser.add_argument("--draft", default="smollm2-distilled")
     parser.add_argument("--domains")
     parser.add_argument("--each", type=int, default=40, help="samples of a domain")
@@ -238,26 +258,35 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--epochs", type=float, default=3.0)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--as-shipped", action="store_true", help="the learner's settings are those of `paceline learn`"
+    )
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--windows", type=Path, help="file for the scores of all windows")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    if args.as_shipped:
+        shipped = LearnPlan(server="http://none", draft=args.draft, out=Path())
+        for name in SETTINGS:
+            setattr(args, name, getattr(shipped, name))
     with tempfile.TemporaryDirectory() as name:
         if args.domains is not None:
             domains = args.domains.split(",")
-            samples = traffic(args.data, args.traffic, dict.fromkeys(domains, args.each), args.tokens)
+            samples = traffic(
+                args.data, args.traffic, dict.fromkeys(domains, args.each), args.tokens, args.device, args.model
+            )
             print(adapt(args, domains, samples, Path(name)))
             return
         counts = {"chat": args.chat or args.each, "german": args.each, "code": args.each}
-        samples = traffic(args.data, args.traffic, counts, args.tokens)
+        samples = traffic(args.data, args.traffic, counts, args.tokens, args.device, args.model)
         windows, folder = replay(args, samples, Path(name) / "out")
         print(summary(windows, folder))
         for lineage in folder.lineages():
             reason = lineage.offline.reason if lineage.offline is not None else lineage.note
             print(
-                f"version {lineage.version}: {lineage.samples} samples, {lineage.seconds:.0f} s, {lineage.status}: {reason}"
+                f"version {lineage.version}: {lineage.samples} samples, {lineage.seconds:.1f} s, {lineage.status}: {reason}"
             )
         if args.windows is not None:
             args.windows.write_text(json.dumps([asdict(one) for one in windows]))

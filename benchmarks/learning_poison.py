@@ -12,7 +12,8 @@ Three streams of samples, each of 24 to train on and 16 to hold out:
 Every version is then tried on honest traffic (chat and code) by the trial of a draft inside an engine, whatever the offline
 gate decided: drafts alternate in periods of `--period` steps until the test ends. A step counts as one second, so that goodput
 is tokens per round and load on the machine changes nothing. Drafts have five nodes. The loss is that of all rounds of the trial
-against those with the draft before it. Every text is compared with plain decoding.
+against those with the draft before it. Every text is compared with plain decoding. `--gate-only` tries no version: a version
+that the offline gate refuses is never offered to a server.
 """
 
 import argparse
@@ -92,7 +93,7 @@ def try_draft(args: argparse.Namespace, draft: Path, honest: Sequence[LearningSa
     ticks = RoundClock()
     switchback = DraftSwitchback(ticks.clock, seed=0)
     config = EngineConfig(
-        model="smollm2",
+        model=args.model,
         draft=args.draft,
         device="cpu",
         max_num_seqs=args.batch,
@@ -131,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--traffic", type=Path, default=Path("traffic.json"))
+    parser.add_argument("--model", default="smollm2")
     parser.add_argument("--draft", default="smollm2-distilled")
     parser.add_argument("--streams", nargs="+", default=["random ids", "repetition", "broken weights"])
     parser.add_argument("--tokens", type=int, default=64)
@@ -138,12 +140,18 @@ def main() -> None:
     parser.add_argument("--period", type=float, default=32.0, help="steps of a period")
     parser.add_argument("--most-steps", type=float, default=4096.0, help="steps after which a trial ends")
     parser.add_argument("--threads", type=int, default=1)
-    parser.set_defaults(length=160, rows=4, epochs=3.0, learning_rate=1e-3, device="cpu")
+    parser.add_argument("--gate-only", action="store_true")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="of the training; trials run on a CPU")
+    parser.set_defaults(length=160, rows=4, epochs=3.0, learning_rate=1e-3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     native.set_num_threads(args.threads)
     base = find_model(args.draft).resolve()
-    honest = traffic(args.data, args.traffic, {"chat": 16, "code": 40}, args.tokens)
+    honest = (
+        []
+        if args.gate_only
+        else traffic(args.data, args.traffic, {"chat": 16, "code": 40}, args.tokens, model=args.model)
+    )
     random.Random(0).shuffle(honest)
     print(
         "| stream | offline gate | trial | steps | rounds | tokens per round, before | new | loss | texts different |"
@@ -156,7 +164,7 @@ def main() -> None:
                 noisy_copy(str(base), 1.0, out)
             else:
                 count = {"repetition": TRAINED + HELD_OUT}
-                samples = traffic(args.data, args.traffic, count, args.tokens)
+                samples = traffic(args.data, args.traffic, count, args.tokens, args.device, args.model)
                 training = make_training(args, out)
                 if stream == "random ids":
                     samples = random_samples(samples, VOCABULARY)
@@ -165,7 +173,8 @@ def main() -> None:
                 assert found is not None
                 decision = decide_offline([one.rounds for one in found.before], [one.rounds for one in found.after])
                 gate = ("passed: " if decision.is_better else "refused: ") + decision.reason
-            print(f"| {stream} | {gate} | {try_draft(args, out, honest).row} |", flush=True)
+            row = " | ".join(["not tried", *[""] * 6]) if args.gate_only else try_draft(args, out, honest).row
+            print(f"| {stream} | {gate} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from paceline import LLM, SamplingParams
-from paceline.server.learning.sample_ring import LearningSample
+import torch
 
-CHAT = ("writing", "roleplay", "humanities", "qa", "reasoning", "stem", "extraction", "rag", "summarization")
+from paceline import LLM, SamplingParams
+from paceline.models.loading.load import open_checkpoint
+from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.server.learning.sample_ring import LearningSample
+from paceline.train.data.corpus import Corpus, Prompt
+from paceline.train.data.generator import TextGenerator
+from paceline.train.data.text_file import generate_text
+from paceline.train.data.turn_tokens import turn_tokens
+from paceline.train.drafts.target import Target
+from paceline.train.evaluate import answers
+from paceline.train.run import pick_device
+
+CHAT = (
+    "writing", "roleplay", "humanities", "qa", "reasoning", "stem", "extraction", "rag", "summarization", "questions", "tasks",
+)  # fmt: skip
 """Categories of the prompt file that count as chat."""
 THINGS = (
     "eine Reise nach Hamburg|den Wald im Winter|gutes Brot|einen alten Freund|die Geschichte der Eisenbahn|das Meer|"
@@ -38,6 +51,34 @@ CODE = (
     "Write a Rust function that {}, and a test.",
     "Implement a Java class with a method that {}.",
 )
+MORE_THINGS = (
+    "den Rhein|eine Bäckerei|die Berge|das Fahrrad|den Herbst|einen Flohmarkt|die Schule|einen Garten|das Theater|Schnee|"
+    "eine Wanderung|die Ostsee|den Bahnhof|Kaffee|einen Nachbarn|das Handwerk|die Feuerwehr|einen Zoo|alte Bücher|Fußball|"
+    "die Küche|eine Brücke|den Mond|das Wetter|einen Arzt|die Zeitung|eine Insel|den Karneval|Pilze|das Museum"
+)
+MORE_GERMAN = (
+    "Erkläre einem Kind {}.",
+    "Schreibe ein Gedicht über {}.",
+    "Beschreibe {} in fünf Sätzen.",
+    "Warum mögen viele Menschen {}? Antworte auf Deutsch.",
+    "Schreibe eine kurze Geschichte über {}.",
+)
+MORE_TASKS = (
+    "rotates a list|counts vowels|computes the greatest common divisor|converts Celsius to Fahrenheit|finds the median|"
+    "validates an email address|generates a random password|capitalizes every word|computes a running average|"
+    "finds the second largest number|splits a list into chunks|converts a number to binary|removes duplicates from a list|"
+    "checks if two strings are anagrams|computes compound interest|groups words by length|reads a JSON file|"
+    "counts lines of a file|finds common elements of two lists|computes the sum of digits|searches a sorted list|"
+    "implements a stack|implements a queue|computes the power of a number|replaces tabs with spaces|checks a palindrome|"
+    "finds the maximum of a matrix|converts a string to an integer|zips two lists|prints a multiplication table"
+)
+MORE_CODE = (
+    "Write a Go function that {}.",
+    "Write a TypeScript function that {}, with types.",
+    "Write a Ruby method that {}.",
+    "Write a Python script that {}, and explain it.",
+    "Write a unit test for a Python function that {}.",
+)
 TOOLS = "get_weather(city)|send_email(to, subject)|search_flights(origin, destination)|set_alarm(time)|"
 TOOLS += "convert(amount, currency)"
 REPETITION = (
@@ -55,12 +96,16 @@ def fill(templates: Sequence[str], words: str, draw: random.Random) -> Iterator[
 
 
 def prompts(domain: str, data: Path, count: int) -> list[str]:
-    """Different prompts of one domain, the same for the same arguments."""
+    """At most `count` different prompts of one domain, the same for the same arguments."""
     draw = random.Random(domain)
     if domain == "german":
-        return [*fill(GERMAN, THINGS, draw)][:count]
+        first = [*fill(GERMAN, THINGS, draw)]
+        more = fill((*GERMAN, *MORE_GERMAN), f"{THINGS}|{MORE_THINGS}", draw)
+        return list(dict.fromkeys((*first, *more)))[:count]
     if domain == "code":
-        return [*fill(CODE, TASKS, draw)][:count]
+        first = [*fill(CODE, TASKS, draw)]
+        more = fill((*CODE, *MORE_CODE), f"{TASKS}|{MORE_TASKS}", draw)
+        return list(dict.fromkeys((*first, *more)))[:count]
     if domain == "tools":
         line = "You can call {}. Answer with JSON only: name and arguments. Request: do it for "
         calls = [line.format(tool) + f"{name}." for tool in TOOLS.split("|") for name in NAMES.split("|")]
@@ -70,8 +115,9 @@ def prompts(domain: str, data: Path, count: int) -> list[str]:
     if domain == "mathematics":
         lines = (data.parent / "gsm8k_train_questions.jsonl").read_text("utf-8").splitlines()
         return [json.loads(line)["question"] for line in draw.sample(lines, count)]
-    entries = [json.loads(line) for line in data.read_text("utf-8").splitlines()]
-    found = [one["turns"][0] for one in entries if one["category"] in CHAT and len(one["turns"][0]) < 400]
+    entries = [json.loads(line) for line in data.read_text("utf-8").split("\n") if line]
+    texts = [one["turns"][0] if "turns" in one else one["prompt"] for one in entries if one["category"] in CHAT]
+    found = [text for text in texts if len(text) < 400]
     draw.shuffle(found)
     return found[:count]
 
@@ -88,7 +134,27 @@ def answer(
     ]
 
 
-def traffic(data: Path, file: Path, counts: Mapping[str, int], tokens: int) -> list[LearningSample]:
+def answer_on_gpu(
+    target: Target, tokenizer: Tokenizer, domain: str, texts: Sequence[str], tokens: int
+) -> list[LearningSample]:
+    """Greedy answers in bfloat16, all prompts in one batch."""
+    turns = turn_tokens(tokenizer)
+    corpus = Corpus(tokenizer, turns, (), 0.0)
+    scripts = [corpus.script_for(Prompt(text, domain)) for text in texts]
+    length = max(len(one.ids) for one in scripts) + len(turns.to_answer) + tokens
+    generator = TextGenerator(target, turns, len(scripts), length, 0, answer_limit=tokens)
+    text = generate_text(generator, scripts, 0.0, lambda done: None)
+    found = []
+    for row, ids in enumerate(text.ids.tolist()):
+        start, end = next(answers(text.answer[row]))
+        output = tuple(ids[start : min(end, start + tokens)])
+        found.append(LearningSample(row + 1, tuple(ids[:start]), output, (), 0, 1, "tenant", domain))
+    return found
+
+
+def traffic(
+    data: Path, file: Path, counts: Mapping[str, int], tokens: int, device: str = "cpu", model: str = "smollm2"
+) -> list[LearningSample]:
     """Samples of all domains, generated unless `file` holds them. Answers have up to `tokens` tokens."""
     stored: dict[str, list[LearningSample]] = {}
     if file.exists():
@@ -97,8 +163,14 @@ def traffic(data: Path, file: Path, counts: Mapping[str, int], tokens: int) -> l
                 LearningSample(**one | {k: tuple(one[k]) for k in ("prompt", "output", "accepted")}) for one in rows
             ]
     missing = [one for one in counts if len(stored.get(one, ())) < counts[one]]
-    if missing:
-        with LLM("smollm2", max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
+    if missing and device == "cuda":
+        checkpoint = open_checkpoint(model)
+        target, tokenizer = Target(checkpoint, pick_device(device), torch.bfloat16), checkpoint.read_tokenizer()
+        for domain in missing:
+            stored[domain] = answer_on_gpu(target, tokenizer, domain, prompts(domain, data, counts[domain]), tokens)
+        file.write_text(json.dumps({name: [asdict(one) for one in rows] for name, rows in stored.items()}))
+    elif missing:
+        with LLM(model, max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
             for domain in missing:
                 started = time.perf_counter()
                 stored[domain] = answer(llm, domain, prompts(domain, data, counts[domain]), tokens, 1)

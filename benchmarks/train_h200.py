@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="folder of the draft to continue")
     parser.add_argument("--seconds", type=float, default=470.0, help="time of the whole script")
     parser.add_argument("--text-seconds", type=float, default=170.0, help="part of it for generating text")
-    parser.add_argument("--compare-seconds", type=float, default=45.0, help="part of it for the comparison")
+    parser.add_argument("--compare-seconds", type=float, default=50.0, help="part of it for the comparison")
     parser.add_argument("--draft-vocab", type=int, default=32768, help="0: the whole vocabulary")
     parser.add_argument("--ffn-size", type=int, help="feed-forward size of the draft")
     parser.add_argument("--length", type=int, default=1024)

@@ -1,9 +1,11 @@
+import io
 import signal
 from contextlib import suppress
 
 import pytest
 
-from paceline.train.progress import Stopped, StopRequest, stop_on_interrupt
+from paceline.core.clock import VirtualClock
+from paceline.train.progress import PlainProgress, Stopped, StopRequest, stop_on_interrupt
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -41,3 +43,13 @@ def test_a_signal_does_not_interrupt_other_work() -> None:
         pass
     stop.request()
     assert stop()
+
+
+def test_a_complete_stage_is_printed_once() -> None:
+    stream = io.StringIO()
+    progress = PlainProgress(VirtualClock(), stream)
+    for stage in ("one", "two"):
+        progress.begin(stage)
+        for done in (0.5, 1.0, 1.0, 1.0):
+            progress.show(done, "message")
+    assert stream.getvalue().count("100%") == 2

@@ -31,15 +31,15 @@ class PlainProgress:
 
     def __init__(self, clock: Clock, stream: TextIO | None = None, seconds: float = 5.0) -> None:
         self._clock, self._stream, self._seconds = clock, stream or sys.stderr, seconds
-        self._started, self._stage, self._shown = clock.now(), "", -seconds
+        self._started, self._stage, self._shown, self._is_complete = clock.now(), "", -seconds, False
 
     def begin(self, stage: str) -> None:
-        self._stage, self._shown = stage, -self._seconds
+        self._stage, self._shown, self._is_complete = stage, -self._seconds, False
 
     def show(self, done: float, message: str) -> None:
         now = self._clock.now() - self._started
-        if now - self._shown >= self._seconds or done >= 1:
-            self._shown = now
+        if now - self._shown >= self._seconds or (done >= 1 and not self._is_complete):
+            self._shown, self._is_complete = now, done >= 1
             self._print(f"{self._stage} {done:4.0%}  {message}")
 
     def note(self, message: str) -> None:
