@@ -1,212 +1,152 @@
-"""The same trace on a real worker and in the simulator.
+"""The same requests on real workers and in the simulator.
 
     python benchmarks/planner_fidelity.py all FOLDER                # about nine minutes on two quiet cores
-    python benchmarks/planner_fidelity.py report FOLDER             # the tables again, from the files in the folder
+    python benchmarks/planner_fidelity.py all FOLDER --drafts       # a worker that drafts
+    python benchmarks/planner_fidelity.py all FOLDER --workers 2    # two workers
+    python benchmarks/planner_fidelity.py gpu FOLDER --model MODEL --draft DRAFT --prompts PROMPTS.jsonl
+    python benchmarks/planner_fidelity.py report FOLDER             # the table again, from the files in the folder
 
-`all` measures a profile on core 0 (worker.json), then starts a cluster of one target worker with one thread on core 0; the
-gateway and this client run on core 1. Every request arrives at its time (open loop). It runs the traffic of the fit first
-(fit.jsonl), then every rate `--repeats` times (runs.jsonl), and prints each run as it ends, with the load average. A second
-`all` with the same folder keeps the profile and the fit, and adds runs.
+`all` measures a profile on core 0 (worker.json), then starts a cluster of target workers with one thread each, on cores of
+their own; with one worker the gateway and this client have core 1. Every request arrives at its time (open loop). With
+`--drafts` every round drafts to the same depth. `gpu` measures a profile, then starts `paceline serve`, and every stream sends
+its next request when a text ends (closed loop); the depth policy is `goodput`. Both run the traffic of the fit first
+(fit.jsonl), then every load `--repeats` times (runs.jsonl), and print each run as it ends. A second call with the same folder
+keeps the profile and the fit, and adds runs.
 
-The report simulates the same traces with the profile as measured, and with the profile fitted to the runs of fit.jsonl, at
-another rate and with other prompts: a factor on all times by the mean TPOT, and the difference in mean TTFT for the gateway.
+The report simulates the same requests with the profile as measured, and with the profile fitted to the runs of fit.jsonl, which
+has another load and other prompts: a factor on all times by the mean TPOT, and the difference in mean TTFT for the gateway. The
+acceptance of drafts by position is that of the fit as well (setting.json).
 """
 
 import argparse
-import json
-import os
-import random
 import subprocess
-import sys
-import tempfile
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from planner_live import KEY, _until_ready
-from planner_load import Arrival, random_prompts, replay
+from planner_fidelity_runs import Run, Setting, append, print_report, read
+from planner_fidelity_servers import LIMITS, PACELINE, DraftCounts, cluster, server
+from planner_fidelity_traffic import closed_loop, cycled, random_arrivals, text_requests
+from planner_load import replay
 
-from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
-from paceline.planning.simulation.config import SimulationConfig
-from paceline.planning.simulation.result import Quantiles
-from paceline.planning.simulation.simulation import simulate
-from paceline.planning.traces.trace import Trace, TraceRequest
-from paceline.runtime.deploy.deployment import free_address
 
-FIT_ROUNDS = 4
-LIMITS = {"max_num_seqs": 8, "max_model_len": 512, "kv_tokens": 8192}
-PROMPTS, OUTPUTS = (16, 24, 32, 48), (8, 12, 16, 24)
-VOCABULARY = 49_000
-WORKER_CORE, GATEWAY_CORE = 0, 1
-RATES = (2.5, 3.5, 4.5)
-PACELINE = (sys.executable, "-m", "paceline")
-Runs = dict[tuple[float, int], list[dict[str, float]]]
-"""Figures of the runs, by requests per second and number of requests."""
+RATES, FIT_RATE = (2.5, 3.5, 4.5), 3.0
+WARM_UP_RATE = 3.3
+STREAMS, FIT_STREAMS = "8:128,32:256,64:256", "16:96"
+GPU_OPTIONS = ("--max-model-len", "2048", "--prefix-caching", "false", "--kv-tokens", "160000")
+SERVER_OPTIONS = ("--audit-fraction", "0", "--max-waiting", "1024")
 
 
-def arrivals(rate: float, requests: int) -> list[Arrival]:
-    dice, now, made = random.Random(f"fidelity/{rate}"), 0.0, []
-    for prompt in random_prompts(requests, PROMPTS, VOCABULARY, seed=round(1000 * rate)):
-        made.append(Arrival(now, prompt, dice.choice(OUTPUTS)))
-        now += dice.expovariate(rate)
-    return made
-
-
-def measure(options: argparse.Namespace) -> None:
-    """Everything that is measured, then the report."""
-    options.folder.mkdir(parents=True, exist_ok=True)
-    profile, fit, runs = (options.folder / name for name in ("worker.json", "fit.jsonl", "runs.jsonl"))
-    if not profile.exists():
-        command = ["taskset", "-c", str(WORKER_CORE), *PACELINE, "profile", str(profile), "--model", options.model]
-        for name, value in LIMITS.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
-        subprocess.run(command, check=True)
-    with cluster(options.model) as url:
-        replay(url, [Arrival(0.3 * i, one, 8) for i, one in enumerate(random_prompts(6, PROMPTS, VOCABULARY, 1))])
-        if not fit.exists():
-            run(url, options.fit_rate, options.requests, fit)
+def measure_cluster(options: argparse.Namespace) -> None:
+    draft = options.draft if options.drafts else None
+    limits = [word for name, value in LIMITS.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    measure_profile(options, draft, limits, ("taskset", "-c", "0"))
+    with cluster(options.model, draft, options.depth, options.workers) as url:
+        replay(url, random_arrivals(WARM_UP_RATE, 12))
+        if not path(options, "fit.jsonl").exists():
+            before = DraftCounts.read(url)
+            run = Run.of(replay(url, random_arrivals(options.fit_rate, options.requests)), options.fit_rate)
+            append(run, path(options, "fit.jsonl"))
+            save_setting(options, url, before, Setting(options.workers, (), options.depth))
         for _ in range(options.repeats):
             for rate in options.rate or RATES:
-                run(url, rate, options.requests, runs)
+                run = Run.of(replay(url, random_arrivals(rate, options.requests)), rate)
+                append(run, path(options, "runs.jsonl"))
     report(options)
 
 
-@contextmanager
-def cluster(model: str) -> Iterator[str]:
-    """The address of the gateway of a cluster of one target worker."""
-    pool = {"name": "target", "role": "target", "model": model, "devices": ["cpu"], "limits": LIMITS}
-    pool |= {"audit_fraction": 0.0, "speculation": {"enabled": False}}
-    gateway = {"max_waiting": 1000, "log_requests": "none", "log_level": "warning"}
-    with tempfile.TemporaryDirectory(prefix="fidelity-") as name:
-        file = Path(name) / "cluster.yaml"
-        document = {"name": "fidelity", "state_dir": f"{name}/state", "health": {"canary": 0.0}}
-        file.write_text(json.dumps({**document, "gateway": gateway, "pools": [pool]}))  # JSON is YAML
-        port = free_address().rpartition(":")[2]
-        url = f"http://127.0.0.1:{port}"
+def measure_gpu(options: argparse.Namespace) -> None:
+    began = time.monotonic()
+    measure_profile(options, options.draft, options.engine.split(), ())
+    print(f"{time.monotonic() - began:.0f} s: profile", flush=True)
+    compared, other = text_requests(options.model, options.prompts, options.tokens)
+    with server(options.model, options.draft, [*options.engine.split(), *SERVER_OPTIONS]) as url:
+        print(f"{time.monotonic() - began:.0f} s: ready", flush=True)
+        for streams, _ in options.closed:  # captures the graphs of this load
+            closed_loop(url, cycled(other, 2 * streams), streams)
+        time.sleep(options.idle)  # captures the others
+        print(f"{time.monotonic() - began:.0f} s: warm", flush=True)
+        if not path(options, "fit.jsonl").exists():
+            before = DraftCounts.read(url)
+            for streams, count in options.fit:
+                append(
+                    Run.of(closed_loop(url, cycled(other, count), streams), streams=streams), path(options, "fit.jsonl")
+                )
+            save_setting(options, url, before, Setting(1, (), options.max_depth, "policy"))
+        for _ in range(options.repeats):
+            for streams, count in options.closed:
+                run = Run.of(closed_loop(url, cycled(compared, count), streams), streams=streams)
+                append(run, path(options, "runs.jsonl"))
+        print(f"{time.monotonic() - began:.0f} s: measured", flush=True)
+    report(options)
+
+
+def measure_profile(
+    options: argparse.Namespace, draft: str | None, settings: Sequence[str], prefix: Sequence[str]
+) -> None:
+    """Measure worker.json, unless it exists."""
+    options.folder.mkdir(parents=True, exist_ok=True)
+    file = path(options, "worker.json")
+    if not file.exists():
+        drafts = ("--draft", draft) if draft else ()
         subprocess.run(
-            ["taskset", "-c", str(WORKER_CORE), *PACELINE, "up", str(file)], check=True, stdout=subprocess.DEVNULL
+            [*prefix, *PACELINE, "profile", str(file), "--model", options.model, *drafts, *settings], check=True
         )
-        os.sched_setaffinity(0, {GATEWAY_CORE})
-        serve = [*PACELINE, "serve", "--config", str(file), "--port", port]
-        with subprocess.Popen(
-            serve, stdout=subprocess.DEVNULL, env={**os.environ, "PACELINE_ADMIN_KEY": KEY}
-        ) as server:
-            try:
-                _until_ready(url)
-                yield url
-            finally:
-                server.terminate()
-                subprocess.run([*PACELINE, "down", str(file)], check=True, stdout=subprocess.DEVNULL)
 
 
-def run(url: str, rate: float, requests: int, file: Path) -> None:
-    """Replay the trace of a rate, and add a line to the file."""
-    answers = replay(url, arrivals(rate, requests))
-    failed = [one.error for one in answers if one.error]
-    if failed:
-        raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0]}")
-    record: dict[str, object] = {"rate": rate, "requests": requests, "load": os.getloadavg()[0]}
-    record |= {"ttft": [one.ttft for one in answers], "tpot": [one.tpot for one in answers]}
-    record |= {"tokens": sum(len(one.tokens) for one in answers), "seconds": max(one.last for one in answers)}
-    with file.open("a") as lines:
-        lines.write(json.dumps(record) + "\n")
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures(record).items())
-    print(f"{file.stem}: {rate:g} requests/s: {shown}; load average {os.getloadavg()[0]:.1f}", flush=True)
-
-
-def figures(record: dict[str, object]) -> dict[str, float]:
-    ttft, tpot = (Quantiles.of(record[name]) for name in ("ttft", "tpot"))  # type: ignore[arg-type]
-    return {
-        "TTFT mean, ms": 1e3 * ttft.mean,
-        "TTFT p99, ms": 1e3 * ttft.p99,
-        "TPOT mean, ms": 1e3 * tpot.mean,
-        "TPOT p99, ms": 1e3 * tpot.p99,
-        "tokens/s": record["tokens"] / record["seconds"],  # type: ignore[operator]
-    }
-
-
-def simulated(profile: WorkerProfile, rate: float, count: int, gateway: float) -> dict[str, float]:
-    """Figures of the same trace in the simulator; `gateway`: seconds that are added to every TTFT."""
-    requests = tuple(TraceRequest(one.time, len(one.prompt), one.output_tokens) for one in arrivals(rate, count))
-    config = SimulationConfig(profile, 1, router="least_loaded", mode="stepwise")
-    result = simulate(config, Trace("fidelity", requests))
-    jobs = result.jobs
-    record = {"ttft": [job.ttft + gateway for job in jobs], "tpot": [job.tpot for job in jobs]}
-    return figures({**record, "tokens": sum(job.output_tokens for job in jobs), "seconds": result.seconds + gateway})
-
-
-def scaled(profile: WorkerProfile, factor: float) -> WorkerProfile:
-    """The profile with all times of the target multiplied."""
-    curves = {
-        name: replace(curve, points=tuple((rows, factor * seconds) for rows, seconds in curve.points))
-        for name in ("pass_seconds", "prompt_seconds")
-        if (curve := getattr(profile, name)) is not None
-    }
-    times = {
-        name: replace(getattr(profile, name), value=factor * getattr(profile, name).value)
-        for name in ("context_seconds", "prompt_context_seconds")
-    }
-    return replace(profile, **curves, **times)
-
-
-def fitted(profile: WorkerProfile, runs: Runs) -> tuple[float, float]:
-    """The factor on the times of the profile, and the seconds of the gateway."""
-
-    def mean(name: str) -> float:
-        return sum(sum(one[name] for one in some) / len(some) for some in runs.values()) / len(runs)
-
-    def sim(factor: float, name: str) -> float:
-        return sum(simulated(scaled(profile, factor), *case, 0.0)[name] for case in runs) / len(runs)
-
-    factor = 1.0
-    for _ in range(FIT_ROUNDS):
-        factor *= mean("TPOT mean, ms") / sim(factor, "TPOT mean, ms")
-    return factor, (mean("TTFT mean, ms") - sim(factor, "TTFT mean, ms")) / 1e3
-
-
-def read_runs(path: Path) -> Runs:
-    found: Runs = defaultdict(list)
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        found[record["rate"], record["requests"]].append(figures(record))
-    return found
+def save_setting(options: argparse.Namespace, url: str, before: DraftCounts, setting: Setting) -> None:
+    counts = DraftCounts.read(url).since(before)
+    print(f"fit: {counts.depths.total()} rounds with drafts, mean depth {counts.mean_depth:.2f}", flush=True)
+    Setting(setting.workers, counts.alphas(), setting.max_depth, setting.rule).save(path(options, "setting.json"))
 
 
 def report(options: argparse.Namespace) -> None:
-    profile, runs = load_profile(str(options.folder / "worker.json")), read_runs(options.folder / "runs.jsonl")
-    factor, gateway = fitted(profile, read_runs(options.folder / "fit.jsonl"))
-    print(f"fit: times x {factor:.3f}, gateway {1e3 * gateway:.1f} ms\n")
-    print("| requests/s | figure | real, mean | real, runs | simulated / real | fitted: simulated / real | goal |")
-    print("|---|---|---|---|---|---|---|")
-    for case, some in sorted(runs.items()):
-        measured = simulated(profile, *case, 0.0)
-        for name, value in simulated(scaled(profile, factor), *case, gateway).items():
-            values = [one[name] for one in some]
-            mean = sum(values) / len(values)
-            goal, inside = 0.15 if "p99" in name else 0.05, min(values) <= value <= max(values)
-            verdict = "met" if abs(value / mean - 1.0) <= goal else "within the runs" if inside else "missed"
-            spread = f"{min(values):.4g} to {max(values):.4g} ({len(values)})"
-            ratios = f"{measured[name] / mean:.3f} | {value / mean:.3f}"
-            print(f"| {case[0]:g} | {name} | {mean:.4g} | {spread} | {ratios} | {goal:.0%}: {verdict} |")
+    profile, setting = load_profile(str(path(options, "worker.json"))), Setting.load(path(options, "setting.json"))
+    print_report(setting, profile, read(path(options, "fit.jsonl")), read(path(options, "runs.jsonl")))
+
+
+def path(options: argparse.Namespace, name: str) -> Path:
+    return Path(options.folder) / name
+
+
+def loads(text: str) -> list[tuple[int, int]]:
+    """'8:128,32:256' -> [(8, 128), (32, 256)]."""
+    return [(int(streams), int(count)) for streams, _, count in (part.partition(":") for part in text.split(","))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("all", help="measure, then report")
+    one = commands.add_parser("all", help="measure a cluster on this CPU, then report")
     one.add_argument("--rate", type=float, action="append", help="requests per second; may be repeated")
-    one.add_argument("--fit-rate", type=float, default=3.0, help="requests per second of the run that is fitted to")
-    one.add_argument("--repeats", type=int, default=3, help="runs of each rate")
+    one.add_argument(
+        "--fit-rate", type=float, default=FIT_RATE, help="requests per second of the run that is fitted to"
+    )
     one.add_argument("--requests", type=int, default=110, help="requests of a run")
+    one.add_argument("--workers", type=int, default=1, help="target workers")
+    one.add_argument("--drafts", action="store_true", help="let the workers draft")
+    one.add_argument("--draft", default="smollm2-eagle")
+    one.add_argument("--depth", type=int, default=3, help="draft tokens of every round")
     one.add_argument("--model", default="smollm2")
-    one.set_defaults(command=measure)
+    one.set_defaults(command=measure_cluster)
+    gpu = commands.add_parser("gpu", help="measure a server with one GPU, then report")
+    gpu.add_argument("--model", required=True)
+    gpu.add_argument("--draft", required=True)
+    gpu.add_argument("--prompts", type=Path, required=True, help="JSON lines with a list `turns`")
+    gpu.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
+    gpu.add_argument("--closed", type=loads, default=loads(STREAMS), metavar="STREAMS:REQUESTS,...")
+    gpu.add_argument("--fit", type=loads, default=loads(FIT_STREAMS), metavar="STREAMS:REQUESTS")
+    gpu.add_argument("--idle", type=float, default=15.0, help="seconds for captures between warm-up and fit")
+    gpu.add_argument("--engine", default=" ".join(GPU_OPTIONS), help="options of the engine, in one argument")
+    gpu.add_argument("--max-depth", type=int, default=8, help="largest depth of the policy")
+    gpu.set_defaults(command=measure_gpu)
     other = commands.add_parser("report", help="report what was measured")
     other.set_defaults(command=report)
-    for command in (one, other):
+    for command in (one, gpu, other):
         command.add_argument("folder", type=Path)
+    for command in (one, gpu):
+        command.add_argument("--repeats", type=int, default=3, help="runs of each load")
     options = parser.parse_args()
     options.command(options)
 

@@ -1,0 +1,181 @@
+"""Runs of planner_fidelity.py: what was measured, the same requests in the simulator, the fit, and the table."""
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from planner_load import Answer
+
+from paceline.planning.profiles.curve import Curve, Figure
+from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.simulation.config import SimulationConfig, Speculation
+from paceline.planning.simulation.result import Quantiles
+from paceline.planning.simulation.simulation import simulate
+from paceline.planning.traces.trace import Trace, TraceRequest
+
+FIT_ROUNDS = 4
+SEEDS = 5
+"""Simulations of a run with drafts: their acceptance is drawn. The figures are means."""
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Requests that were answered, in their order."""
+
+    rate: float | None
+    """Requests per second; None: a closed loop."""
+    streams: int | None
+    requests: Sequence[tuple[float, int, int]]
+    """Time of arrival, prompt tokens and output tokens; the times of a closed loop are not used."""
+    ttft: Sequence[float]
+    tpot: Sequence[float]
+    tokens: int
+    seconds: float
+    load: float
+    """Load average of the machine."""
+
+    @classmethod
+    def of(cls, answers: Sequence[Answer], rate: float | None = None, streams: int | None = None) -> "Run":
+        failed = [one.error for one in answers if one.error]
+        if failed:
+            raise SystemExit(f"{len(failed)} requests failed, the first with {failed[0]}")
+        return cls(
+            rate,
+            streams,
+            [(one.arrival.time, len(one.arrival.prompt), one.arrival.output_tokens) for one in answers],
+            [one.ttft for one in answers],
+            [one.tpot for one in answers],
+            sum(len(one.tokens) for one in answers),
+            max(one.last for one in answers),
+            os.getloadavg()[0],
+        )
+
+    @property
+    def case(self) -> tuple[float, str]:
+        """What the run is compared under: a number to sort by, and its name."""
+        if self.streams is not None:
+            return self.streams, f"{self.streams} streams, {len(self.requests)} requests"
+        assert self.rate is not None
+        return self.rate, f"{self.rate:g} requests/s"
+
+    @property
+    def figures(self) -> Figures:
+        return _figures(self.ttft, self.tpot, self.tokens / self.seconds)
+
+
+def append(run: Run, path: Path) -> None:
+    """Add a line to the file, and print the figures."""
+    with path.open("a") as lines:
+        lines.write(json.dumps(asdict(run)) + "\n")
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in run.figures.items())
+    print(f"{path.stem}: {run.case[1]}: {shown}; load average {run.load:.1f}", flush=True)
+
+
+def read(path: Path) -> list[Run]:
+    return [Run(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The measured cluster, as the simulator needs it."""
+
+    workers: int = 1
+    alphas: tuple[float, ...] = ()
+    """Acceptance by position in the fit; empty: no drafts."""
+    max_depth: int = 0
+    rule: Literal["fixed", "policy"] = "fixed"
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def load(cls, path: Path) -> "Setting":
+        document = json.loads(path.read_text())
+        return cls(**{**document, "alphas": tuple(document["alphas"])})
+
+
+def simulated(setting: Setting, profile: WorkerProfile, run: Run, gateway: float) -> Figures:
+    """Figures of the same requests in the simulator; `gateway`: seconds that are added to every TTFT."""
+    trace = Trace("fidelity", tuple(TraceRequest(*one) for one in run.requests))
+    speculation = Speculation(setting.alphas, setting.max_depth, setting.rule) if setting.alphas else None
+    found: list[Figures] = []
+    for seed in range(SEEDS if speculation else 1):
+        config = SimulationConfig(
+            profile, setting.workers, 0, speculation, "least_loaded", "stepwise", streams=run.streams, seed=seed
+        )
+        result = simulate(config, trace)
+        jobs = result.jobs
+        waits = 1.0 if run.streams is None else len(jobs) / run.streams  # of one stream, one after the other
+        rate = sum(job.output_tokens for job in jobs) / (result.seconds + waits * gateway)
+        found.append(_figures([job.ttft + gateway for job in jobs], [job.tpot for job in jobs], rate))
+    return {name: fmean(one[name] for one in found) for name in found[0]}
+
+
+def _figures(ttft: Sequence[float], tpot: Sequence[float], rate: float) -> Figures:
+    first, each = Quantiles.of(ttft), Quantiles.of(tpot)
+    return {
+        "TTFT mean, ms": 1e3 * first.mean,
+        "TTFT p99, ms": 1e3 * first.p99,
+        "TPOT mean, ms": 1e3 * each.mean,
+        "TPOT p99, ms": 1e3 * each.p99,
+        "tokens/s": rate,
+    }
+
+
+def scaled(profile: WorkerProfile, factor: float) -> WorkerProfile:
+    """The profile with all times of steps multiplied."""
+
+    def more(value: object) -> object:
+        if isinstance(value, Curve):
+            return replace(value, points=tuple((count, factor * seconds) for count, seconds in value.points))
+        assert isinstance(value, Figure)
+        return replace(value, value=factor * value.value)
+
+    kept = ("start_seconds", "round_trip_seconds")
+    names = [one.name for one in fields(profile) if one.name.endswith("_seconds") and one.name not in kept]
+    return replace(profile, **{name: more(value) for name in names if (value := getattr(profile, name)) is not None})
+
+
+def fitted(profile: WorkerProfile, runs: Sequence[Run], simulate_run: Callable[..., Figures]) -> tuple[float, float]:
+    """The factor on the times of the profile, and the seconds of the gateway."""
+
+    def real(name: str) -> float:
+        return fmean(run.figures[name] for run in runs)
+
+    def sim(factor: float, name: str) -> float:
+        return fmean(simulate_run(scaled(profile, factor), run, 0.0)[name] for run in runs)
+
+    factor = 1.0
+    for _ in range(FIT_ROUNDS):
+        factor *= real("TPOT mean, ms") / sim(factor, "TPOT mean, ms")
+    return factor, (real("TTFT mean, ms") - sim(factor, "TTFT mean, ms")) / 1e3
+
+
+def print_report(setting: Setting, profile: WorkerProfile, fit: Sequence[Run], runs: Sequence[Run]) -> None:
+    def simulate_run(own: WorkerProfile, run: Run, gateway: float) -> Figures:
+        return simulated(setting, own, run, gateway)
+
+    factor, gateway = fitted(profile, fit, simulate_run)
+    alphas = ", ".join(f"{alpha:.3f}" for alpha in setting.alphas) or "no drafts"
+    print(f"fit: times x {factor:.3f}, gateway {1e3 * gateway:.1f} ms; alphas: {alphas}\n")
+    print("| load | figure | real, mean | real, runs | simulated / real | fitted: simulated / real | goal |")
+    print("|---|---|---|---|---|---|---|")
+    cases: defaultdict[tuple[float, str], list[Run]] = defaultdict(list)
+    for run in runs:
+        cases[run.case].append(run)
+    for (_, case), some in sorted(cases.items()):
+        measured = simulate_run(profile, some[0], 0.0)
+        for name, value in simulate_run(scaled(profile, factor), some[0], gateway).items():
+            values = [run.figures[name] for run in some]
+            mean = fmean(values)
+            goal, inside = 0.15 if "p99" in name else 0.05, min(values) <= value <= max(values)
+            verdict = "met" if abs(value / mean - 1.0) <= goal else "within the runs" if inside else "missed"
+            spread = f"{min(values):.4g} to {max(values):.4g} ({len(values)})"
+            ratios = f"{measured[name] / mean:.3f} | {value / mean:.3f}"
+            print(f"| {case} | {name} | {mean:.4g} | {spread} | {ratios} | {goal:.0%}: {verdict} |")
