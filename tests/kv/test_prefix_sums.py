@@ -11,8 +11,8 @@ IDS = [(7 * i * i + 3) % 49152 for i in range(1000)]
 
 
 class Sums(PrefixSums):
-    def __call__(self, ids: Any, first_block: int = 0) -> list[int]:
-        return list(super().__call__(ids, first_block))
+    def __call__(self, ids: Any, first_block: int = 0, before: int = 0) -> list[int]:
+        return list(super().__call__(ids, first_block, before))
 
 
 @pytest.fixture
@@ -44,13 +44,14 @@ def test_the_numbers_follow_the_formula(sums: Sums) -> None:
 def test_a_longer_prefix_extends_the_numbers_of_a_shorter_one(sums: Sums) -> None:
     numbers = sums(IDS)
     assert sums(IDS[:320]) == numbers[:20]
-    assert added(numbers[19], sums(IDS[320:], 20)) == numbers[20:]
+    assert sums(IDS[320:], 20, numbers[19]) == added(numbers[19], sums(IDS[320:], 20)) == numbers[20:]
 
 
 def test_a_single_block_has_the_same_number_as_in_a_batch(sums: Sums) -> None:
     numbers = sums(IDS)
     assert sums(IDS[:16]) == sums(np.array(IDS[:20], np.int32)) == numbers[:1]
-    assert added(numbers[0], sums(IDS[16:32], 1)) == numbers[1:2]
+    assert sums(IDS[16:32], 1, numbers[0]) == added(numbers[0], sums(IDS[16:32], 1)) == numbers[1:2]
+    assert sums(IDS[:15], 0, numbers[0]) == []
 
 
 def test_the_same_block_at_another_position_has_another_number(sums: Sums) -> None:

@@ -53,22 +53,23 @@ class PrefixSums:
         self._blocks = self._draw(2048)
         self._token_list, self._offset_int = self._tokens.tolist(), int(self._offset[0])
 
-    def __call__(self, ids: Sequence[int], first_block: int = 0) -> Sequence[int]:
-        """One number for each full block of `ids`, which begin at block `first_block` of their prompt. An int32 array is used
-        as it is; a list is converted."""
+    def __call__(self, ids: Sequence[int], first_block: int = 0, before: int = 0) -> Sequence[int]:
+        """One number for each full block of `ids`, which begin at block `first_block` of their prompt. `before`: number of the
+        blocks before them, or an offset of the whole prompt. An int32 array is used as it is; a list is converted."""
         count = len(ids) // BLOCK_SIZE
         while first_block + count > len(self._blocks):
             self._blocks = np.concatenate([self._blocks, self._draw(len(self._blocks))])
         if isinstance(ids, list | tuple):
             if count == 1:  # a decoding sequence stores one block at a time; numpy would take several times as long
                 total = sum(map(mul, ids, self._token_list), self._offset_int)
-                return (total * int(self._blocks[first_block]) & KEY_MASK,)
+                return (total * int(self._blocks[first_block]) + before & KEY_MASK,)
             tokens = np.frombuffer(struct.pack(f"{len(ids)}i", *ids), np.int32)  # half the time of np.array
         else:
             tokens = np.asarray(ids)
         sums = tokens[: count * BLOCK_SIZE].astype(np.uint64).reshape(count, BLOCK_SIZE).dot(self._tokens)
         sums += self._offset
         sums *= self._blocks[first_block : first_block + count]
+        sums[:1] += np.uint64(before)
         return np.add.accumulate(sums).data  # [count]
 
     def _draw(self, count: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":

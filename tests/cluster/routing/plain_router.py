@@ -89,7 +89,7 @@ class PlainRouter:
         best, position, cached = math.inf, 0, 0
         groups = match.groups
         if self._reservations:
-            reserved = self._reservations.match(match.chain, match.root)
+            reserved = self._reservations.match(match.chain)
             groups = sorted((*groups, *reserved), key=itemgetter(0), reverse=True)
         longest = self._longest(match) if self._shares_caches else 0
         # Most cached first. No worker of a group costs less than computing the rest at the best rate.
@@ -215,7 +215,7 @@ class PlainRouter:
         name, known = self._names[at], self._ordered[at]
         by_tier = match.lower.get(known.number, ()) if cached else ()
         self._requests[request_id] = RoutedRequest(name, count, cached, fetchable, by_tier, now)
-        self._reservations.add(request_id, known.number, match.chain, match.root)
+        self._reservations.add(request_id, known.number, match.chain)
         fetched = fetchable if self._peer < self._prefill[at] else 0
         loading = self._load_seconds(by_tier) + (self._peer * fetched if fetched else 0.0)
         known.queue.add(request_id, count - cached - fetched, loading, now)

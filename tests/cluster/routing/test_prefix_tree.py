@@ -10,8 +10,8 @@ def chain(*steps: int) -> list[int]:
     return [hash(steps[: i + 1]) & KEY_MASK for i in range(len(steps))]
 
 
-def prefixes(tree: PrefixTree, steps: tuple[int, ...], root: int = 0) -> dict[int, int]:
-    found = tree.match([key - root for key in chain(*steps)], root)
+def prefixes(tree: PrefixTree, steps: tuple[int, ...]) -> dict[int, int]:
+    found = tree.match(chain(*steps))
     return {number: blocks for blocks, holders in found for number in members(holders)}
 
 
@@ -23,14 +23,7 @@ def test_match_returns_the_prefix_of_each_holder() -> None:
     assert prefixes(tree, (1, 2, 3, 4, 5)) == {0: 4, 1: 2, 70: 2}
     assert prefixes(tree, (1, 2, 9)) == {0: 2, 1: 2, 70: 3}
     assert prefixes(tree, (2, 3)) == {}
-    assert tree.match([], 0) == []
-
-
-def test_the_root_shifts_every_key() -> None:
-    tree = PrefixTree()
-    tree.add(1, NONE, chain(1, 2))
-    assert prefixes(tree, (1, 2), root=12345) == {0: 2}
-    assert tree.match(chain(1, 2), 12345) == []
+    assert tree.match([]) == []
 
 
 def test_orphaned_block_matches_again_after_its_parent_returns() -> None:

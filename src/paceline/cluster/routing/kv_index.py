@@ -9,8 +9,9 @@ from paceline.cluster.routing.router import Prompt
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
 
 BLOCK_SIZE = 16
-Sums = Callable[[Sequence[int], int], Sequence[int]]
-"""Function from tokens and the index of their first block to one number per full block. The numbers are cumulative."""
+Sums = Callable[[Sequence[int], int, int], Sequence[int]]
+"""Function from tokens, the index of their first block and the number of the blocks before it to one number per full block. The
+numbers are cumulative."""
 MIN_PEER_TOKENS = 128
 """Tokens that a peer must hold beyond the chosen worker to be worth a fetch."""
 
@@ -24,9 +25,7 @@ class Match:
     lower: Mapping[int, tuple[int, ...]]
     """Tokens in each of `TIERS`, for workers that hold part of the prefix below the device."""
     chain: Sequence[int]
-    """Prefix numbers of the prompt, one per block."""
-    root: int
-    """Offset that the salt adds to them."""
+    """Prefix numbers of the prompt under its salt, one per block."""
 
 
 @dataclass(slots=True)
@@ -76,11 +75,11 @@ class KvIndex:
 
     def match(self, ids: Sequence[int], salt: str = "") -> Match:
         """The cached prefix of this prompt on each worker, under this salt."""
-        chain, root = self._sums(ids, 0), _root(salt)
-        found = self._tree.match(chain, root)
+        chain = self._sums(ids, 0, _root(salt))
+        found = self._tree.match(chain)
         if self._lower_tiers and any(holders & self._lower_tiers for _, holders in found):
-            return Match(*self._tiered(found), chain, root)
-        return Match([(blocks * BLOCK_SIZE, Holders(holders)) for blocks, holders in found], {}, chain, root)
+            return Match(*self._tiered(found), chain)
+        return Match([(blocks * BLOCK_SIZE, Holders(holders)) for blocks, holders in found], {}, chain)
 
     def apply(self, worker: str, event: CacheEvent) -> None:
         match event:
@@ -142,10 +141,8 @@ class KvIndex:
         tier = TIERS.index(event.tier)
         if tier not in worker.holders:
             self._add_tier(worker, tier)
-        start, base = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), parent)
-        chain = self._sums(event.tokens, start)
-        if base:
-            chain = [(base + number) & KEY_MASK for number in chain]
+        start, before = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), parent)
+        chain = self._sums(event.tokens, start, before)
         if span == 1 and len(worker.holders) == 1 and self._is_new(worker, keys, chain):
             self._tree.add(1 << worker.number, parent, chain)
             held = worker.blocks[0]

@@ -74,7 +74,7 @@ class KvRouter:
         count, min_cost = len(prompt.ids), costs.min_compute
         best, position, cached = math.inf, 0, 0
         groups = match.groups
-        if reserved := self._reservations.match(match.chain, match.root):
+        if reserved := self._reservations.match(match.chain):
             groups = sorted((*groups, *reserved), key=itemgetter(0), reverse=True)
         longest = self._longest(match) if self._shares_caches else 0
         token, fixed, positions = costs.token, costs.fixed, costs.positions
@@ -198,7 +198,7 @@ class KvRouter:
         known = costs.workers[at]
         by_tier = match.lower.get(known.number, ()) if cached else ()
         self._requests[request_id] = RoutedRequest(known.name, count, cached, fetchable, by_tier, now)
-        self._reservations.add(request_id, known.number, match.chain, match.root)
+        self._reservations.add(request_id, known.number, match.chain)
         fetched = fetchable if costs.peer < costs.prefill[at] else 0
         loading = (self._load_seconds(by_tier) if by_tier else 0.0) + (costs.peer * fetched if fetched else 0.0)
         known.queue.add(request_id, count - cached - fetched, loading, now)

@@ -104,14 +104,14 @@ class PrefixTree:
                 self._drop_part(holder, run, low, high)
             at = end
 
-    def match(self, sums: Sequence[int], root: int) -> list[tuple[int, int]]:
-        """(blocks, holders that have exactly these leading blocks) of the chain with keys `sums[i] + root`, most first."""
+    def match(self, keys: Sequence[int]) -> list[tuple[int, int]]:
+        """(blocks, holders that have exactly these leading blocks) of the chain, most first."""
         runs = self._runs
-        low, high = 0, len(sums)
+        low, high = 0, len(keys)
         run: Run | None = None
         while low < high:  # the last block of the chain in the tree
             middle = (low + high + 1) // 2
-            known = runs.get((sums[middle - 1] + root) & KEY_MASK)
+            known = runs.get(keys[middle - 1])
             if known is None:
                 high = middle - 1
             else:

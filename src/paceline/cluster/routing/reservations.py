@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from paceline.cluster.routing.kv_index import BLOCK_SIZE
-from paceline.cluster.routing.prefix_tree import KEY_MASK
 
 
 class Reservations:
@@ -18,10 +17,10 @@ class Reservations:
     def __len__(self) -> int:
         return len(self._keys)
 
-    def add(self, request_id: str, worker: int, chain: Sequence[int], root: int) -> None:
+    def add(self, request_id: str, worker: int, chain: Sequence[int]) -> None:
         if not len(chain):
             return
-        first = (chain[0] + root) & KEY_MASK
+        first = chain[0]
         prompts = self._by_first.setdefault(first, {})
         before = prompts.get(worker)
         if before is not None:
@@ -39,11 +38,11 @@ class Reservations:
             if not prompts:
                 del self._by_first[first]
 
-    def match(self, chain: Sequence[int], root: int) -> list[tuple[int, tuple[int]]]:
+    def match(self, chain: Sequence[int]) -> list[tuple[int, tuple[int]]]:
         """(tokens of this prompt that the worker will hold, the worker), unordered."""
         if not len(chain):
             return []
-        prompts = self._by_first.get((chain[0] + root) & KEY_MASK)
+        prompts = self._by_first.get(chain[0])
         if prompts is None:
             return []
         second = chain[1:2]

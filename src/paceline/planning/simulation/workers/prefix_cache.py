@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from paceline.planning.simulation.workers.prompt_blocks import PromptBlocks
+from paceline.planning.traces.trace import BLOCK_TOKENS
 
 
 class _Run:
@@ -77,7 +78,7 @@ class PrefixCache:
         stop = len(chain)
         if start < stop:
             new, parent = chain[start:], chain[start - 1] if start else None
-            self._publish(BlocksStored(new, parent, prompt.part(start, stop)))
+            self._publish(BlocksStored(new, parent, PromptBlocks(new, len(new) * BLOCK_TOKENS)))
             self._num_blocks += stop - start
             if start and not last.children:
                 last.keys += new

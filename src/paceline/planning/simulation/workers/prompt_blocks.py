@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import overload
 
-from paceline.cluster.routing.prefix_tree import KEY_MASK
 from paceline.planning.traces.trace import BLOCK_TOKENS, TraceRequest
 
 _COPY_BITS = 40
@@ -17,14 +16,12 @@ class PromptBlocks(Sequence[int]):
     router learns are then seconds per id, and its decisions are those for tokens.
     """
 
-    __slots__ = ("_base", "_length", "chain")
+    __slots__ = ("_length", "chain")
 
-    def __init__(self, chain: tuple[int, ...], length: int, base: int = 0) -> None:
+    def __init__(self, chain: tuple[int, ...], length: int) -> None:
         self.chain = chain
         """Numbers of the prefixes that end with each block."""
         self._length = length
-        self._base = base
-        """Number of the prefix before the first block."""
 
     def __len__(self) -> int:
         return self._length
@@ -36,24 +33,15 @@ class PromptBlocks(Sequence[int]):
     def __getitem__(self, index: int | slice) -> int | Sequence[int]:
         raise TypeError("a simulated prompt has no token ids")
 
-    def part(self, start: int, stop: int) -> "PromptBlocks":
-        """Blocks `start` to `stop`, as a worker announces them."""
-        base = self.chain[start - 1] if start else 0
-        return PromptBlocks(self.chain[start:stop], (stop - start) * BLOCK_TOKENS, base)
-
-    def sums(self) -> Sequence[int]:
-        base = self._base
-        return [(number - base) & KEY_MASK for number in self.chain] if base else self.chain
-
 
 NO_PROMPT = PromptBlocks((), 0)
 
 
-def prefix_sums(ids: Sequence[int], first_block: int) -> Sequence[int]:
-    """The function that `KvIndex` needs, for simulated prompts."""
+def prefix_sums(ids: Sequence[int], first_block: int, before: int) -> Sequence[int]:
+    """The function that `KvIndex` needs, for simulated prompts: their numbers stand for the whole prefix already."""
     if not isinstance(ids, PromptBlocks):
         raise TypeError("a simulated index takes simulated prompts")
-    return ids.sums()
+    return ids.chain
 
 
 def prompt_blocks(request: TraceRequest, block_tokens: int) -> PromptBlocks:
