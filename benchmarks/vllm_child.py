@@ -51,10 +51,14 @@ class Child:
             raise Lost(f"{self.name}: {error}") from None
         return answer
 
+    def terminate(self) -> None:
+        """Ask it to end; `stop` waits for that."""
+        self._process.terminate()
+
     def stop(self) -> None:
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(5)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -240,6 +240,8 @@ def main() -> None:
             options.out.write_text(json.dumps([one._asdict() for one in measurement.outcomes]), "utf-8")
     finally:
         for child in children.values():
+            child.terminate()
+        for child in children.values():
             child.stop()
 
 

@@ -106,6 +106,25 @@ def test_an_exported_head_drafts_in_vllm(folder: Path) -> None:
     assert 1.4 < 1 + accepted / rounds < 1.9  # 1.65 over 20 prompts of 64 tokens; see benchmarks/vllm.md
 
 
+@pytest.mark.parametrize(
+    ("mode", "partly", "without"), [("FULL_AND_PIECEWISE", "PIECEWISE", "PIECEWISE"), ("FULL", "FULL", "FULL")]
+)
+def test_padded_steps_have_complete_graphs(mode: str, partly: str, without: str) -> None:
+    """docs/vllm.md and `paceline.vllm.padding` rely on it; 500 rows are the most that a graph has by default."""
+    done = subprocess.run(
+        [vllm_python(), Path(__file__).with_name("graph_modes.py"), mode, "4", "104"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = {int(size): modes for size, modes in json.loads(done.stdout.splitlines()[-1]).items()}
+    assert {size: modes for size, modes in found.items() if 1 < size <= 100} == {
+        size: ["FULL", partly, without] for size in range(2, 101)
+    }
+    assert found[1] == ["FULL", "FULL", without]
+    assert found[101] == ["NONE", partly, without]
+
+
 def test_vllm_is_the_version_that_was_tested() -> None:
     """If this fails, vLLM has moved: compare the functions, run these tests, then record the new checksums."""
     site = Path(
