@@ -320,7 +320,7 @@ def _contenders(options: argparse.Namespace, ready: dict[str, DraftProcess]) -> 
     if ahead is not None:
         found.append(Contender(f"{ahead[0]}, trees", "pool_trees", options.tree, ahead[1]))
         found.append(Contender(f"{ahead[0]}, goodput", "pool", None, ahead[1]))
-    return found
+    return [one for one in found if not any(part in one.name for part in options.skip)]
 
 
 def _pick_threads(times: PassTimes, most: int) -> HostThreads:
@@ -391,6 +391,7 @@ def main() -> int:
     parser.add_argument("--max-depth", type=int, default=12, help="of goodput")
     parser.add_argument("--nodes", type=int, nargs="+", default=[64], help="drafted ahead per sequence and round")
     parser.add_argument("--threads", type=int, default=0, help="of draft workers on the host; 0: the fastest number")
+    parser.add_argument("--skip", nargs="+", default=[], help="leave out contenders with these words in their names")
     parser.add_argument("--pace", type=float, default=0.0, help="least milliseconds of a pass, to try it without a GPU")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of a part")
