@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 SHARE = 0.01
-"""Largest share of the time of vLLM's steps that the plugin takes for itself while the policy drafts nothing."""
+"""Share of the time of vLLM's steps that decisions take while the policy drafts nothing. Trial drafts come on top."""
 MAX_STEPS = 32
 """Steps that one decision is paid for with, at most."""
 
