@@ -4,14 +4,14 @@
     python benchmarks/planner_fidelity.py all FOLDER --drafts       # a worker that drafts
     python benchmarks/planner_fidelity.py all FOLDER --workers 2    # two workers
     python benchmarks/planner_fidelity.py gpu FOLDER --model MODEL --draft DRAFT --prompts PROMPTS.jsonl
-    python benchmarks/planner_fidelity.py report FOLDER             # the table again, from the files in the folder
+    python benchmarks/planner_fidelity.py report FOLDER             # the table, from the files in the folder
 
 `all` measures a profile on core 0 (worker.json), then starts a cluster of target workers with one thread each, on cores of
 their own; with one worker the gateway and this client have core 1. Every request arrives at its time (open loop). With
 `--drafts` every round drafts to the same depth. `gpu` measures a profile, then starts `paceline serve`, and every stream sends
-its next request when a text ends (closed loop); the depth policy is `goodput`. Both run the traffic of the fit first
-(fit.jsonl), then every load `--repeats` times (runs.jsonl), and print each run as it ends. A second call with the same folder
-keeps the profile and the fit, and adds runs.
+its next request when a text ends (closed loop); the depth policy is `goodput`. Both run the traffic of the fit (fit.jsonl) and
+every load (runs.jsonl) `--repeats` times in turns, and print each run as it ends; `all` also reports. A second call with the
+same folder keeps the profile and adds runs.
 
 The report simulates the same requests with the profile as measured, and with the profile fitted to the runs of fit.jsonl, which
 has another load and other prompts: a factor on all times by the mean TPOT, and the difference in mean TTFT for the gateway. The
@@ -44,12 +44,11 @@ def measure_cluster(options: argparse.Namespace) -> None:
     measure_profile(options, draft, limits, ("taskset", "-c", "0"))
     with cluster(options.model, draft, options.depth, options.workers) as url:
         replay(url, random_arrivals(WARM_UP_RATE, 12))
-        if not path(options, "fit.jsonl").exists():
+        for _ in range(options.repeats):
             before = DraftCounts.read(url)
             run = Run.of(replay(url, random_arrivals(options.fit_rate, options.requests)), options.fit_rate)
             append(run, path(options, "fit.jsonl"))
             save_setting(options, url, before, Setting(options.workers, (), options.depth))
-        for _ in range(options.repeats):
             for rate in options.rate or RATES:
                 run = Run.of(replay(url, random_arrivals(rate, options.requests)), rate)
                 append(run, path(options, "runs.jsonl"))
@@ -67,19 +66,16 @@ def measure_gpu(options: argparse.Namespace) -> None:
             closed_loop(url, cycled(other, 2 * streams), streams)
         time.sleep(options.idle)  # captures the others
         print(f"{time.monotonic() - began:.0f} s: warm", flush=True)
-        if not path(options, "fit.jsonl").exists():
+        for _ in range(options.repeats):
             before = DraftCounts.read(url)
             for streams, count in options.fit:
-                append(
-                    Run.of(closed_loop(url, cycled(other, count), streams), streams=streams), path(options, "fit.jsonl")
-                )
+                run = Run.of(closed_loop(url, cycled(other, count), streams), streams=streams)
+                append(run, path(options, "fit.jsonl"))
             save_setting(options, url, before, Setting(1, (), options.max_depth, "policy"))
-        for _ in range(options.repeats):
             for streams, count in options.closed:
                 run = Run.of(closed_loop(url, cycled(compared, count), streams), streams=streams)
                 append(run, path(options, "runs.jsonl"))
-        print(f"{time.monotonic() - began:.0f} s: measured", flush=True)
-    report(options)
+        print(f"{time.monotonic() - began:.0f} s: measured; `report {options.folder}` needs no GPU", flush=True)
 
 
 def measure_profile(
@@ -130,7 +126,7 @@ def main() -> None:
     one.add_argument("--depth", type=int, default=3, help="draft tokens of every round")
     one.add_argument("--model", default="smollm2")
     one.set_defaults(command=measure_cluster)
-    gpu = commands.add_parser("gpu", help="measure a server with one GPU, then report")
+    gpu = commands.add_parser("gpu", help="measure a server with one GPU; the report needs none")
     gpu.add_argument("--model", required=True)
     gpu.add_argument("--draft", required=True)
     gpu.add_argument("--prompts", type=Path, required=True, help="JSON lines with a list `turns`")
