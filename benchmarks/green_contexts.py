@@ -102,11 +102,11 @@ class Chains:
                 tokens = logits.argmax(1)
 
 
-Launch = Callable[[], None]
+Replay = Callable[[], None]
 Streams = tuple[torch.cuda.Stream, torch.cuda.Stream]
 
 
-def captured(work: Chains, stream: torch.cuda.Stream | None) -> Launch:
+def captured(work: Chains, stream: torch.cuda.Stream | None) -> Replay:
     """Runs the work on a stream as a graph; without a stream, at once."""
     if stream is None:
         work()
@@ -126,7 +126,7 @@ def captured(work: Chains, stream: torch.cuda.Stream | None) -> Launch:
     return launch
 
 
-def milliseconds(*parts: tuple[Launch, torch.cuda.Stream | None]) -> float:
+def milliseconds(*parts: tuple[Replay, torch.cuda.Stream | None]) -> float:
     """Time from the launch of all parts until the first of them ends."""
     times = []
     for _ in range(REPEATS):

@@ -36,6 +36,39 @@ def test_alpha_by_position() -> None:
     assert "Speculate with draft_model at depth 2" in result.stdout
 
 
+LARGE = ("--alpha", "0.8", "--draft-ms", "0.55", "--verify-ms", "19.6", "--plain-ms", "18.8", "--max-depth", "7")
+"""A 70B in FP8 on an H200 with a draft model of 135M parameters."""
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (
+            ("--pool-draft-ms", "1.6"),
+            "Draft in the engine: a pool reaches 0.76 of the speed of draft_model at depth 7.",
+        ),
+        (("--pool-draft-ms", "1.6", "--pool-ready", "0.67"), "Either place serves: a pool reaches 1.01"),
+        (("--pool-draft-ms", "1.6", "--pool-ready", "1"), "Use a pool: a pool reaches 1.20"),
+        (
+            ("--pool-ready", "1", "--network-ms", "100"),
+            "Use a pool: a pool reaches 1.20",
+        ),  # drafts wait, not the target
+    ],
+)
+def test_where_to_place_the_draft_of_a_large_target(pool: tuple[str, ...], message: str) -> None:
+    result = run(*LARGE, *pool)
+    assert result.exit_code == 0, result.output
+    assert message in result.stdout
+
+
+def test_a_pool_serves_a_target_whose_device_is_full() -> None:
+    memory = ("--target-gb", "79.8", "--draft-gb", "0.4", "--device-gb", "80")
+    result = run(*LARGE, *memory, "--pool-draft-ms", "1.6")
+    assert "Speculate with pool at depth" in result.stdout
+    assert "Use a pool: draft_model at depth 7 does not fit; a pool reaches 0.76" in result.stdout
+    assert "leaves 0.4 GB to the KV cache" in result.stdout
+
+
 def test_plot_page_and_json_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot, page, figures = tmp_path / "a.png", tmp_path / "a.html", tmp_path / "a.json"

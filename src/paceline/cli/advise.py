@@ -15,7 +15,7 @@ from paceline.cli.options import ENGINE, with_settings
 from paceline.cli.render import console
 from paceline.cli.render.advice import print_advice
 from paceline.cli.render.console import loaded
-from paceline.cluster.cost.advice import Advice, advise
+from paceline.cluster.cost.advice import POOL, Advice, advise
 from paceline.cluster.cost.cost import Footprint, Method, Target
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
@@ -53,6 +53,16 @@ def advise_command(
     ] = 0.0,
     network_ms: Annotated[
         float, typer.Option(min=0.0, help="Network round trip to a pool; compares it with a local draft model.")
+    ] = 0.0,
+    pool_draft_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Time of one drafted token in a pool, such as idle cores; compares it with a local draft model.",
+        ),
+    ] = None,
+    pool_ready: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of rounds whose draft a pool has ready: it drafts ahead.")
     ] = 0.0,
     alpha: Annotated[
         str | None,
@@ -93,7 +103,8 @@ def advise_command(
     for file in (plot_file, html_file, json_file):  # before measuring
         if file is not None and not file.parent.is_dir():
             raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
-    draft = DraftPlacement(network_ms / 1e3, draft_price)
+    pool_seconds = None if pool_draft_ms is None else pool_draft_ms / 1e3
+    draft = DraftPlacement(network_ms / 1e3, draft_price, pool_seconds, pool_ready)
     given = GivenFigures(method, alpha, draft_ms, verify_ms, plain_ms, target_gb, draft_gb, device_gb)
     if given and prompts is not None:
         raise InvalidRequest(f"given figures need no prompts: leave out {prompts}, or the figures", field="prompts")
@@ -144,9 +155,18 @@ class DraftPlacement:
 
     network_seconds: float
     price_per_hour: float
+    draft_seconds: float | None = None
+    """Time of one drafted token; None: that of the local draft model."""
+    ready: float = 0.0
+    """Share of rounds that wait for no draft."""
 
     def __bool__(self) -> bool:
-        return self.network_seconds > 0.0 or self.price_per_hour > 0.0
+        return self.network_seconds > 0.0 or self.price_per_hour > 0.0 or self.is_compared
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether the pool has figures of its own, so that it is compared with a local draft model."""
+        return self.draft_seconds is not None or self.ready > 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +204,7 @@ class GivenFigures:
         method = Method(self.method, _alphas(self.alpha), drafts, footprint=_gigabytes(self.draft_gb))
         return Case(
             Target(passes, batch, _gigabytes(self.target_gb), memory_bytes=memory),
-            (_placed(method, draft),),
+            (method, in_pool(method, draft)) if draft.is_compared else (_placed(method, draft),),
             f"{self.method}, batch {batch}, from given figures",
         )
 
@@ -202,9 +222,15 @@ def measured_case(engine: EngineConfig, trial: Trial, draft: DraftPlacement) -> 
 
 
 def in_pool(method: Method, placement: DraftPlacement) -> Method:
-    """The method `pool`: the same drafts from workers with memory of their own. A round waits for the drafts and the network:
-    workers that draft ahead are faster."""
-    return replace(_placed(method, placement), name="pool", footprint=Footprint())
+    """The method `pool`: the same drafts from workers with memory of their own. A round that finds its draft ready waits for
+    neither the drafts nor the network."""
+    waiting = 1.0 - placement.ready
+    each = placement.draft_seconds
+    drafts = {
+        depth: waiting * (seconds if each is None else depth * each) for depth, seconds in method.draft_seconds.items()
+    }
+    remote = replace(_placed(method, placement), name=POOL, footprint=Footprint(), draft_seconds=drafts)
+    return replace(remote, network_seconds=waiting * remote.network_seconds)
 
 
 def _placed(method: Method, placement: DraftPlacement) -> Method:

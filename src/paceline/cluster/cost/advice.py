@@ -20,6 +20,11 @@ MIN_ACCEPTED = 2.0
 LARGE_SLOTS = 0.05
 """Share of the cache held by drafts from which a caution is given."""
 
+POOL = "pool"
+"""The method whose drafts come from workers beside the target's device."""
+EVEN = 0.02
+"""Difference of speed within which a pool and a local draft count as equally fast."""
+
 Cause = Literal["acceptance", "draft time", "network", "memory", "verify time"]
 
 
@@ -74,7 +79,7 @@ def advise(target: Target, methods: Sequence[Method], max_depth: int) -> Advice:
         )
         return Advice(baseline, table, verdict, tuple(reasons), cautions)
     reasons = [_arithmetic(target, best), *_depth_reasons(by_method[best.method], method, best)]
-    reasons += _next_best(by_method, best)
+    reasons += _placement(by_method) or _next_best(by_method, best)
     fastest = _fastest(every)
     if not fastest.fits:
         reasons.append(f"{_name(fastest)} would be faster ({fastest.speedup:.2f}x), but {_too_large(target, fastest)}")
@@ -126,6 +131,27 @@ def _next_best(by_method: dict[str, list[Prospect]], best: Prospect) -> list[str
     others = [_fastest(some) for name, some in by_method.items() if name != best.method and some]
     others = sorted((one for one in others if one.fits), key=lambda one: -one.speedup)
     return [f"Next best: {_name(one)}, {one.speedup:.2f}x." for one in others[:1]]
+
+
+def _placement(by_method: dict[str, list[Prospect]]) -> list[str]:
+    """Where to place the draft, if it was priced on the target's device and in a pool."""
+    pools = by_method.get(POOL)
+    locals_ = [one for name, some in by_method.items() if name != POOL for one in some]
+    if not pools or not locals_:
+        return []
+    pool, local = _fastest(pools), _fastest(locals_)
+    share, saved = pool.speedup / local.speedup, (local.memory_bytes - pool.memory_bytes) / 1e9
+    memory = f" and leaves {saved:.1f} GB to the KV cache" if saved >= 0.05 else ""
+    found = f"a pool reaches {share:.2f} of the speed of {_name(local)}{memory}."
+    if not local.fits:
+        return [f"Use a pool: {_name(local)} does not fit; {found}"]
+    if share >= 1.0 + EVEN:
+        return [f"Use a pool: {found}"]
+    if share >= 1.0 - EVEN:
+        return [f"Either place serves: {found} Use a pool if memory is short, or if several targets share it."]
+    return [
+        f"Draft in the engine: {found} Use a pool only if the memory is worth that, or if several targets share it."
+    ]
 
 
 def _money(speculative: float, baseline: float) -> str:
