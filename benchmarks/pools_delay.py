@@ -100,7 +100,7 @@ class Beside:
 def pooled(args: argparse.Namespace, round_trip: float | None, nodes: int) -> tuple[Run, float, float]:
     """(run, share of steps that waited over a millisecond, share of rounds with a ready draft)."""
     limits = DraftLimits(ahead_nodes=nodes, max_batch=1024)
-    with worker_process(args.alpha, args.draft, limits) as (address, _):
+    with worker_process(args.alpha, args.draft, limits, per_branch=args.branch) as (address, _):
         if round_trip is None:
             return _pooled(args, address)
         with delayed(address, round_trip) as far:
@@ -121,6 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--alpha", type=float, default=0.8)
     parser.add_argument("--draft", type=float, default=0.002, help="seconds a token")
+    parser.add_argument("--branch", type=float, default=0.0, help="seconds that each further branch adds to a pass")
+    parser.add_argument("--trips", type=float, nargs="*", default=[0.0, 0.0005, 0.002, 0.010], help="added seconds")
     parser.add_argument("--verify", type=float, default=0.015)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--depth", type=int, default=5)
@@ -128,7 +130,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64, help="tokens drafted ahead per sequence and round")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all times, so that load disturbs less")
     args = parser.parse_args()
-    args.draft, args.verify = args.draft * args.scale, args.verify * args.scale
+    args.draft, args.verify, args.branch = (args.scale * one for one in (args.draft, args.verify, args.branch))
     print(
         f"batch {args.batch}, depth {args.depth}, alpha {args.alpha}, draft {args.draft * 1e3:g} ms per token, ", end=""
     )
@@ -142,7 +144,7 @@ def main() -> None:
     rate = beside.rate
     print(f"| in one process | no | 100% | | {rate:.0f} | {rate / here[0].rate:.0%} | {rate / plain.rate:.0%} |")
     rows = [("co-located", "yes", here), ("co-located", "no", pooled(args, None, 0))]
-    for trip in (0.0, 0.0005, 0.002, 0.010):
+    for trip in args.trips:
         rows += [
             (f"{trip * 1e3:g} ms", name, pooled(args, trip * args.scale, n))
             for name, n in (("yes", args.nodes), ("no", 0))

@@ -46,10 +46,13 @@ def truth(seed: int, position: int) -> int:
 
 
 class TimedCore:
-    """Sleeps `seconds` per pass for any batch. A branch that differs from the target's text drafts wrong tokens."""
+    """Sleeps `seconds` per pass, and `per_branch` more for each branch after the first. A branch that differs from the target's
+    text drafts wrong tokens."""
 
-    def __init__(self, alpha: float, seconds: float, odds: Sequence[float] = ALTERNATIVE_ODDS) -> None:
-        self._alpha, self._seconds, self._odds = alpha, seconds, odds
+    def __init__(
+        self, alpha: float, seconds: float, odds: Sequence[float] = ALTERNATIVE_ODDS, per_branch: float = 0.0
+    ) -> None:
+        self._alpha, self._seconds, self._odds, self._per_branch = alpha, seconds, odds, per_branch
         self.num_passes = 0
         self._drawn: dict[tuple[int, int, bool], DraftedToken] = {}
 
@@ -57,16 +60,19 @@ class TimedCore:
         started = time.perf_counter()
         drawn: list[DraftedToken | None] = [self._draw(branch) for branch in branches]
         self.num_passes += 1
-        rest = self._seconds - (time.perf_counter() - started)
+        for branch in branches:
+            branch.num_cached = len(branch.ids)
+        rest = self._seconds + self._per_branch * (len(branches) - 1) - (time.perf_counter() - started)
         if rest > 0:
             time.sleep(rest)
         return drawn
 
     def fork(self, branch: DraftBranch, child: DraftBranch) -> None:
-        pass
+        child.num_cached = min(branch.num_cached, len(child.ids) - 1)
 
     def truncate(self, branch: DraftBranch, length: int) -> None:
         del branch.ids[length:]
+        branch.num_cached = min(branch.num_cached, length)
 
     def close(self, branches: Sequence[DraftBranch]) -> None:
         pass
@@ -98,10 +104,18 @@ class TimedCore:
         return DraftedToken(wrong, tuple(alternatives))
 
 
-def serve(connection: Connection, alpha: float, seconds: float, limits: DraftLimits, security: Security | None) -> None:
+def serve(
+    connection: Connection,
+    alpha: float,
+    seconds: float,
+    limits: DraftLimits,
+    security: Security | None,
+    per_branch: float,
+) -> None:
     """A draft worker with a timed core; it sends its address, and stops when the pipe closes."""
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER, security)
-    worker = DraftWorker("draft-0", TimedCore(alpha, seconds), listener, TOKENIZER, VOCAB, limits)
+    core = TimedCore(alpha, seconds, per_branch=per_branch)
+    worker = DraftWorker("draft-0", core, listener, TOKENIZER, VOCAB, limits)
     connection.send(worker.address)
     threading.Thread(target=_until_closed, args=(connection, worker), daemon=True).start()
     worker.run()
@@ -117,12 +131,12 @@ def _until_closed(connection: Connection, worker: DraftWorker) -> None:
 
 @contextmanager
 def worker_process(
-    alpha: float, seconds: float, limits: DraftLimits, security: Security | None = None
+    alpha: float, seconds: float, limits: DraftLimits, security: Security | None = None, per_branch: float = 0.0
 ) -> Iterator[tuple[str, Callable[[], DraftWorkerStatus]]]:
     """A draft worker in its own process: its address, and a function that returns its snapshot."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=serve, args=(there, alpha, seconds, limits, security), daemon=True)
+    process = context.Process(target=serve, args=(there, alpha, seconds, limits, security, per_branch), daemon=True)
     process.start()
     there.close()
 

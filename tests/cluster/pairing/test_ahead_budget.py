@@ -29,7 +29,12 @@ def test_more_branches_where_rows_are_cheap_or_pauses_long() -> None:
     assert learned(0.001, 0.0002, 0.0201).num_branches(7, 1, LIKELY_FIRST) == 9, "seven passes of 1 + 0.2 n ms"
     assert learned(0.001, 0.0002, 0.0101).num_branches(7, 1, LIKELY_FIRST) == 5
     assert learned(0.001, 0.0010, 0.0201).num_branches(7, 1, LIKELY_FIRST) == 3
-    assert learned(0.001, 0.0002, 0.0201).num_branches(7, 4, LIKELY_FIRST) == 3
+
+
+def test_drafts_of_several_sequences_are_complete() -> None:
+    """Eight passes of 1 + 0.8 n ms, or four passes, within 20 ms."""
+    assert learned(0.001, 0.0002, 0.0201).num_branches(7, 4, LIKELY_FIRST) == 1
+    assert learned(0.001, 0.0002, 0.0201).num_branches(3, 4, LIKELY_FIRST) == 5
 
 
 def test_an_unlikely_outcome_is_not_worth_its_row() -> None:

@@ -8,7 +8,7 @@ is ready then saves a pass that the target would wait for. With p_i the probabil
 
 where the first outcome is full acceptance: the token that follows it takes a pass of its own. On a GPU rows cost little, so
 that n is large; on cores of a host a row costs a good part of a pass, and many incomplete drafts may be better than few
-complete ones.
+complete ones. With several sequences all drafts have to be complete: the target waits for the last of them.
 """
 
 from collections import deque
@@ -69,6 +69,8 @@ class AheadBudget:
             others += probability if count > 1 else 0.0
             seconds = self.pass_seconds(count * sequences)
             passes = 0.0 if seconds > time else time / max(1e-9, seconds)
+            if sequences > 1 and passes < depth + 1:
+                break  # the target waits for the last of its sequences: a part of a draft saves little
             saved = own * min(depth, max(0.0, passes - 1.0)) + others * min(depth, passes)
             if saved > best_saved:
                 best, best_saved = count, saved
