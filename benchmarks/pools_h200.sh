@@ -25,8 +25,8 @@ part() {
 }
 
 pools=(pools_gpu.py --base "$base" --prompts "$prompts" --repeats 1 --limit 30)
-part tiles 75 tune_linear.py 70b --quick --seconds 60 --out "$out/tiles.json"
-part 70b 130 "${pools[@]}" --shape llama-70b --streams 1 4 16 --count 3 --budget 115 --build-limit 80 --out "$out/70b"
-part partitions 45 green_contexts.py --shape llama-8b --base "$base" --seconds 35 --out "$out"
-part 8b 75 "${pools[@]}" --shape llama-8b --quantization none --streams 1 16 64 --count 2 --budget 65 --build-limit 50 --skip trees --out "$out/8b"
-part copies 60 device_copies.py --base "$base" --repeats 3 --disk "" --limit 55 --out "$out/copies.json"
+part tiles 65 tune_linear.py 70b --quick --seconds 55 --out "$out/tiles.json"
+part 70b 125 "${pools[@]}" --shape llama-70b --streams 1 4 16 --count 3 --budget 105 --build-limit 80 --out "$out/70b"
+part partitions 40 green_contexts.py --shape llama-8b --base "$base" --seconds 30 --out "$out"
+part 8b 60 "${pools[@]}" --shape llama-8b --quantization none --streams 1 16 64 --count 2 --budget 48 --build-limit 50 --skip trees --out "$out/8b"
+part copies 40 device_copies.py --base "$base" --repeats 3 --disk "" --limit 36 --out "$out/copies.json"
