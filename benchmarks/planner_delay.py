@@ -1,6 +1,6 @@
 """What knowledge of the future is worth on a trace: sizes with and without it, in the fluid queue of `planner_oracle.py`.
 
-    python benchmarks/planner_delay.py TRACE [--scale 4] [--fixed 6] [--fixed-share 0.9572] [--share 0.9458]
+    python benchmarks/planner_delay.py TRACE [--scale 4] [--fixed 7] [--fixed-share 0.9575] [--share 0.9322]
 
 Every row is the least cost found at the attainment `--share`, with the same start-up time, interval and payments. Where no
 schedule has just this attainment, it is a mixture of two:
@@ -139,10 +139,10 @@ def main() -> None:
     parser.add_argument("trace", type=Path)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--ttft-ms", type=float, default=1000.0)
-    parser.add_argument("--share", type=float, default=0.9458, help="attainment at which costs are compared")
-    parser.add_argument("--fixed", type=int, default=6)
+    parser.add_argument("--share", type=float, default=0.9322, help="attainment at which costs are compared")
+    parser.add_argument("--fixed", type=int, default=7)
     parser.add_argument(
-        "--fixed-share", type=float, default=0.9572, help="attainment of this fixed size in the simulator"
+        "--fixed-share", type=float, default=0.9575, help="attainment of this fixed size in the simulator"
     )
     parser.add_argument("--most", type=int, default=16, help="largest size")
     parser.add_argument("--profile", default="h200-8b")

@@ -105,8 +105,9 @@ def main() -> None:
             f"{name:16}{means[0]:12.4g}{means[1]:12.4g}  ratio {ratio:.4f} +- {error:.4f}  stepwise {spread}",
             flush=True,
         )
-    pooled = [[tpots for _, _, tpots in some] for some in runs]
-    print(f"p99 of the TPOT of all seeds together: {pooled_ratio(pooled)}")
+    if options.seeds > 1:
+        pooled = [[tpots for _, _, tpots in some] for some in runs]
+        print(f"p99 of the TPOT of all seeds together: {pooled_ratio(pooled)}")
 
 
 def pooled_ratio(pooled: list[list[list[float]]]) -> str:
