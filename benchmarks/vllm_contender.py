@@ -170,7 +170,7 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
     )
 
     def settle() -> None:
-        llm._loop.run(llm.engine.finish_idle_work)
+        llm.finish_idle_work()
 
     llm.warm_up()
     settle()

@@ -27,9 +27,11 @@ def test_depths_to_measure() -> None:
     assert depths_to_measure(32) == [1, 4, 16, 32]
 
 
-def test_calibration_config_has_a_fixed_depth() -> None:
-    config = calibration_config(EngineConfig(), 12).speculation
-    assert (config.enabled, config.depth, config.max_depth) == (True, "fixed", 12)
+def test_calibration_config_has_a_fixed_depth_and_no_audit() -> None:
+    config = calibration_config(EngineConfig(audit_fraction=0.5), 12)
+    speculation = config.speculation
+    assert (speculation.enabled, speculation.depth, speculation.max_depth) == (True, "fixed", 12)
+    assert config.audit_fraction == 0.0
 
 
 def test_unknown_method_is_rejected() -> None:

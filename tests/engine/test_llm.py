@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from paceline.core.output import Generation
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationParams
+from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.llm import LLM
 from tests.engine.test_build import LETTERS, save_checkpoint
 
@@ -45,6 +47,18 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     pool = llm.engine.scheduler.tables.pool
     llm._loop.call(lambda: seen.set_result((llm.engine.has_work, pool.num_blocks - pool.num_free)))
     assert seen.result(TIMEOUT) == (False, 0)
+
+
+def test_idle_work_can_be_finished_at_once_in_the_thread_of_the_engine(tmp_path: Path) -> None:
+    captures, threads = IdleCaptures(), list[int]()
+    captures.add([lambda: threads.append(threading.get_ident())] * 3)
+    with LLM(
+        save_checkpoint(tmp_path / "tiny"), device="cpu", kv_tokens=512, max_model_len=256, hooks=[captures]
+    ) as llm:
+        llm.finish_idle_work()
+        assert len(threads) == 3
+        assert not llm.engine.has_idle_work
+    assert threading.get_ident() not in threads
 
 
 def test_one_prompt(llm: LLM) -> None:

@@ -50,11 +50,12 @@ class Calibration:
 
 
 def calibration_config(config: EngineConfig, max_depth: int) -> EngineConfig:
-    """The same engine config with a fixed depth and no circuit breaker."""
+    """The same engine config with a fixed depth, and without a circuit breaker and an audit: an audit takes idle time, and a
+    measurement overwrites the cache that it reads."""
     speculation = replace(
         config.speculation, enabled=True, depth="fixed", min_depth=None, max_depth=max_depth, breaker_rounds=NEVER
     )
-    return replace(config, speculation=speculation)
+    return replace(config, speculation=speculation, audit_fraction=0.0)
 
 
 def depths_to_measure(max_depth: int) -> list[int]:

@@ -74,6 +74,11 @@ class LLM:
         """Compile kernels and capture graphs on a GPU. Call it before the first request; with requests it does nothing."""
         self._loop.run(self.engine.warm_up)
 
+    def finish_idle_work(self) -> None:
+        """Do now what waits for an idle moment, such as captures of CUDA graphs, so that none of it falls into a
+        measurement."""
+        self._loop.run(self.engine.finish_idle_work)
+
     def default_sampling(self, **fields: Any) -> SamplingParams:
         """The sampling parameters of calls without any: those that the model's generation_config.json, or our card of it,
         recommends. `fields` replace single ones."""

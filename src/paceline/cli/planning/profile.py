@@ -43,6 +43,7 @@ def profile_command(
     with loaded(calibration_config(config.engine, DEPTH)) as llm, console.err.status("warming up") as status:
         llm.warm_up()
         started = clock.now() - began
+        llm.finish_idle_work()
         prices = Prices(price, draft_price, round_trip_us / 1e6)
 
         def show(part: str) -> None:
