@@ -247,6 +247,8 @@ def tiny_engine(
     tiers: Callable[[ModelRunner, BlockTables, Clock], Tiers] | None = None,
     audit_fraction: float = 0.0,
     hooks: Sequence[StepHook] = (),
+    more_proposers: Mapping[str, Proposer] | None = None,
+    default_methods: Sequence[str] = (),
 ) -> Engine:
     """An engine around a tiny model. Without a proposer it decodes plainly. The breaker stays closed unless given. A proposer
     that works in the target's own cache is made by a function of its runner and tables. `graph_depth`: steps run as graphs,
@@ -256,7 +258,10 @@ def tiny_engine(
     runner = runner_kind(model, tables.pool.num_blocks)
     if callable(proposer):
         proposer = proposer(runner, tables)
-    proposers: Mapping[str, Proposer] = {"fake": proposer or FakeProposer(lambda progress: ([], []))}
+    proposers: Mapping[str, Proposer] = {
+        "fake": proposer or FakeProposer(lambda progress: ([], [])),
+        **(more_proposers or {}),
+    }
     limits = Limits(model.config.vocab_size, max_model_len, max_depth=32)
     validator = RequestValidator(limits, "coupled", "fake", proposers, tokenizer)
     speculator = Speculator(
@@ -286,6 +291,7 @@ def tiny_engine(
         graph=graph,
         hooks=hooks,
         audit_fraction=audit_fraction,
+        default_methods=default_methods,
     )
 
 

@@ -31,7 +31,7 @@ class SpeculationConfig:
     method: str | None = None
     """Speculation method. Always available: `ngram`, `suffix`, `lookahead`, `layer_skip` and `combined`, which chooses per
     sequence. With a `draft`: `draft_model`, `eagle` or `medusa`, depending on the draft. None: the draft's method, or `ngram`
-    without a draft."""
+    without a draft; with a draft and a draft pool the faster one, see docs/depth.md."""
     exit_layer: int | None = None
     """Layers of the target that `layer_skip` drafts with; None: half of them. `paceline advise` compares several."""
     depth: DepthRule = "goodput"

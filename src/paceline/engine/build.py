@@ -173,6 +173,7 @@ def _assemble(
         hooks=hooks,
         audit_fraction=config.audit_fraction,
         memory=fit,
+        default_methods=default_methods(config.speculation, proposers),
     )
 
 
@@ -272,6 +273,14 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def pick_quantization(name: WeightBits) -> Quantization | None:
     return None if name == "none" else name
+
+
+def default_methods(config: SpeculationConfig, proposers: Mapping[str, Proposer]) -> tuple[str, ...]:
+    """The pool and the in-engine draft, if the engine has both and the configuration names no method."""
+    drafts = [name for name in DRAFT_METHODS if name in proposers]
+    if config.method is not None or "pool" not in proposers or not drafts:
+        return ()
+    return "pool", drafts[0]
 
 
 def pick_method(config: SpeculationConfig, proposers: dict[str, Proposer]) -> str:

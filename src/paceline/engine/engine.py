@@ -23,6 +23,7 @@ from paceline.engine.executors.reason import GRAPH, HostReason
 from paceline.engine.hooks.exports import Exports
 from paceline.engine.hooks.hook import StepHook, StepHooks
 from paceline.engine.hooks.imports import Imports
+from paceline.engine.hooks.method_assignment import MethodAssignment
 from paceline.engine.hooks.self_audit import SelfAudit
 from paceline.engine.isolation.failures import RequestFailure, contained, is_isolated, owner_error
 from paceline.engine.isolation.step_recovery import recover
@@ -71,8 +72,10 @@ class Engine:
         hooks: Seq[StepHook] = (),
         audit_fraction: float = 0.0,
         memory: MemoryFit | None = None,
+        default_methods: Seq[str] = (),
     ) -> None:
-        """`graph` runs steps as CUDA graphs; None on a CPU. `memory` is what the builder computed before it loaded anything."""
+        """`graph` runs steps as CUDA graphs; None on a CPU. `memory` is what the builder computed before it loaded anything.
+        `default_methods`: two, of which a request that names none gets the faster one; empty: the validator's default."""
         self.runner = runner
         self.scheduler = scheduler
         self.speculator = speculator
@@ -86,7 +89,14 @@ class Engine:
         self.audit = SelfAudit(runner, scheduler.tables, audit_fraction)
         tiers = () if scheduler.tiers is None else (scheduler.tiers,)
         captures = () if graph is None else (graph.captures,)
-        self.hooks = StepHooks((self.audit, self.imports, self.exports, *tiers, *captures, *hooks))
+        self.assignment = (
+            MethodAssignment(default_methods, speculator.proposers, scheduler, validator, self.clock)
+            if default_methods
+            else None
+        )
+        """Chooses the method of requests that name none; None: the validator's default."""
+        assignment = () if self.assignment is None else (self.assignment,)
+        self.hooks = StepHooks((*assignment, self.audit, self.imports, self.exports, *tiers, *captures, *hooks))
         self.num_steps = 0
         """Steps begun; a busy engine whose count stands still is stuck."""
         self.num_generated = 0
@@ -378,7 +388,7 @@ class Engine:
         self.validator.set_flags(flags)
         self.speculator.set_enabled(flags.enabled)
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
-            method = self.validator.method(sequence.speculation)
+            method = self._method_of(sequence)
             if method != sequence.method:
                 self.speculator.set_method(sequence, method)
         self.speculator.prepare_next(self.scheduler.running)
@@ -393,9 +403,7 @@ class Engine:
             kv_total=pool.num_blocks,
             preemptions=self.scheduler.num_preemptions,
             invalid_drafts=self.speculator.num_invalid,
-            flags=SpeculationFlags(
-                self.speculator.enabled, self.validator.offered_method, self.validator.offered_depth
-            ),
+            flags=SpeculationFlags(self.speculator.enabled, self._offered_method, self.validator.offered_depth),
             traffic=self._traffic,
             tiers=None if self.scheduler.tiers is None else self.scheduler.tiers.report(),
             advantage=self.speculator.depth.advantage if self.speculator.enabled else None,
@@ -404,6 +412,19 @@ class Engine:
             audit=self.audit.counts,
             generated=self.num_generated,
         )
+
+    def _method_of(self, sequence: Sequence) -> str:
+        """The method of a sequence under the present flags."""
+        if self.assignment is not None:
+            return self.assignment.method_of(sequence)
+        return self.validator.method(sequence.speculation)
+
+    @property
+    def _offered_method(self) -> str:
+        """The method of a request that names none."""
+        if self.assignment is None or self.validator.flags.method is not None:
+            return self.validator.offered_method
+        return self.assignment.default.method
 
     def _report(self, now: float) -> None:
         if now - self._reported >= REPORT_SECONDS or not self.has_work:

@@ -209,9 +209,13 @@ class RequestValidator:
     def _eos_ids(self) -> frozenset[int]:
         return frozenset() if self._tokenizer is None else self._tokenizer.eos_ids
 
+    def named_method(self, speculation: SpeculationParams) -> str | None:
+        """The method that the request or else a flag names."""
+        return speculation.method or self._flags.method
+
     def method(self, speculation: SpeculationParams) -> str:
-        """The method of a request with these parameters."""
-        return speculation.method or self._flags.method or self._default_method
+        """The method of a request with these parameters, if the engine does not choose it."""
+        return self.named_method(speculation) or self._default_method
 
     @property
     def offered_method(self) -> str:

@@ -110,6 +110,8 @@ class ProposerTraits:
     label: Callable[[int], str] | None = None
     """Gives the end of a sequence's traffic class, by its id. For a proposer that tries a second draft on some sequences;
     None: all have the same draft."""
+    is_available: Callable[[], bool] | None = None
+    """Tells whether it can draft for another sequence now; None: always."""
     can_run_in_graph: bool = False
     """The graph executor can draft by this method on a GPU."""
     runners: "tuple[ModelRunner | EagleRunner, ...]" = ()

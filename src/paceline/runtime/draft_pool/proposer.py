@@ -65,7 +65,9 @@ class PoolProposer:
     ) -> None:
         """`workers`: those known now; `set_workers` replaces them. `tokenizer`: the target's, which drafts must share.
         `verifies_trees`: whether workers send alternatives to the tokens of their chains, which are verified beside them."""
-        self.traits = ProposerTraits(is_tree=verifies_trees, can_miss_steps=True, label=self._label)
+        self.traits = ProposerTraits(
+            is_tree=verifies_trees, can_miss_steps=True, label=self._label, is_available=self._is_available
+        )
         self._arms = DraftArms()
         self._tokenizer, self._vocab_size, self._name = tokenizer, vocab_size, name
         self._fallback, self._clock = fallback, clock or WallClock()
@@ -223,6 +225,10 @@ class PoolProposer:
         if not self.traits.is_tree or sequence.needs_distribution or sequence.connection is None:
             return longest, 0
         return self._arms.of(sequence.connection).split.split(sequence.progress.depth, longest)
+
+    def _is_available(self) -> bool:
+        """Whether a draft worker is connected."""
+        return any(connection.is_ready for connection in self.connections)
 
     def _label(self, sequence_id: int) -> str:
         """End of its traffic class: what is learned of a draft on trial is kept apart."""

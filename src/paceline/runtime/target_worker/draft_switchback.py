@@ -147,7 +147,7 @@ class DraftSwitchback(StepHook):
             self._end_period(self._clock.now())
 
     def sequence_added(self, sequence: Sequence, grammar: Grammar | None) -> None:
-        if self._trial is not None and sequence.method in self._methods and sequence.speculation.enabled:
+        if self._trial is not None and sequence.speculation.enabled:
             self._period.waiting.add(sequence.id)
 
     def sequence_finished(self, sequence: Sequence) -> None:
@@ -163,9 +163,9 @@ class DraftSwitchback(StepHook):
     def scheduled(self, schedule: Schedule) -> None:
         period = self._period
         if period.waiting:
-            begun = period.waiting.intersection(item.sequence.id for item in schedule.items)
-            period.waiting -= begun
-            period.begun |= begun
+            begun = {item.sequence.id: item.sequence.method for item in schedule.items}
+            period.begun |= {one for one in period.waiting if begun.get(one) in self._methods}
+            period.waiting.difference_update(begun)
 
     def committed(self, result: StepResult) -> None:
         period = self._period

@@ -1,0 +1,85 @@
+"""Gives requests that name no method the one that `DefaultMethod` chooses, and measures the steps of each method for it."""
+
+import logging
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+from paceline.core.clock import Clock
+from paceline.core.sequence import Sequence
+from paceline.engine.executors.executor import StepResult
+from paceline.engine.hooks.hook import StepHook
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.validator import RequestValidator
+from paceline.speculation.default_method import DefaultMethod
+from paceline.speculation.proposer import Proposer
+from paceline.speculation.verification.grammar import Grammar
+
+logger = logging.getLogger(__name__)
+
+
+class MethodAssignment(StepHook):
+    """A sequence gets its method in the first step after it was added and keeps it, unless a flag names another."""
+
+    def __init__(
+        self,
+        methods: Seq[str],
+        proposers: Mapping[str, Proposer],
+        scheduler: Scheduler,
+        validator: RequestValidator,
+        clock: Clock,
+    ) -> None:
+        """`methods`: those to choose from; the first is used until the others were measured."""
+        self.default = DefaultMethod(methods)
+        self._proposers, self._scheduler, self._validator, self._clock = proposers, scheduler, validator, clock
+        self._added: list[Sequence] = []
+        self._last_ids: frozenset[int] = frozenset()
+        """Sequences of the step before, which ended at `_last_end`."""
+        self._last_end = 0.0
+
+    def method_of(self, sequence: Sequence) -> str:
+        """The method of a sequence under the present flags."""
+        named = self._validator.named_method(sequence.speculation)
+        return named or (sequence.method if sequence.method in self.default.methods else self.default.method)
+
+    def sequence_added(self, sequence: Sequence, grammar: Grammar | None) -> None:
+        if sequence.speculation.enabled and sequence.draft is None:
+            self._added.append(sequence)
+
+    def before_step(self) -> None:
+        if not self._added:
+            return
+        added, self._added = self._added, []
+        added = [one for one in added if not (one.is_finished or self._validator.named_method(one.speculation))]
+        if not added:
+            return
+        scheduler, before = self._scheduler, self.default.method
+        load = min(scheduler.max_num_seqs, len(scheduler.running) + len(scheduler.waiting))
+        method = self.default.assign(len(added), load, [one for one in self.default.methods if self._can_draft(one)])
+        for sequence in added:
+            sequence.method = method
+        if self.default.method != before:
+            rates = [(one, self.default.goodput(one, load)) for one in self.default.methods]
+            logger.info(
+                "requests that name no method now use %s: %s tokens per second of a sequence at a load of %d",
+                self.default.method,
+                ", ".join(f"{one} {'unknown' if rate is None else format(rate, '.1f')}" for one, rate in rates),
+                load,
+            )
+
+    def committed(self, result: StepResult) -> None:
+        now, ids = self._clock.now(), frozenset([one.sequence.id for one in result.sequences])
+        is_continued, seconds = not ids.isdisjoint(self._last_ids), now - self._last_end  # else the engine was idle
+        self._last_ids, self._last_end = ids, now
+        methods = {one.sequence.method if one.sequence.speculation.enabled else "" for one in result.sequences}
+        if not (is_continued and result.is_timed and len(methods) == 1):
+            return
+        (method,) = methods
+        if any(one.verdict is None or one.num_tokens > 1 or one.sequence.draft is not None for one in result.sequences):
+            return
+        if method in self.default.methods and self._can_draft(method):
+            tokens = sum([one.accepted + 1 for one in result.sequences])
+            self.default.observe(method, len(result.sequences), tokens, seconds)
+
+    def _can_draft(self, method: str) -> bool:
+        is_available = self._proposers[method].traits.is_available
+        return is_available is None or is_available()
