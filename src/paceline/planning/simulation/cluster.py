@@ -351,7 +351,7 @@ class SimulatedCluster:
             number = int(member.name.removeprefix("target-"))
             drafts = member.drafts = PooledDrafts(self._drafters, number)
         elif is_target and speculation is not None and speculation.alphas[0] > 0.0:
-            drafts = DeviceDrafts(config.profile)
+            drafts = DeviceDrafts(config.profile, speculation.rule == "policy")
         member.worker = SimulatedWorker(
             config.profile,
             self._rounds,
@@ -367,7 +367,9 @@ class SimulatedCluster:
             return ClosedBatch(self._rounds, dice)
         if speculation is None:
             return SteppedBatch(self._rounds, dice)
-        policy = PolicyDepths(config.profile, speculation.max_depth) if speculation.rule == "policy" else None
+        if speculation.rule != "policy":
+            return SteppedBatch(self._rounds, dice)
+        policy = PolicyDepths(config.profile, speculation.max_depth, on_device=self._drafters is None)
         return SteppedBatch(self._rounds, dice, policy)
 
 

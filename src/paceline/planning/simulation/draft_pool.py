@@ -74,8 +74,6 @@ class DraftWorkers:
 class PooledDrafts:
     """The drafts of one target worker from a pool; the draft workers compute the prompts of the draft model."""
 
-    row_seconds = 0.0
-
     def __init__(self, pool: DraftWorkers, target: int) -> None:
         self._pool, self._target = pool, target
         self._pairing = Pairing()
@@ -110,6 +108,9 @@ class PooledDrafts:
         for job in waiting.values():
             self.open(job, now)
         return bool(waiting)
+
+    def row_seconds(self, depth: int) -> float:
+        return 0.0
 
     def load(self, batch: int) -> int:
         """Sequences at the fullest of its draft workers, rounded up; 0 if a sequence has none."""

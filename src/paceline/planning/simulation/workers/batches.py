@@ -176,6 +176,8 @@ class SteppedBatch:
         self._tokens = 0
         self._depths: list[int] = []
         """Depths that the policy chose for the next step."""
+        self._is_drafting = False
+        """Whether sequences that are still here drafted in the last step."""
 
     @property
     def count(self) -> int:
@@ -187,6 +189,7 @@ class SteppedBatch:
 
     def add(self, job: Job, last: Round) -> None:
         job.generated = 1
+        job.has_draft = self._is_drafting
         self._tokens += job.length + 1
         self._jobs.append(job)
 
@@ -215,7 +218,7 @@ class SteppedBatch:
             (ended if job.generated >= job.left else kept).append(job)
         for job in ended:
             self._tokens -= job.length + job.generated
-        self._jobs = kept
+        self._jobs, self._is_drafting = kept, bool(step.depth and kept)
         return ended
 
     def drain(self) -> list[tuple[Job, int]]:

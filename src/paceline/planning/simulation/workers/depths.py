@@ -1,35 +1,59 @@
 """The production depth policy in the simulation: its decisions, and the observations that it learns from."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.rounds import Round, Rounds
+from paceline.speculation.depth.draft_time import LinearCost
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 
 METHOD, CATEGORY = "draft_model", "draft_model/simulated"
+BESIDE_DECODING = 3.0
+"""Time of a draft prefill beside decoding steps over its time alone, as `speculation/depth/start_costs.py` has it."""
 
 
 class PolicyDepths:
-    """`goodput` of one worker. It starts from the pass times of the profile, as a worker does after its warm-up."""
+    """`goodput` of one worker. It starts from the times of passes and drafts in the profile, as a worker does from its warm-up.
 
-    def __init__(self, profile: WorkerProfile, max_depth: int) -> None:
+    A sequence that did not join others that draft has its draft prefill beside the step in which it is first to draft, and no
+    draft in it.
+    """
+
+    def __init__(self, profile: WorkerProfile, max_depth: int, on_device: bool = True) -> None:
+        """`on_device`: the target's device computes the prompts of the draft model."""
         self._max_depth = max_depth
         self._policy = GoodputDepth(max_depth)
         self._policy.calibrate(dict(profile.pass_seconds.points), profile.context_seconds.value)
+        lines = {sequences: LinearCost(0.0, seconds) for sequences, seconds in profile.draft_seconds.points}
+        self._policy.calibrate_drafts(METHOD, lines, profile.draft_prefill_seconds.value)
         self._context_seconds = profile.context_seconds.value
+        self._row_seconds = BESIDE_DECODING * profile.draft_prefill_seconds.value if on_device else 0.0
+        self._behind: dict[int, int] = {}
+        """Depth that was granted to each sequence that has a draft prefill in the present step."""
+        self._prefill_tokens = 0
 
     def decide(self, jobs: Sequence[Job]) -> list[int]:
+        self._behind, self._prefill_tokens = {}, 0
         if self._policy.skip_step(len(jobs)):
             return [0] * len(jobs)
-        return self._policy.decide([self._candidate(job) for job in jobs])
+        depths = self._policy.decide([self._candidate(job) for job in jobs])
+        if self._row_seconds:
+            for i, job in enumerate(jobs):
+                if depths[i] and not job.has_draft:
+                    job.has_draft = True
+                    self._behind[job.id] = depths[i]
+                    self._prefill_tokens += job.length + job.generated
+                    depths[i] = 0
+        return depths
 
     def round_of(self, depths: Sequence[int], rounds: Rounds, drafting: int) -> Round:
         """A round with these depths; `tokens` and `variance` are those of the deepest."""
         full, rows = rounds.at_depth(len(depths), max(depths), drafting), len(depths) + sum(depths)
-        return replace(full, seconds=full.waiting + rounds.pass_seconds(rows), rows=rows)
+        waiting = full.waiting + self._prefill_seconds
+        return replace(full, seconds=waiting + rounds.pass_seconds(rows), rows=rows, waiting=waiting)
 
     def observe(
         self,
@@ -45,21 +69,36 @@ class PolicyDepths:
         if not depths:
             return
         network = rounds.network_seconds if step.depth else 0.0
-        drafted = zip(jobs, depths, accepted, strict=True)
+        drafting: tuple[DraftingObservation, ...] = ()
+        if step.depth or self._behind:
+            deepest, prefill = max(step.depth, *self._behind.values(), 0), self._prefill_seconds
+            own = step.waiting - network - prefill
+            drafting = (DraftingObservation(METHOD, deepest, own, self._prefill_tokens, prefill),)
         self._policy.observe(
             StepObservation(
                 batch=len(jobs),
                 rows=step.rows,
                 prefill_rows=prompt_rows,
-                drafting=(DraftingObservation(METHOD, step.depth, step.waiting - network),) if step.depth else (),
+                drafting=drafting,
                 verify_seconds=rounds.pass_seconds(step.rows, prompt_rows) + self._context_seconds * context,
                 network_seconds=network,
-                rounds=tuple(
-                    RoundObservation(job.id, CATEGORY, depth, more, depth) for job, depth, more in drafted if depth
-                ),
+                rounds=tuple(self._rounds(jobs, depths, accepted)),
                 context=context,
             )
         )
+
+    @property
+    def _prefill_seconds(self) -> float:
+        return self._row_seconds * self._prefill_tokens
+
+    def _rounds(
+        self, jobs: Sequence[Job], depths: Sequence[int], accepted: Sequence[int]
+    ) -> Iterator[RoundObservation]:
+        for job, depth, more in zip(jobs, depths, accepted, strict=True):
+            if depth:
+                yield RoundObservation(job.id, CATEGORY, depth, more, depth)
+            elif granted := self._behind.get(job.id):
+                yield RoundObservation(job.id, CATEGORY, 0, 0, granted, is_behind=True)
 
     def _candidate(self, job: Job) -> Candidate:
         remaining = job.left - job.generated

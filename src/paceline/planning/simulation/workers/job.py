@@ -34,6 +34,8 @@ class Job:
     """Progress of the batch when the sequence joined it."""
     generated: int = 0
     """Tokens of the present worker; kept by `SteppedBatch` only."""
+    has_draft: bool = False
+    """Whether the draft model has computed its prompt; kept by `SteppedBatch` only."""
     moves: int = 0
     """Times that the request continued on another worker."""
     first_token: float = -1.0
@@ -48,6 +50,7 @@ class Job:
         self.length += generated
         self.left -= generated
         self.computed = self.received = self.generated = 0
+        self.has_draft = False
         self.worker = self.drafter = -1
 
     @property

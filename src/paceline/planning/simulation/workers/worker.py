@@ -39,9 +39,8 @@ class Drafting(Protocol):
         """Sequences at the draft device that serves a batch of so many; 0: it cannot draft."""
         ...
 
-    @property
-    def row_seconds(self) -> float:
-        """Time that a prompt row of the draft model adds to a step of the target."""
+    def row_seconds(self, depth: int) -> float:
+        """Time that a prompt row of the draft model adds to a step of the target in which sequences draft `depth` tokens."""
         ...
 
     def ran(self, steps: int, depth: int) -> None:
@@ -52,8 +51,6 @@ class Drafting(Protocol):
 class NoDrafts:
     """Plain decoding."""
 
-    row_seconds = 0.0
-
     def open(self, job: Job, now: float) -> None:
         pass
 
@@ -63,6 +60,9 @@ class NoDrafts:
     def load(self, batch: int) -> int:
         return 0
 
+    def row_seconds(self, depth: int) -> float:
+        return 0.0
+
     def ran(self, steps: int, depth: int) -> None:
         pass
 
@@ -70,11 +70,16 @@ class NoDrafts:
 class DeviceDrafts(NoDrafts):
     """Drafts on the device of the target: it also computes the prompts of the draft model."""
 
-    def __init__(self, profile: WorkerProfile) -> None:
-        self.row_seconds = profile.draft_prefill_seconds.value
+    def __init__(self, profile: WorkerProfile, is_policy: bool) -> None:
+        """`is_policy`: the draft model computes prompts that join sequences which draft; others when they first draft
+        (`PolicyDepths`). Otherwise it computes all."""
+        self._row_seconds, self._is_policy = profile.draft_prefill_seconds.value, is_policy
 
     def load(self, batch: int) -> int:
         return batch
+
+    def row_seconds(self, depth: int) -> float:
+        return self._row_seconds if depth or not self._is_policy else 0.0
 
 
 class SimulatedWorker:
@@ -225,7 +230,7 @@ class SimulatedWorker:
         time, done, bucket = now, 0, 0
         pass_seconds, draft_seconds, attention = (
             self._rounds.pass_seconds,
-            self._drafts.row_seconds,
+            self._drafts.row_seconds(step.depth),
             self._attention,
         )
         waiting, own_rows, depth = step.waiting, step.rows, step.depth
