@@ -29,7 +29,7 @@ def test_one_request_takes_its_prefill_and_its_steps() -> None:
     config = SimulationConfig(H200)
     [job] = simulate(config, Trace("t", (TraceRequest(0.0, 500, 3),))).jobs
     attention = H200.prompt_context_seconds.value * 500 * 500 / 2
-    assert job.ttft == pytest.approx(H200.pass_seconds.at(500) + attention)
+    assert job.ttft == pytest.approx(H200.rows_seconds(0, 500) + attention)
     steps = sum(H200.verify_seconds(1, 0, context) for context in (501, 502))
     assert job.finished - job.first_token == pytest.approx(steps)
 

@@ -1,0 +1,119 @@
+"""The measured runs of one H200 beside the simulator with the profile `h200-8b`, without a GPU.
+
+python benchmarks/planner_fidelity_h200.py PROMPTS.jsonl
+
+PROMPTS is Spec-Bench's spec_bench_dev.jsonl. The figures of the GPU are those of benchmarks/vllm.md (over HTTP) and of
+benchmarks/gpu.md (inside one process). Requests are taken in the order of the file, and every stream sends its next one when a
+text ends. Simulated drafts are means of five seeds.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from paceline.models.tokenizer.chat_template import ChatTemplate
+from paceline.models.tokenizer.load import load_tokenizer
+from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.profile_file import load_profile
+from paceline.planning.simulation.config import SimulationConfig, Speculation
+from paceline.planning.simulation.result import quantile
+from paceline.planning.simulation.simulation import simulate
+from paceline.planning.traces.trace import Trace, TraceRequest
+
+PROFILE = replace(load_profile("h200-8b"), kv_tokens=Figure(160_000, "assumed", "setting of the measured runs"))
+OUTPUT_TOKENS, MAX_CHARACTERS = 128, 4000
+ALPHAS = (0.79, 0.81, 0.83)
+"""Of the first, all figures are printed: alpha of one stream in benchmarks/gpu.md."""
+MAX_DEPTH, SEEDS = 8, 5
+NAMES = ("tok/s", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, ms", "TPOT p99, ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    streams: int
+    requests: int
+    figures: tuple[float | None, ...]
+    """In the order of `NAMES`; None: not published."""
+    runs: tuple[float, float] | None = None
+    """Lowest and highest tok/s of single runs."""
+
+
+HTTP_PLAIN = (
+    Measured(1, 6, (252, 10, 10, 3.93, 3.93), (252, 252)),
+    Measured(8, 40, (1865, 19, 37, 4.12, 4.33), (1863, 1866)),
+    Measured(32, 128, (4899, 108, 270, 5.04, 7.76), (4870, 4927)),
+    Measured(64, 256, (7553, 176, 597, 5.79, 10.44), (7431, 7605)),
+    Measured(128, 384, (9588, 345, 879, 10.97, 12.17), (9539, 9638)),
+)
+HTTP_GOODPUT = (
+    Measured(1, 6, (498, 10, 11, 1.92, 2.22), (496, 500)),
+    Measured(8, 40, (3515, 22, 40, 2.05, 2.80), (3506, 3525)),
+    Measured(32, 128, (6302, 61, 164, 3.56, 7.20), (6283, 6321)),
+    Measured(64, 256, (8071, 146, 553, 5.57, 11.49), (7516, 9019)),
+    Measured(128, 384, (9445, 318, 902, 10.87, 14.37), (9439, 9451)),
+)
+INSIDE = (
+    Measured(128, 288, (9574, 170, 764, None, 11.25)),
+    Measured(256, 544, (11585, 335, 1520, None, 19.80)),
+)
+"""Plain decoding inside one process."""
+
+
+def prompt_lengths(path: Path) -> list[int]:
+    tokenizer = load_tokenizer("smollm2")
+    template = ChatTemplate.of(tokenizer)
+    texts = [json.loads(line)["turns"][0][:MAX_CHARACTERS] for line in path.read_text().splitlines()]
+    chats = [template.render([{"role": "user", "content": text}]) for text in texts]
+    return [len(tokenizer.encode(chat, add_special=False)) for chat in chats]
+
+
+def simulated(lengths: Sequence[int], run: Measured, alpha: float | None) -> list[float]:
+    requests = [TraceRequest(0.0, lengths[i % len(lengths)], OUTPUT_TOKENS) for i in range(run.requests)]
+    speculation = Speculation((alpha,), MAX_DEPTH, "policy") if alpha else None
+    config = SimulationConfig(PROFILE, speculation=speculation, mode="stepwise", streams=run.streams)
+    found = []
+    for seed in range(SEEDS if alpha else 1):
+        result = simulate(replace(config, seed=seed), Trace("fidelity", tuple(requests)))
+        ttft, tpot = (sorted(getattr(job, name) for job in result.jobs) for name in ("ttft", "tpot"))
+        rate = sum(job.output_tokens for job in result.jobs) / result.seconds
+        found.append((rate, *(1e3 * quantile(some, share) for some in (ttft, tpot) for share in (0.5, 0.99))))
+    return [fmean(values) for values in zip(*found, strict=True)]
+
+
+def verdict(name: str, value: float, real: float, run: Measured) -> str:
+    goal = 0.15 if "p99" in name else 0.05
+    if abs(value / real - 1.0) <= goal:
+        return f"{goal:.0%}: met"
+    if name == "tok/s" and run.runs is not None and run.runs[0] <= value <= run.runs[1]:
+        return f"{goal:.0%}: within the runs"
+    return f"{goal:.0%}: missed"
+
+
+def print_table(title: str, lengths: Sequence[int], runs: Sequence[Measured], alpha: float | None) -> None:
+    print(f"\n{title}\n\n| streams | figure | real | simulated | simulated / real | goal |\n|---|---|---|---|---|---|")
+    for run in runs:
+        for name, value, real in zip(NAMES, simulated(lengths, run, alpha), run.figures, strict=True):
+            if real is not None:
+                shown = f"{real:g} | {value:.5g} | {value / real:.3f} | {verdict(name, value, real, run)}"
+                print(f"| {run.streams} | {name} | {shown} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("prompts", type=Path, help="JSON lines with a list `turns`")
+    lengths = prompt_lengths(parser.parse_args().prompts)
+    print(f"{len(lengths)} prompts, {fmean(lengths):.0f} tokens on average")
+    print_table("Inside one process, plain", lengths, INSIDE, None)
+    print_table("Over HTTP, plain", lengths, HTTP_PLAIN, None)
+    print_table(f"Over HTTP, `goodput`, alpha {ALPHAS[0]}", lengths, HTTP_GOODPUT, ALPHAS[0])
+    print("\nsimulated / real tok/s of `goodput` by alpha")
+    for alpha in ALPHAS:
+        ratios = [simulated(lengths, run, alpha)[0] / (run.figures[0] or 0.0) for run in HTTP_GOODPUT]
+        print(f"{alpha}: " + ", ".join(f"{run.streams}: {r:.3f}" for run, r in zip(HTTP_GOODPUT, ratios, strict=True)))
+
+
+if __name__ == "__main__":
+    main()
