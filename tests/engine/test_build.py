@@ -16,7 +16,15 @@ from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
 from paceline.core.worker_status import BreakerState
 from paceline.engine import build
-from paceline.engine.build import build_engine, make_breaker, make_depth, pick_device, pick_dtype, pick_method
+from paceline.engine.build import (
+    build_engine,
+    default_methods,
+    make_breaker,
+    make_depth,
+    pick_device,
+    pick_dtype,
+    pick_method,
+)
 from paceline.engine.engine import Engine
 from paceline.engine.sizing import sizing
 from paceline.models.architectures.config import ModelConfig
@@ -208,6 +216,15 @@ def test_methods() -> None:
         pick_method(SpeculationConfig(method="draft_model"), ngram)
     with pytest.raises(InvalidConfig, match="choose from: ngram"):
         pick_method(SpeculationConfig(method="medusa"), ngram)
+
+
+def test_an_engine_chooses_between_a_pool_and_its_draft_unless_a_method_is_configured() -> None:
+    proposers: Any = dict.fromkeys(("ngram", "pool", "medusa", "eagle"), NgramProposer())
+    assert default_methods(SpeculationConfig(), proposers) == ("pool", "eagle")
+    assert default_methods(SpeculationConfig(method="pool"), proposers) == ()
+    del proposers["pool"]
+    assert default_methods(SpeculationConfig(), proposers) == ()
+    assert default_methods(SpeculationConfig(), {"ngram": NgramProposer(), "pool": NgramProposer()}) == ()
 
 
 def test_depth_rules() -> None:

@@ -24,7 +24,7 @@ from paceline.runtime.wire.messages import TO_DRAFT_WORKER, Branches, Drafts
 from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests, plain_text
-from tests.fakes import TINY, MixedDepth, tiny_engine, tiny_model
+from tests.fakes import TINY, MixedDepth, draft_model, tiny_engine, tiny_model
 from tests.runtime.pools import (
     TOKENIZER,
     PatientProposer,
@@ -62,6 +62,27 @@ def test_text_equals_plain_decoding(target, perturb, ahead_nodes, trees):
         assert result.drafted > 80
         assert (result.accepted == result.drafted) == (perturb == 0.0 and not trees)
         assert ahead_nodes or not counters.ready
+
+
+def test_text_does_not_depend_on_the_choice_between_pool_and_in_engine_draft(target):
+    core = model_core(tiny_model(perturb=0.3))
+    with draft_worker(core, VOCAB) as worker, pool(worker, vocab_size=VOCAB) as proposer:
+        engine = tiny_engine(
+            target, draft_model(tiny_model(perturb=0.1)), depth=4, clock=WallClock(),
+            more_proposers={"pool": PatientProposer(proposer)}, default_methods=("pool", "fake"),
+        )  # fmt: skip
+        for seed in range(24):
+            check_identical(target, engine, mixed_requests(4, VOCAB, seed, max_tokens=60))
+        methods = {status.method for status in engine.speculator.traffic.report()}
+        assert methods == {"pool", "fake"}
+        assert proposer.connections[0].counters.faults == 0
+
+
+def test_a_pool_is_available_while_a_worker_is_connected():
+    with draft_worker(model_core(tiny_model()), VOCAB) as worker, pool(worker, vocab_size=VOCAB) as proposer:
+        assert proposer.traits.is_available()
+        proposer.set_workers(())
+        assert not proposer.traits.is_available()
 
 
 @pytest.mark.parametrize("sends_ahead", [False, True])

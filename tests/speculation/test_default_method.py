@@ -8,6 +8,7 @@ from tests.speculation.default_method_simulator import BOTH, MODEL, POOL, Traffi
 
 def test_the_first_method_is_used_until_the_other_was_measured() -> None:
     traffic = Traffic()
+    assert traffic.choice.goodput(POOL, 1) is None
     methods = traffic.run(12, {POOL: 100.0, MODEL: 90.0})
     assert methods[:3] == [POOL] * 3
     assert MODEL in methods[3:8]

@@ -118,9 +118,9 @@ class DefaultMethod:
         """Load that the choice is for. It follows a load that halves or doubles, and not every sequence."""
 
     def goodput(self, method: str, load: int) -> float | None:
-        """Tokens per second of one sequence by this method at about this load; None: not measured."""
+        """Tokens per second of one sequence by this method at about this load; None: not measured enough."""
         measured = self._at(load.bit_length()).measured[method]
-        return measured.goodput if measured.windows else None
+        return measured.goodput if measured.is_known else None
 
     def observe(self, method: str, batch: int, tokens: int, seconds: float) -> None:
         """A step without prompts, whose `batch` sequences all had this method, committed `tokens` tokens. `seconds`: since the
