@@ -2,7 +2,7 @@ from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.best_drafts import BestDrafts
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
-from paceline.speculation.depth.prompt_load import QUIET_STEPS, WINDOW_STEPS, PromptLoad
+from paceline.speculation.depth.prompt_load import GENERATION_STEPS, QUIET_STEPS, WINDOW_STEPS, PromptLoad
 from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.step_time import StepTime
 
@@ -55,6 +55,45 @@ def test_prompts_of_a_batch_that_has_just_begun_count_as_one_each() -> None:
     assert load.rows_per_token(batch) == 250 / 125
     unknown = [*batch, Candidate(40, "draft_model", 8, 260, None, 250)]
     assert load.rows_per_token(unknown) == 2000 / 40
+
+
+def test_bursts_of_prompts_count_for_a_generation_of_texts() -> None:
+    """40 texts of 250 tokens for 125 tokens each; the steps that compute prompts alone count too."""
+    load, batch = PromptLoad(), [Candidate(i, "draft_model", 8, 260, 115, 250) for i in range(40)]
+    for rows, decoding in (8000, 0), (1000, 30), *[(0, 40)] * 100:
+        load.observe(step(rows, batch=decoding))
+    assert load.lasting_rows_per_token(batch) == 250 / 125
+    for _ in range(24):
+        load.observe(step(0, batch=40))
+    assert load.lasting_rows_per_token(batch) == 9000 / (30 + 124 * 40)
+    for _ in range(2):
+        load.observe(step(0, batch=40))
+    assert load.lasting_rows_per_token(batch) == 0.0
+
+
+def test_unknown_lengths_have_no_generation() -> None:
+    load = PromptLoad()
+    load.observe(step(8000))
+    assert load.lasting_rows_per_token([Candidate(0, "draft_model", 8, 260, None, 250)]) == 0.0
+    assert load.lasting_rows_per_token([Candidate(0, "draft_model", 8, 260, 115)]) == 0.0
+
+
+def test_old_steps_are_forgotten() -> None:
+    load = PromptLoad()
+    for _ in range(3 * GENERATION_STEPS):
+        load.observe(step(1))
+    assert len(load._all_rows) <= 2 * GENERATION_STEPS
+    assert load.lasting_rows_per_token([Candidate(0, "draft_model", 8, 260, 128 - 10, 250)]) == 1 / BATCH
+
+
+def test_a_batch_grows_if_its_prompts_are_many_for_its_size() -> None:
+    load, batch = PromptLoad(), [Candidate(i, "draft_model", 8, 260, 115, 250) for i in range(40)]
+    assert not load.is_growing(batch)
+    load.observe(step(1500, batch=40))
+    assert load.is_growing(batch)
+    assert not load.is_growing(batch * 2)
+    load.observe(step(0, batch=40))
+    assert not load.is_growing(batch)
 
 
 def drafts(prompt_rows: int, prefill_seconds: float = 0.0) -> list[int] | None:

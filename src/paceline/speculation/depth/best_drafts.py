@@ -1,14 +1,14 @@
 """Whether to draft, and how deep: the best drafts by the estimated costs and acceptance, if they are worth their start cost."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Allocation, Value
 from paceline.speculation.depth.padded_batch import BatchShape
 from paceline.speculation.depth.policy import Candidate, method_of
 from paceline.speculation.depth.prompt_load import PromptLoad
-from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost, horizon
+from paceline.speculation.depth.start_costs import HORIZON, DraftPrefillCost, SwitchOnCost, horizon
 from paceline.speculation.depth.step_time import Costs, StepTime
 
 MARGIN = 0.03
@@ -29,6 +29,8 @@ class BestDrafts:
         self._acceptance, self._times, self._switch_on, self._prefill = acceptance, times, switch_on, prefill
         self._prompts = prompts
         self.is_drafting = False
+        self.is_waiting = False
+        """Whether the batch is growing: it decides when all sequences that need a draft prefill have joined."""
         self.advantage: float | None = None
         """Expected speed of the best drafts over plain decoding; None while costs are unknown."""
 
@@ -39,17 +41,25 @@ class BestDrafts:
 
     def find(self, batch: Sequence[Candidate], shape: BatchShape) -> list[int] | None:
         """Depths by candidate; None if no candidate is to draft."""
-        context, slots = sum([candidate.num_tokens for candidate in batch]), shape.slots(len(batch))
+        best, self.advantage, self.is_waiting = None, None, False
         # Only a padded batch computes prompts without leaving its graphs
-        prompt_rows = self._prompts.rows_per_token(batch) if shape.is_padded else 0.0
-        plain = self._times.plain(slots + prompt_rows * len(batch), context)
-        costs = self._times.costs(slots, context)
-        best, self.advantage = None, None
-        if batch and plain is not None and costs is not None:
-            costs = replace(costs, prompt_rows=prompt_rows, prompt_seconds=self._prefill.prompt_seconds(costs.lines))
-            best = self._worthwhile(batch, shape, self._values(batch, costs), costs, plain)
+        next_steps = self._prices(batch, shape, self._prompts.rows_per_token(batch) if shape.is_padded else 0.0)
+        if batch and next_steps is not None:
+            values = self._values(batch, next_steps.costs)
+            if shape.is_padded:
+                best = self._worthwhile_padded(batch, shape, values, next_steps)
+            else:
+                best = self._worthwhile(batch, shape, values, next_steps)
         self.is_drafting = best is not None
         return None if best is None else best.depths
+
+    def _prices(self, batch: Sequence[Candidate], shape: BatchShape, prompt_rows: float) -> "_Prices | None":
+        context, slots = sum([candidate.num_tokens for candidate in batch]), shape.slots(len(batch))
+        plain, costs = self._times.plain(slots + prompt_rows * len(batch), context), self._times.costs(slots, context)
+        if plain is None or costs is None:
+            return None
+        prompt_seconds = self._prefill.prompt_seconds(costs.lines)
+        return _Prices(replace(costs, prompt_rows=prompt_rows, prompt_seconds=prompt_seconds), plain)
 
     def _values(self, batch: Sequence[Candidate], costs: Costs) -> dict[str, Value]:
         return {
@@ -59,27 +69,66 @@ class BestDrafts:
         }
 
     def _worthwhile(
-        self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[str, Value], costs: Costs, plain: float
+        self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[str, Value], prices: "_Prices"
     ) -> Allocation | None:
-        best, excluded = shape.allocate(batch, values, costs), set[int]()
+        """Every sequence of a ragged batch has to recover its own draft prefill."""
+        best = shape.allocate(batch, values, prices.costs)
         if best is None:
             return None
+        excluded, plain = set[int](), prices.plain
         advantage, needed = best.rate * plain / len(batch), self._needed(batch, plain)
         if advantage > needed:
             saved = (1.0 - needed / advantage) * plain / len(batch)  # per sequence and plain step
             excluded = self._prefill.unprofitable(batch, best.depths, saved)
         if excluded:
-            others = [c._replace(max_depth=0) if i in excluded else c for i, c in enumerate(batch)]
-            best = shape.allocate(others, values, costs)
-            if best is not None and 2 * sum(best.depths) < max(best.depths) * len(batch):
-                best = (
-                    None  # HAZARD: a padded batch has the same rows for all; one that drafts for few runs on the host
-                )
+            best = _allocate_others(batch, shape, values, prices.costs, excluded)
             advantage = best.rate * plain / len(batch) if best else 1.0
         self.advantage = advantage
-        if best is None or advantage <= needed:
+        return best if advantage > needed else None
+
+    def _worthwhile_padded(
+        self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[str, Value], next_steps: "_Prices"
+    ) -> Allocation | None:
+        """The steps of a padded batch take as long for a sequence without drafts as for the others. The batch therefore drafts
+        as a whole, if that recovers the draft prefills of all its sequences together: within the horizon if other sequences
+        take their places, and within their own texts if none do."""
+        lasting = self._prices(batch, shape, self._prompts.lasting_rows_per_token(batch))
+        assert lasting is not None
+        best, advantage = _best_and_advantage(batch, shape, values, next_steps, lasting, set())
+        if best is None:
             return None
-        return self._with_excluded(batch, excluded, values, best) if shape.is_padded else best
+        behind = self._prefill.behind(batch, best.depths)
+        if 2 * len(behind) > sum([depth > 0 for depth in best.depths]):
+            self.is_drafting = False  # these are other sequences than those that drafted
+        if not self.is_drafting and self._prompts.is_growing(batch):
+            self.advantage, self.is_waiting = advantage, True
+            return None
+        needed = self._needed(batch, next_steps.plain)
+        excluded = {i for i in behind if self._prefill.seconds(batch[i]) > self._slot_seconds(batch[i], values, best)}
+        if excluded and advantage > needed:
+            best, advantage = _best_and_advantage(batch, shape, values, next_steps, lasting, excluded)
+        late = [i for i in behind if i not in excluded]
+        if best is not None and late and advantage > needed:
+            cost = sum([self._prefill.seconds(batch[i]) for i in late])
+            drafting = [c for c, depth in zip(batch, best.depths, strict=True) if depth]
+            saved = (1.0 - needed / advantage) * lasting.plain / len(batch) * HORIZON * len(drafting)
+            if saved > cost:
+                alone = self._prices(batch, shape, 0.0)
+                assert alone is not None
+                _, most = _best_and_advantage(batch, shape, values, alone, alone, excluded)
+                saved = (1.0 - needed / most) * alone.plain / len(batch) * sum([horizon(c) for c in drafting])
+            if saved < cost:
+                best, advantage = _best_and_advantage(batch, shape, values, next_steps, lasting, {*behind})
+        self.advantage = advantage
+        return best if advantage > needed else None
+
+    @staticmethod
+    def _slot_seconds(candidate: Candidate, values: Mapping[str, Value], best: Allocation) -> float:
+        """Time that the batch needs for the tokens that it loses if this sequence alone does not draft: one that takes twice
+        the steps occupies its slot twice as long, which another sequence would use."""
+        value = values[candidate.category]
+        gained = value.delivery * sum(value.survival[: min(candidate.max_depth, max(best.depths))])
+        return horizon(candidate) * gained / best.rate
 
     def _needed(self, batch: Sequence[Candidate], plain: float) -> float:
         """The advantage that drafts must have: the margin, and at a switch also its cost within the horizon."""
@@ -88,16 +137,42 @@ class BestDrafts:
         steps = sum([horizon(candidate) for candidate in batch]) / len(batch)
         return 1.0 + MARGIN + self._switch_on.seconds(len(batch)) / (steps * plain)
 
-    def _with_excluded(
-        self, batch: Sequence[Candidate], excluded: set[int], values: Mapping[str, Value], best: Allocation
-    ) -> Allocation:
-        """A padded batch has rows for excluded sequences too. One of them drafts if its draft prefill takes less time than the
-        batch needs for the tokens that the drafts gain."""
-        depths, deepest = list(best.depths), max(best.depths)
-        for i in excluded:
-            depth, value = min(batch[i].max_depth, deepest), values[batch[i].category]
-            gained = value.delivery * sum(value.survival[:depth])
-            rounds = horizon(batch[i]) / (1.0 + gained)
-            if self._prefill.seconds(batch[i]) < rounds * gained / best.rate:
-                depths[i] = depth
-        return replace(best, depths=depths)
+
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """Costs of drafting and seconds of a plain step, both with the prompts beside them."""
+
+    costs: Costs
+    plain: float
+
+
+def _best_and_advantage(
+    batch: Sequence[Candidate],
+    shape: BatchShape,
+    values: Mapping[str, Value],
+    next_steps: _Prices,
+    lasting: _Prices,
+    excluded: set[int],
+) -> tuple[Allocation | None, float]:
+    """The best drafts for the next steps, and their advantage there or with the lasting load, whichever is less."""
+    best = _allocate_others(batch, shape, values, next_steps.costs, excluded)
+    if best is None:
+        return None, 1.0
+    advantage = best.rate * next_steps.plain / len(batch)
+    if lasting.costs.prompt_rows > next_steps.costs.prompt_rows:
+        with_prompts = _allocate_others(batch, shape, values, lasting.costs, excluded)
+        advantage = min(advantage, with_prompts.rate * lasting.plain / len(batch) if with_prompts else 1.0)
+    return best, advantage
+
+
+def _allocate_others(
+    batch: Sequence[Candidate], shape: BatchShape, values: Mapping[str, Value], costs: Costs, excluded: set[int]
+) -> Allocation | None:
+    """The best drafts without those of the excluded sequences; None if few are left."""
+    if not excluded:
+        return shape.allocate(batch, values, costs)
+    others = [c._replace(max_depth=0) if i in excluded else c for i, c in enumerate(batch)]
+    best = shape.allocate(others, values, costs)
+    if best is not None and 2 * sum(best.depths) < max(best.depths) * len(batch):
+        return None  # HAZARD: a padded batch has the same rows for all; one that drafts for few runs on the host
+    return best

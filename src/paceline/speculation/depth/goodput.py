@@ -133,7 +133,7 @@ class GoodputDepth:
 
     def _best(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._drafts.find(batch, self._shape_of(batch))
-        if depths is None and self.advantage is not None:
+        if depths is None and self.advantage is not None and not self._drafts.is_waiting:
             self._num_skipped, self._skipped_batch = SKIPPED_STEPS, len(batch)
         return depths or [0] * len(batch)
 

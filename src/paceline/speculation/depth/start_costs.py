@@ -78,15 +78,18 @@ class DraftPrefillCost:
     def unprofitable(self, batch: Sequence[Candidate], depths: Sequence[int], saved: float) -> set[int]:
         """Indices of sequences whose draft prefill costs more than drafting saves them: `saved` seconds for each token that
         they have left, up to the horizon. Only sequences with a depth are considered."""
+        return {i for i in self.behind(batch, depths) if self.seconds(batch[i]) > saved * horizon(batch[i])}
+
+    def behind(self, batch: Sequence[Candidate], depths: Sequence[int]) -> list[int]:
+        """Indices of sequences with a depth that need a draft prefill."""
         if not self._rates:
-            return set()
+            return []
         recent = self._step - _IDLE_STEPS
-        behind = [
+        return [
             i
             for i, (c, depth) in enumerate(zip(batch, depths, strict=True))
             if depth and self._last_drafted.get(c.sequence_id, recent - 1) < recent
         ]
-        return {i for i in behind if self.seconds(batch[i]) > saved * horizon(batch[i])}
 
     def seconds(self, candidate: Candidate) -> float:
         """Time of the draft prefill that this sequence needs; 0 if its draft is up to date, or nothing is known."""
