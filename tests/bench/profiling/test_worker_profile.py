@@ -2,7 +2,7 @@ from pathlib import Path
 
 from paceline.bench.calibrate import calibration_config
 from paceline.bench.profiling.prompt_passes import BLOCK, CHUNK, _spans, draft_prefill_seconds, row_counts
-from paceline.bench.profiling.worker_profile import DEPTH, Prices, _sizes, measure_profile
+from paceline.bench.profiling.worker_profile import DEPTH, Prices, _merge, _rising, _sizes, measure_profile
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.planning.profiles.profile_file import load_profile, save_profile
@@ -79,3 +79,13 @@ def test_the_ends_of_the_batch_sizes_are_measured_first() -> None:
     assert _sizes(256) == [1, 256, 16, 4, 64, 2, 8, 32, 128]
     assert _sizes(6) == [1, 6, 2, 4]
     assert (_sizes(2), _sizes(1)) == ([1, 2], [1])
+
+
+def test_a_slow_measurement_does_not_raise_the_later_ones() -> None:
+    assert _rising({1: 1.0, 10: 4.0, 16: 2.0, 4: 1.5}) == {1: 1.0, 4: 1.5, 10: 2.0, 16: 2.0}
+
+
+def test_more_rows_than_were_run_cost_what_a_prompt_costs() -> None:
+    """A step of 8 rows took longer than a prompt of 8 rows, or less long: then the prompt's time counts."""
+    assert _merge({1: 1.0, 8: 2.0}, {8: 1.5, 16: 3.0}) == {1: 1.0, 8: 2.0, 16: 3.5}
+    assert _merge({1: 1.0, 8: 2.0}, {8: 2.5, 16: 3.0}) == {1: 1.0, 8: 2.0, 16: 3.0}

@@ -174,16 +174,17 @@ def _draft_seconds(rounds: Iterable[RecordedRound]) -> dict[int, float]:
 def _merge(steps: Mapping[int, float], prompts: Mapping[int, float]) -> dict[int, float]:
     """Whole steps up to the rows that were run; further rows cost as much as those of prompts, at least."""
     curve, largest = Curve(tuple(prompts.items()), "measured"), max(steps, default=0)
-    start = steps[largest] - curve.at(largest) if steps else 0.0
-    return _rising(dict(steps) | {rows: max(1e-6, start + one) for rows, one in prompts.items() if rows > largest})
+    start = max(0.0, steps[largest] - curve.at(largest)) if steps else 0.0
+    return _rising(dict(steps) | {rows: start + one for rows, one in prompts.items() if rows > largest})
 
 
 def _rising(curve: Mapping[int, float]) -> dict[int, float]:
+    """The curve with no point above a later one: a disturbance makes a measurement too slow, never too fast."""
     found: dict[int, float] = {}
-    most = 0.0
-    for count, seconds in sorted(curve.items()):
-        most = found[count] = max(most, seconds)
-    return found
+    least = inf
+    for count, seconds in sorted(curve.items(), reverse=True):
+        least = found[count] = min(least, seconds)
+    return dict(sorted(found.items()))
 
 
 def _decode_seconds(runner: "ModelRunner", batch: int, clock: Clock) -> float:
