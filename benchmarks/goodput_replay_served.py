@@ -1,0 +1,241 @@
+"""Streams under continuous load in a simulation, without a GPU: `goodput` against plain decoding, with costs of an H200.
+
+    python benchmarks/goodput_replay_served.py
+    python benchmarks/goodput_replay_served.py --whole
+
+Every stream sends its next prompt when its text ends; `--whole`: every stream has one text. Prompts are computed beside
+decoding by the rule of the engine. A draft prefill runs beside a step, and its sequence drafts from the next step on. The
+policy observes a step after it has decided the next one, as in the engine. The last columns are shares of the time of
+`goodput`, and of its steps for baselines; a probe counts with the time that it adds.
+"""
+
+import argparse
+import random
+from statistics import mean, median
+
+from goodput_replay_texts import (
+    CATEGORY,
+    DRAFT_PREFILL,
+    DRAFTS,
+    EARLY_ALPHA,
+    EARLY_TOKENS,
+    MAX_DEPTH,
+    MAX_DRAFT_TOKENS,
+    MAX_GAP,
+    MIXED,
+    MS,
+    PASSES,
+    PER_TOKEN,
+    PROMPTS,
+    TOKENS,
+    Run,
+    Text,
+    interpolate,
+)
+
+from paceline.engine.executors.graph.drafters.chain_drafter import MAX_FOLLOWED_ROUNDS
+from paceline.engine.executors.graph.mixed import prompt_budget
+from paceline.models.gpu.runner import bucket
+from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.padded_batch import PaddedBatch
+from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.probing import SEQUENCES as PROBED
+
+
+class Served:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        padded = PaddedBatch(frozenset({"draft"}), bucket, lambda depth: depth, MAX_DRAFT_TOKENS)
+        self.policy = GoodputDepth(MAX_DEPTH, padded=padded)
+        self.policy.calibrate({1 << n: interpolate(PASSES, 1 << n) for n in range(11)}, PER_TOKEN)
+        lines = {size: LinearCost(0.0, seconds * MS) for size, seconds in DRAFTS.items()}
+        self.policy.calibrate_drafts("draft", lines, DRAFT_PREFILL)
+        self._next_id, self._is_baseline = 0, False
+
+    def run(self, streams: int, requests: int, is_on: bool, seed: int) -> Run:
+        self.dice = random.Random(seed)
+        self._numbers = iter(range(requests))
+        run, waiting, running = Run(), [], []
+        for _ in range(streams):
+            self._arrive(waiting, run.now, seed)
+        self._num_plain, self._observed = MAX_FOLLOWED_ROUNDS + 1, None
+        while waiting or running:
+            if not running and all(text.arrives > run.now for text in waiting):
+                run.now = min(text.arrives for text in waiting)
+            self._step(run, waiting, running, is_on)
+            for text in [text for text in running if text.made >= TOKENS]:
+                running.remove(text)
+                text.ended = run.now
+                run.texts.append(text)
+                self._arrive(waiting, run.now + self.dice.uniform(0.0, self.options.delay) * MS, seed)
+        if self._observed is not None:
+            self.policy.observe(self._observed)
+        return run
+
+    def _arrive(self, waiting: list[Text], when: float, seed: int) -> None:
+        number = next(self._numbers, None)
+        if number is not None:
+            dice, self._next_id = random.Random(1000 * seed + number), self._next_id + 1
+            alpha = min(0.985, max(0.4, dice.gauss(self.options.alpha, self.options.spread)))
+            waiting.append(Text(self._next_id, dice.choice(PROMPTS), alpha, when))
+
+    def _step(self, run: Run, waiting: list[Text], running: list[Text], is_on: bool) -> None:
+        wanted = self._decide(running) if is_on and running else [0] * len(running)
+        is_probe = 0 < sum(map(bool, wanted)) <= min(PROBED, len(running) // 2)
+        run.num_baselines += is_on and self._is_baseline
+        depths, read = self._catch_up(running, wanted)
+        observed, self._observed = self._observed, None
+        if observed is not None:
+            self.policy.observe(observed)
+        deepest, slots = max(depths, default=0), bucket(len(running)) if running else 0
+        joined, prompt_rows = self._compute_prompts(run, waiting, len(running))
+        if joined and 2 * sum(map(bool, depths)) >= len(running) > 0 and deepest:
+            read += sum(text.prompt for text in joined)
+            for text in joined:
+                text.is_current, text.cached = True, text.prompt
+        context = sum(text.size for text in running)
+        verify = self._pass_seconds(len(running), deepest, prompt_rows, context) * (
+            1.0 + self.dice.uniform(-0.01, 0.01)
+        )
+        if not deepest:
+            self._num_plain += 1
+            if self._num_plain > MAX_FOLLOWED_ROUNDS:
+                for text in running:
+                    text.is_current = False
+        else:
+            self._num_plain = 0
+        follows = not deepest and any(text.is_current for text in running)
+        drafted = interpolate(DRAFTS, slots) * (deepest or follows) if running else 0.0
+        prefill = DRAFT_PREFILL * self.options.prefill * read
+        run.now += verify + drafted + prefill
+        run.seconds["prefill"] += prefill
+        run.seconds["drafts"] += drafted
+        if is_probe and deepest:
+            run.seconds["probes"] += verify + drafted - self._pass_seconds(len(running), 0, prompt_rows, context)
+        rounds = self._commit(running, depths)
+        if running:
+            run.depths.append(deepest)
+        for text in joined:
+            text.made, text.began = 1, run.now
+            running.append(text)
+        if is_on:
+            drafting = (DraftingObservation("draft", deepest, drafted),) if deepest else ()
+            is_timed = not (read and not prompt_rows)
+            self._observed = StepObservation(
+                batch=len(depths),
+                rows=slots * (1 + deepest),
+                prefill_rows=prompt_rows,
+                drafting=drafting,
+                verify_seconds=verify + prefill,
+                network_seconds=0.0,
+                rounds=rounds,
+                is_timed=is_timed,
+                context=context,
+                slots=slots,
+            )
+            if not depths:  # the engine waits for a step that only computes prompts
+                self.policy.observe(self._observed)
+                self._observed = None
+
+    def _decide(self, running: list[Text]) -> list[int]:
+        self._is_baseline = False
+        if self.policy.skip_step(len(running)):
+            return [0] * len(running)
+        candidates = [Candidate(t.id, CATEGORY, t.limit, t.size, TOKENS - t.made, t.prompt) for t in running]
+        depths = self.policy.decide(candidates)
+        self._is_baseline = self.policy._drafts.is_drafting and not any(depths)
+        return depths
+
+    def _catch_up(self, running: list[Text], wanted: list[int]) -> tuple[list[int], int]:
+        """The depths granted, and the tokens of draft prefill beside the step, as in `GraphScheduler`."""
+        behind = [text for text, depth in zip(running, wanted, strict=True) if depth and not text.is_current]
+        if not behind:
+            return wanted, 0
+        is_most, ids = 2 * len(behind) > sum(map(bool, wanted)), {text.id for text in behind}
+        depths = [0 if is_most or text.id in ids else depth for text, depth in zip(running, wanted, strict=True)]
+        read = 0
+        for text in behind:
+            if read >= MAX_GAP:
+                break
+            read += text.size - text.cached
+            text.is_current, text.cached = True, text.size
+        self._num_plain = -1 if not any(depths) else 0
+        return depths, read
+
+    def _compute_prompts(self, run: Run, waiting: list[Text], num_running: int) -> tuple[list[Text], int]:
+        """Prompts that the step completes, and its prompt rows."""
+        here = [text for text in waiting if text.arrives <= run.now]
+        budget = prompt_budget(num_running, sum(text.prompt - text.computed for text in here)) if here else 0
+        joined, rows = [], 0
+        for text in here:
+            share = min(text.prompt - text.computed, budget - rows)
+            text.computed, rows = text.computed + share, rows + share
+            if text.computed == text.prompt:
+                joined.append(text)
+                waiting.remove(text)
+            if rows >= budget:
+                break
+        return joined, rows
+
+    @staticmethod
+    def _pass_seconds(num_decoding: int, depth: int, prompt_rows: int, context: int) -> float:
+        """A graph step has rows for its slots, a step with prompts for its sequences."""
+        rows = (num_decoding if prompt_rows else bucket(num_decoding)) * (1 + depth) + prompt_rows
+        return interpolate(PASSES, rows) + PER_TOKEN * context + MIXED * bool(prompt_rows)
+
+    def _commit(self, running: list[Text], depths: list[int]) -> tuple[RoundObservation, ...]:
+        rounds = []
+        for text, depth in zip(running, depths, strict=True):
+            alpha, count = EARLY_ALPHA if text.made < EARLY_TOKENS else text.alpha, 0
+            while count < depth and self.dice.random() < alpha:
+                count += 1
+            text.made = min(TOKENS, text.made + count + 1)
+            text.has_drafted |= depth > 0
+            if text.is_current:
+                text.cached = text.size
+            if depth:
+                rounds.append(RoundObservation(text.id, CATEGORY, depth, count, depth))
+        return tuple(rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--alpha", type=float, default=0.82, help="mean over sequences, after the first tokens of a text"
+    )
+    parser.add_argument("--spread", type=float, default=0.09, help="deviation of alpha between sequences")
+    parser.add_argument("--prefill", type=float, default=2.0, help="time of a draft prefill over its time alone")
+    parser.add_argument("--delay", type=float, default=20.0, help="longest time until a stream sends again, ms")
+    parser.add_argument("--whole", action="store_true", help="every stream has one text")
+    parser.add_argument("--streams", type=int, nargs="+", default=[8, 32, 64, 128, 256])
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    print("| streams | plain, tok/s | goodput / plain | lowest to highest | TPOT p50 / p99 ms plain | goodput "
+          "| mean depth | sequences that draft | draft prefill | drafts | probes | baselines |")  # fmt: skip
+    print("|" + "---|" * 12)
+    for streams in options.streams:
+        served, requests = Served(options), streams if options.whole else 3 * streams
+        pairs = [
+            (served.run(streams, requests, False, seed), served.run(streams, requests, True, seed))
+            for seed in range(options.repeats + 1)
+        ][1:]
+        ratios = sorted(on.rate / off.rate for off, on in pairs)
+        offs, ons = [off for off, _ in pairs], [on for _, on in pairs]
+        tpots = [
+            " / ".join(f"{median(run.tpot(percent) for run in runs):.2f}" for percent in (50, 99))
+            for runs in (offs, ons)
+        ]
+        baselines = mean(on.num_baselines / len(on.depths) for on in ons)
+        shares = {key: mean(on.seconds[key] / on.now for on in ons) for key in ons[0].seconds}
+        cells = (
+            streams, f"{median(off.rate for off in offs):.0f}", f"{median(ratios):.3f}", f"{ratios[0]:.3f} to {ratios[-1]:.3f}",
+            *tpots, f"{mean(mean(on.depths) for on in ons):.2f}",
+            f"{mean(text.has_drafted for on in ons for text in on.texts):.2f}", *(f"{share:.1%}" for share in shares.values()),
+            f"{baselines:.1%}",
+        )  # fmt: skip
+        print("| " + " | ".join(map(str, cells)) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
