@@ -60,9 +60,10 @@ class NgramProposer:
         return []
 
     def _extend(self, index: _Index) -> None:
-        ids = index.progress.ids
-        for end in range(max(index.num_indexed, 1), len(ids)):
-            for size in self._sizes:
-                if size <= end:
-                    index.after[tuple(ids[end - size : end])] = end
+        ids, after = index.progress.ids, index.after
+        for size in self._sizes:
+            start = max(index.num_indexed, size, 1)  # the end of the first new n-gram
+            if start < len(ids):
+                columns = [ids[start - size + i : len(ids) - size + i] for i in range(size)]
+                after.update(zip(zip(*columns, strict=True), range(start, len(ids)), strict=True))
         index.num_indexed = len(ids)

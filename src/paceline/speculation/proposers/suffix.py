@@ -31,6 +31,8 @@ MAX_FOLLOWERS = 64
 def grow(automaton: SuffixAutomaton, context: tuple[int, int], budget: int, is_chain: bool = False) -> DraftTree:
     """The `budget` most probable nodes after `context` (state, length), best first; none below `MIN_PROBABILITY`. `is_chain`:
     of every node only the most probable child."""
+    if is_chain:
+        return _grow_chain(automaton, context, budget)
     tokens: list[int] = []
     parents: list[int] = []
     expected = 0.0
@@ -47,8 +49,6 @@ def grow(automaton: SuffixAutomaton, context: tuple[int, int], budget: int, is_c
                 taken.add(token)
                 if count * share >= MIN_PROBABILITY:
                     heappush(leaves, (-count * share, len(leaves), token, after, size + 1, parent))
-                    if is_chain:
-                        return
             probability = share * ESCAPE / size
             if probability < MIN_PROBABILITY:
                 return
@@ -61,6 +61,41 @@ def grow(automaton: SuffixAutomaton, context: tuple[int, int], budget: int, is_c
         expected -= negative
         branch(state, length, -negative, len(tokens) - 1)
     return DraftTree(tuple(tokens), tuple(parents), expected)
+
+
+def _grow_chain(automaton: SuffixAutomaton, context: tuple[int, int], budget: int) -> DraftTree:
+    tokens: list[int] = []
+    expected, probability = 0.0, 1.0
+    while len(tokens) < budget:
+        child = _best_child(automaton, context, probability)
+        if child is None:
+            break
+        probability, token, context = child
+        tokens.append(token)
+        expected += probability
+    return DraftTree(tuple(tokens), tuple(range(-1, len(tokens) - 1)), expected)
+
+
+def _best_child(
+    automaton: SuffixAutomaton, context: tuple[int, int], probability: float
+) -> tuple[float, int, tuple[int, int]] | None:
+    """(probability, token, context) of the child of the longest context that has a probable one."""
+    count_of = automaton.count
+    taken: set[int] = set()
+    for size, followers in automaton.contexts(*context):
+        if len(followers) > MAX_FOLLOWERS:
+            return None
+        fresh = [(count_of(after), token, after) for token, after in followers.items() if token not in taken]
+        share = probability / (sum([count for count, _, _ in fresh]) + ESCAPE / size)
+        if fresh:
+            count, token, after = max(fresh)
+            if count * share >= MIN_PROBABILITY:
+                return count * share, token, (after, size + 1)
+            taken.update([token for _, token, _ in nlargest(MAX_CHILDREN, fresh)])
+        probability = share * ESCAPE / size
+        if probability < MIN_PROBABILITY:
+            return None
+    return None
 
 
 class RecentOutputs:
@@ -151,7 +186,7 @@ class SuffixProposer:
         for sequence_id in sequence_ids:
             sequence = self._sequences.pop(sequence_id, None)
             if sequence is not None and len(sequence.text):
-                self._keep(sequence.progress)
+                self.keep(sequence.progress)
 
     def _draft(self, sequence: _Sequence) -> DraftTree:
         progress = sequence.progress
@@ -170,7 +205,8 @@ class SuffixProposer:
                 best = other
         return best
 
-    def _keep(self, progress: Progress) -> None:
+    def keep(self, progress: Progress) -> None:
+        """Keep the output of a sequence that ends. `close` does it for those that were drafted for."""
         if len(progress.ids) > progress.num_prompt:
             start = max(0, progress.num_prompt - CONTEXT)
             self._outputs.add(progress.cache_salt, progress.ids[start:])

@@ -31,16 +31,36 @@ class SuffixAutomaton:
         self._last = ROOT
 
     def extend(self, tokens: Iterable[int]) -> None:
-        counts, links = self._counts, self._links
+        counts, links, lengths, edges = self._counts, self._links, self._lengths, self._next
+        last, size = self._last, self._size
         for token in tokens:
-            self._last = self._append(token)
-            self._size += 1
-            state = self._last
+            followers = edges[last]
+            if token in followers:  # only after `restart`: an earlier text starts the same
+                known = followers[token]
+                last = known if lengths[known] == lengths[last] + 1 else self._split(last, token, known)
+            else:
+                new, state = len(lengths), last
+                lengths.append(lengths[last] + 1)
+                links.append(ROOT)
+                edges.append({})
+                counts.append(0)
+                while state != -1 and token not in followers:
+                    followers[token] = new
+                    state = links[state]
+                    followers = edges[state]
+                if state != -1:
+                    known = followers[token]
+                    is_whole = lengths[known] == lengths[state] + 1
+                    links[new] = known if is_whole else self._split(state, token, known)
+                last = new
+            size += 1
+            state = last
             for _ in range(MAX_COUNTED):
                 if state == ROOT:
                     break
                 counts[state] += 1
                 state = links[state]
+        self._last, self._size = last, size
 
     @property
     def end(self) -> tuple[int, int]:
@@ -72,38 +92,16 @@ class SuffixAutomaton:
         """Occurrences of the substrings of `state`."""
         return self._counts[state]
 
-    def _append(self, token: int) -> int:
-        lengths, links, edges = self._lengths, self._links, self._next
-        state = self._last
-        if token in edges[state]:  # only after `restart`: an earlier text starts the same
-            known = edges[state][token]
-            return known if lengths[known] == lengths[state] + 1 else self._split(state, token, known)
-        new = self._add(lengths[state] + 1, {})
-        while state != -1 and token not in edges[state]:
-            edges[state][token] = new
-            state = links[state]
-        if state == -1:
-            links[new] = ROOT
-        else:
-            known = edges[state][token]
-            links[new] = known if lengths[known] == lengths[state] + 1 else self._split(state, token, known)
-        return new
-
     def _split(self, state: int, token: int, known: int) -> int:
         """Move the substrings of `known` that are reached from `state` to a new state: they now end at other positions."""
         edges, links = self._next, self._links
-        clone = self._add(self._lengths[state] + 1, dict(edges[known]))
-        self._counts[clone] = self._counts[known]
-        links[clone] = links[known]
+        clone = len(links)
+        self._lengths.append(self._lengths[state] + 1)
+        self._counts.append(self._counts[known])
+        edges.append(dict(edges[known]))
+        links.append(links[known])
         links[known] = clone
         while state != -1 and edges[state].get(token) == known:
             edges[state][token] = clone
             state = links[state]
         return clone
-
-    def _add(self, length: int, edges: dict[int, int]) -> int:
-        self._lengths.append(length)
-        self._links.append(ROOT)
-        self._next.append(edges)
-        self._counts.append(0)
-        return len(self._lengths) - 1
