@@ -10,7 +10,7 @@ from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import ProposerTraits
 from paceline.vllm.batch import Batch
 from paceline.vllm.drafting import DraftLoop
-from paceline.vllm.proposers import depth_policy, lookups
+from paceline.vllm.proposers import Lookups, depth_policy
 
 LONGEST = 256
 
@@ -57,7 +57,8 @@ class FakeVllm:
 
 
 def make(method, depth, clock, max_depth=4):
-    return DraftLoop("plugin", lookups(method, clock), depth, max_depth, 1000, clock)
+    lookups = Lookups.of(method)
+    return DraftLoop("plugin", lookups.proposer({}, clock), depth, max_depth, 1000, clock, lookups.keep)
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram", "combined"])

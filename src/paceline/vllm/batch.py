@@ -1,4 +1,4 @@
-"""What vLLM reports after a step: the rows of its batch, with the tokens just sampled."""
+"""What vLLM reports after a step, the rows of its batch with the tokens just sampled, and the chain that it verifies."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.sampling import SamplingParams
+from paceline.speculation.drafts import Draft
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -32,3 +33,16 @@ class Batch(NamedTuple):
     """[R, max_model_len]"""
     sampling: Sequence[RowSampling] = ()
     """Empty: not known."""
+
+
+def first_chain(draft: Draft, depth: int, vocab_size: int) -> tuple[int, ...]:
+    """The first child of every node, down to `depth`; it ends before a token that the target does not have."""
+    chain: list[int] = []
+    node = -1
+    for child, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if len(chain) == depth or not 0 <= token < vocab_size:
+            break
+        if parent == node:
+            chain.append(token)
+            node = child
+    return tuple(chain)

@@ -4,7 +4,8 @@ vLLM calls the plugin after every step, with the tokens just sampled, and verifi
 time from a return to the next call is the time of vLLM's step; the depth policy learns from it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,12 +20,15 @@ from paceline.speculation.depth.policy import (
 )
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Progress, Proposer
-from paceline.vllm.batch import UNKNOWN, Batch, RowSampling
-from paceline.vllm.padding import Padding
+from paceline.vllm.batch import UNKNOWN, Batch, RowSampling, first_chain
+from paceline.vllm.latency_limit import LatencyLimit
+from paceline.vllm.padding import PaddedDrafts
 from paceline.vllm.pause import Pause
+from paceline.vllm.record import categories
 from paceline.vllm.sequences import Matches, SequenceTable, TrackedSequence
+from paceline.vllm.unverified import UnverifiedDrafts, sample, sample_size
 
-PREFILL_RATIO = 16
+PREFILL_RATIO = 32
 """Tokens that a lookup indexes in about the time of one draft. The first draft of a sequence indexes all of its tokens."""
 
 
@@ -39,13 +43,13 @@ class DraftLoop:
         max_depth: int,
         vocab_size: int,
         clock: Clock,
+        keep: Callable[[Progress], None] | None = None,
     ) -> None:
+        """`keep` takes sequences that have ended without a draft: their texts may be drafts of others."""
         self.num_steps = 0
         self.num_drafted = 0
         """Tokens returned as drafts, without padding."""
         self.num_accepted = 0
-        self.num_padded = 0
-        """Steps whose drafts were padded."""
         self.depth = depth
         """Depth policy; another one may be set between two steps."""
         self._method = method
@@ -55,14 +59,20 @@ class DraftLoop:
         self._lengths = np.empty(0, dtype=np.int64)
         self._returned_at: float | None = None
         self._drafting: DraftingObservation | None = None
-        """What drafting for the step under way cost; None: it has no drafts."""
+        """What the call that drafted for the step under way cost; None: the step has no drafts."""
         self._network_seconds = 0.0
         self._drafted: list[TrackedSequence] = []
         """Sequences whose drafts are being verified."""
-        self._padding = Padding()
-        self._is_padded: bool | None = None
-        """Whether the drafts of the step under way are padded; None: there was no choice."""
+        self._padding = PaddedDrafts(max_depth)
         self._pause = Pause()
+        self._limit = LatencyLimit(max_depth)
+        self._unverified = UnverifiedDrafts(method, max_depth)
+        self._keep = keep
+
+    @property
+    def num_padded(self) -> int:
+        """Steps whose drafts were padded."""
+        return self._padding.num_padded
 
     def propose(self, batch: Batch) -> list[list[int]]:
         """A draft for every row, empty where none pays."""
@@ -70,43 +80,20 @@ class DraftLoop:
         seconds = 0.0 if self._returned_at is None else started - self._returned_at
         self.num_steps += 1
         try:
-            if self._pause.covers(batch.sampled, seconds):
+            if self._pause.covers(batch.sampled, seconds) and not self._unverified.is_waiting:
                 self._lengths += 1
                 drafts: list[list[int]] = [[] for _ in batch.sampled]
-                return self._fill(batch, drafts) if self._is_padded else drafts
-            self._observe_padding(batch, seconds)
-            return self._padded(batch, self._step(batch, seconds))
+                return self._padding.repeat(batch, drafts)
+            self._padding.observe(batch, self._lengths, seconds)
+            return self._padding.apply(batch, self._step(batch, seconds))
         finally:
             self._returned_at = self._clock.now()
+            took = self._returned_at - started
             if self._drafting is None:
-                self._pause.add_cost(self._returned_at - started, seconds)
-
-    def _observe_padding(self, batch: Batch, seconds: float) -> None:
-        """Learn from a step in which the rows of the step before it decoded, and nothing else."""
-        if self._is_padded is None or len(batch.sampled) != len(self._lengths):
-            return
-        grown = batch.lengths[: len(batch.sampled)] - self._lengths
-        if ((grown >= 1) & (grown <= self._max_depth + 1)).all():
-            self._padding.observe(len(grown), self._is_padded, seconds)
-
-    def _padded(self, batch: Batch, drafts: list[list[int]]) -> list[list[int]]:
-        """The drafts, filled up to the same length where such steps are faster."""
-        self._is_padded, count = None, len(drafts)
-        longest = batch.tokens.shape[1] - self._max_depth - 1
-        if not count or not all(batch.sampled) or int(batch.lengths[:count].max()) > longest:
-            return drafts
-        if all(len(draft) == self._max_depth for draft in drafts):
-            return drafts
-        self._is_padded = self._padding.decide(count)
-        return self._fill(batch, drafts) if self._is_padded else drafts
-
-    def _fill(self, batch: Batch, drafts: list[list[int]]) -> list[list[int]]:
-        """A row that repeats its last token accepts what is right and no more, as with any draft."""
-        self.num_padded += 1
-        return [
-            draft + [tokens[-1]] * (self._max_depth - len(draft))
-            for draft, tokens in zip(drafts, batch.sampled, strict=True)
-        ]
+                self._pause.add_cost(took, seconds)
+            else:  # the GPU waits for the whole call, not only for the proposer
+                others = self._network_seconds + self._drafting.prefill_seconds
+                self._drafting = replace(self._drafting, seconds=max(0.0, took - others))
 
     def _step(self, batch: Batch, seconds: float) -> list[list[int]]:
         count = len(batch.sampled)
@@ -114,50 +101,102 @@ class DraftLoop:
         lengths = batch.lengths[:count].astype(np.int64)
         is_plain = self._drafting is None and len(self._lengths) == count and bool((lengths - self._lengths == 1).all())
         self._lengths = lengths
-        if is_plain:
-            self.depth.observe(self._observation(count, seconds, ()))
-            if self.depth.skip_step(count):
-                self._pause.begin(count)
-                return [[] for _ in range(count)]
         rows = [i for i, sampled in enumerate(batch.sampled) if sampled]
         matches = self._table.match(
             [batch.tokens[i, : lengths[i]] for i in rows], [len(batch.sampled[i]) for i in rows], self.num_steps
         )
-        for ended in matches.ended:
-            self._guard.close(self._method, ended.id)
-        if not is_plain:
+        self._close(matches.ended)
+        compared = self._unverified.compare()
+        if is_plain:
+            self._limit.observe(count, False, seconds)
+            self.depth.observe(self._observation(count, seconds, (), compared))
+        else:
             sampled = {one.id: len(batch.sampled[i]) for i, one in zip(rows, matches.rows, strict=True)}
-            self._learn(matches, sampled, count - len(rows), seconds)
-            if self.depth.skip_step(len(rows)):
-                return [[] for _ in range(count)]
+            self._learn(matches, sampled, count - len(rows), seconds, compared)
         sampling = [batch.sampling[i] for i in rows] if batch.sampling else [UNKNOWN] * len(rows)
-        drafts = self._draft(matches.rows, sampling, batch.tokens.shape[1], deadline=self._clock.now() + seconds)
+        longest, deadline = batch.tokens.shape[1], self._clock.now() + seconds
+        if not self._may_draft(matches):
+            self._compare_later(matches.rows, sampling, longest, deadline)
+            self._pause.begin(count)
+            return [[] for _ in range(count)]
+        self._unverified.discard()
+        drafts = self._draft(matches.rows, sampling, longest, deadline)
         result: list[list[int]] = [[] for _ in range(count)]
         for i, sequence in zip(rows, matches.rows, strict=True):
             if draft := drafts.get(sequence.id):
                 result[i] = list(draft)
         return result
 
-    def _learn(self, matches: Matches, sampled: Mapping[int, int], num_partial: int, seconds: float) -> None:
+    def _close(self, ended: Sequence[TrackedSequence]) -> None:
+        for one in ended:
+            if self._keep is not None and not one.has_drafted:
+                self._keep(Progress(one.id, one.ids, 0, UNKNOWN.params, UNKNOWN.seed, 0, one.num_prompt, "coupled"))
+            self._guard.close(self._method, one.id)
+
+    def _may_draft(self, matches: Matches) -> bool:
+        """Whether the policy decides about drafts in this step."""
+        records, needed = [one.record for one in matches.rows], sample_size(len(matches.rows))
+        if not records:
+            return False
+        if matches.opened and sum(record.num_trials > 0 for record in records) < needed:
+            self._unverified.start()
+        return self._limit.allows(records, needed) and not self.depth.skip_step(len(records))
+
+    def _compare_later(
+        self, sequences: Sequence[TrackedSequence], sampling: Sequence[RowSampling], longest: int, deadline: float
+    ) -> None:
+        """Draft for a few sequences without returning the drafts, if earlier decisions are paid back."""
+        if not self._unverified.is_waiting and not self._pause.is_paid:
+            return
+        chosen = {one.id for one in sample(sequences)}
+        wanted = [
+            (one, depth, row)
+            for one, row in zip(sequences, sampling, strict=True)
+            if one.id in chosen and (depth := self._limit_of(one, longest))
+        ]
+        drafts, _ = self._collect(wanted, deadline)
+        chains = {i: first_chain(draft, self._max_depth, self._vocab_size) for i, draft in drafts.items()}
+        for one, _, _ in wanted:
+            one.has_drafted = True
+        self._unverified.add([one for one, _, _ in wanted], chains)
+
+    def _learn(
+        self,
+        matches: Matches,
+        sampled: Mapping[int, int],
+        num_partial: int,
+        seconds: float,
+        compared: tuple[RoundObservation, ...],
+    ) -> None:
         """Report the outcome of the drafts and the time of the step, which may have computed prompts too."""
         rounds = []
         for sequence in self._drafted:
             if (tokens := sampled.get(sequence.id)) is not None:
                 accepted = min(tokens - 1, sequence.drafted)
                 self.num_accepted += accepted
+                sequence.record.add(sequence.drafted, accepted)
                 rounds.append(
-                    RoundObservation(sequence.id, self._method, sequence.drafted, accepted, sequence.requested)
+                    RoundObservation(sequence.id, sequence.category, sequence.drafted, accepted, sequence.requested)
                 )
             sequence.drafted = sequence.requested = 0
         prompts = sum(one.num_prompt for one in matches.opened) + num_partial
         decoding = len(matches.rows) - len(matches.opened)
         if decoding:
-            self.depth.observe(self._observation(decoding, seconds, tuple(rounds), prompts))
+            step = self._observation(decoding, seconds, tuple(rounds), compared, prompts)
+            self.depth.observe(step)
+            if step.drafting and not prompts and not step.drafting[0].prefill_tokens:
+                self._limit.observe(decoding, True, step.seconds)
         self._drafted, self._drafting = [], None
 
     def _observation(
-        self, batch: int, seconds: float, rounds: tuple[RoundObservation, ...], prompts: int = 0
+        self,
+        batch: int,
+        seconds: float,
+        rounds: tuple[RoundObservation, ...],
+        compared: tuple[RoundObservation, ...],
+        prompts: int = 0,
     ) -> StepObservation:
+        """`rounds` were verified, `compared` were not."""
         return StepObservation(
             batch=batch,
             rows=batch + sum(one.drafted for one in rounds),
@@ -165,7 +204,7 @@ class DraftLoop:
             drafting=() if self._drafting is None else (self._drafting,),
             verify_seconds=seconds,
             network_seconds=self._network_seconds if self._drafting is not None else 0.0,
-            rounds=rounds,
+            rounds=rounds + compared,
             is_timed=seconds > 0.0,
             context=int(self._lengths.sum()),
         )
@@ -173,8 +212,11 @@ class DraftLoop:
     def _draft(
         self, sequences: Sequence[TrackedSequence], sampling: Sequence[RowSampling], longest: int, deadline: float
     ) -> dict[int, tuple[int, ...]]:
+        classes = categories(self._method, [one.record for one in sequences])
+        for one, category in zip(sequences, classes, strict=True):
+            one.category = category
         depths = self.depth.decide(
-            [Candidate(one.id, self._method, self._limit(one, longest), len(one.ids)) for one in sequences]
+            [Candidate(one.id, one.category, self._limit_of(one, longest), len(one.ids)) for one in sequences]
         )
         wanted = [(one, depth, row) for one, depth, row in zip(sequences, depths, sampling, strict=True) if depth > 0]
         if not wanted:
@@ -189,7 +231,7 @@ class DraftLoop:
         chains = {}
         for one, depth, _ in wanted:
             draft = drafts.get(one.id)
-            chain = () if draft is None else _chain(draft, depth, self._vocab_size)
+            chain = () if draft is None else first_chain(draft, depth, self._vocab_size)
             one.drafted = len(chain)
             self.num_drafted += len(chain)
             chains[one.id] = chain
@@ -215,21 +257,8 @@ class DraftLoop:
         drafts, cost = self._guard.collect(self._method, ids, deadline)
         return drafts, cost.network_seconds
 
-    def _limit(self, sequence: TrackedSequence, longest: int) -> int:
+    def _limit_of(self, sequence: TrackedSequence, longest: int) -> int:
         """Tokens that may be drafted: the row has room for them and for the token after them."""
         if self._guard.excludes(sequence.id):
             return 0
         return max(0, min(self._max_depth, longest - len(sequence.ids) - 1))
-
-
-def _chain(draft: Draft, depth: int, vocab_size: int) -> tuple[int, ...]:
-    """The first child of every node, down to `depth`; it ends before a token that the target does not have."""
-    chain: list[int] = []
-    node = -1
-    for child, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
-        if len(chain) == depth or not 0 <= token < vocab_size:
-            break
-        if parent == node:
-            chain.append(token)
-            node = child
-    return tuple(chain)

@@ -7,6 +7,11 @@ with few rows, a step with drafts that are hardly ever accepted can take less ti
 from collections import Counter, deque
 from statistics import median
 
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.vllm.batch import Batch
+
 TRIALS = 4
 """Steps of each kind that are measured before one is preferred."""
 RECENT = 16
@@ -41,3 +46,45 @@ class Padding:
         padded, other = (self._seconds.get((scale, kind), ()) for kind in (True, False))
         if len(padded) >= TRIALS and len(other) >= TRIALS:
             self._is_faster[scale] = median(padded) < median(other)
+
+
+class PaddedDrafts:
+    """Fills the drafts of a step up to the same length where such steps are faster."""
+
+    def __init__(self, max_depth: int) -> None:
+        self.num_padded = 0
+        """Steps whose drafts were padded."""
+        self._max_depth = max_depth
+        self._padding = Padding()
+        self._is_padded: bool | None = None
+        """Whether the drafts of the step under way are padded; None: there was no choice."""
+
+    def observe(self, batch: Batch, lengths: NDArray[np.int64], seconds: float) -> None:
+        """Learn from a step in which the rows of the step before it, of `lengths` tokens, decoded, and nothing else."""
+        if self._is_padded is None or len(batch.sampled) != len(lengths):
+            return
+        grown = batch.lengths[: len(batch.sampled)] - lengths
+        if ((grown >= 1) & (grown <= self._max_depth + 1)).all():
+            self._padding.observe(len(grown), self._is_padded, seconds)
+
+    def apply(self, batch: Batch, drafts: list[list[int]]) -> list[list[int]]:
+        """The drafts, filled up or not."""
+        self._is_padded, count = None, len(drafts)
+        longest = batch.tokens.shape[1] - self._max_depth - 1
+        if not count or not all(batch.sampled) or int(batch.lengths[:count].max()) > longest:
+            return drafts
+        if all(len(draft) == self._max_depth for draft in drafts):
+            return drafts
+        self._is_padded = self._padding.decide(count)
+        return self.repeat(batch, drafts)
+
+    def repeat(self, batch: Batch, drafts: list[list[int]]) -> list[list[int]]:
+        """The drafts, filled up if those of the step before were. A row that repeats its last token accepts what is right and
+        no more, as with any draft."""
+        if not self._is_padded:
+            return drafts
+        self.num_padded += 1
+        return [
+            draft + [tokens[-1]] * (self._max_depth - len(draft))
+            for draft, tokens in zip(drafts, batch.sampled, strict=True)
+        ]

@@ -23,6 +23,11 @@ class Pause:
         self._debt = max(0.0, self._debt - SHARE * seconds)
         return self._debt > 0.0 and len(sampled) == self._num_rows and set(map(len, sampled)) == {1}
 
+    @property
+    def is_paid(self) -> bool:
+        """Whether all decisions are paid back."""
+        return self._debt <= 0.0
+
     def begin(self, num_rows: int) -> None:
         """The policy keeps its decision not to draft for this many rows."""
         self._num_rows = num_rows

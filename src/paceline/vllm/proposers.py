@@ -1,9 +1,9 @@
 """The classes that vLLM constructs for `--speculative-config '{"method": "custom_class", "model": "paceline.vllm.…"}'`."""
 
 import atexit
-import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import DepthPolicy
 from paceline.speculation.depth.simple_rules import FixedDepth
-from paceline.speculation.proposer import Proposer
+from paceline.speculation.proposer import Progress, Proposer
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.proposers.suffix import SuffixProposer
@@ -23,23 +23,27 @@ from paceline.vllm.plugin import register
 from paceline.vllm.settings import DepthRule, Method, Settings
 from paceline.vllm.versions import check_version
 
-if TYPE_CHECKING:
-    pass
 
-logger = logging.getLogger(__name__)
-
-
-def lookups(method: Method, clock: Clock) -> Proposer:
+class Lookups(NamedTuple):
     """Drafts from the text and recent outputs, in chains: vLLM verifies no trees."""
-    if method == "ngram":
-        return NgramProposer()
-    if method == "suffix":
-        return SuffixProposer(is_chain=True)
-    return CombinedProposer(_lookups(), {}, clock)
 
+    parts: dict[str, Proposer]
+    keep: Callable[[Progress], None] | None
+    """Keeps the output of a sequence that ends without a draft; None: outputs are not drafts of others."""
 
-def _lookups() -> dict[str, Proposer]:
-    return {"ngram": NgramProposer(), "suffix": SuffixProposer(is_chain=True)}
+    @classmethod
+    def of(cls, method: Method) -> "Lookups":
+        suffix = SuffixProposer(is_chain=True)
+        parts: dict[str, Proposer] = {"ngram": NgramProposer(), "suffix": suffix}
+        if method == "combined":
+            return cls(parts, suffix.keep)
+        return cls({method: parts[method]}, suffix.keep if method == "suffix" else None)
+
+    def proposer(self, models: Mapping[str, Proposer], clock: Clock) -> Proposer:
+        """The best of all parts and models."""
+        if len(self.parts) == 1 and not models:
+            return next(iter(self.parts.values()))
+        return CombinedProposer(self.parts, models, clock)
 
 
 def depth_policy(rule: DepthRule, max_depth: int) -> DepthPolicy:
@@ -62,16 +66,18 @@ class VllmProposer:
         self._is_used = parallel.rank == parallel.world_size - parallel.tensor_parallel_size
         """The scheduler takes the drafts of one rank, the first of the last pipeline stage."""
         self._sampling: list[RowSampling] = []
+        lookups = Lookups.of(settings.method)
         self.loop = DraftLoop(
             "plugin",
-            self.make_proposer(settings, vllm_config, clock),
+            self.make_proposer(settings, lookups, vllm_config, clock),
             depth_policy(settings.depth, max_depth),
             max_depth,
             vllm_config.model_config.get_vocab_size(),
             clock,
+            lookups.keep,
         )
 
-    def make_proposer(self, settings: Settings, vllm_config: Any, clock: Clock) -> Proposer:
+    def make_proposer(self, settings: Settings, lookups: Lookups, vllm_config: Any, clock: Clock) -> Proposer:
         raise NotImplementedError
 
     def load_model(self, target_model: Any) -> None:
@@ -98,10 +104,10 @@ class VllmProposer:
 class LocalProposer(VllmProposer):
     """`suffix`, `ngram` or `combined` inside vLLM's process. It needs no draft model and no pool."""
 
-    def make_proposer(self, settings: Settings, vllm_config: Any, clock: Clock) -> Proposer:
+    def make_proposer(self, settings: Settings, lookups: Lookups, vllm_config: Any, clock: Clock) -> Proposer:
         if settings.workers:
             raise InvalidConfig("paceline.workers belongs to paceline.vllm.PoolProposer: remove it, or use that class")
-        return lookups(settings.method, clock)
+        return lookups.proposer({}, clock)
 
 
 class PoolProposer(VllmProposer):
@@ -112,7 +118,7 @@ class PoolProposer(VllmProposer):
 
     wants_sampling = True
 
-    def make_proposer(self, settings: Settings, vllm_config: Any, clock: Clock) -> Proposer:
+    def make_proposer(self, settings: Settings, lookups: Lookups, vllm_config: Any, clock: Clock) -> Proposer:
         from paceline.models.drafts.compatibility import fingerprint
         from paceline.models.tokenizer.load import load_tokenizer
         from paceline.runtime.draft_pool.connection import DraftAddress
@@ -137,4 +143,4 @@ class PoolProposer(VllmProposer):
             clock=clock,
         )
         atexit.register(self.pool.shut_down)
-        return CombinedProposer(_lookups(), {"pool": self.pool}, clock)
+        return lookups.proposer({"pool": self.pool}, clock)

@@ -10,6 +10,8 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.vllm.record import DraftRecord
+
 KEPT_STEPS = 16
 """Steps for which a sequence without a row is kept. vLLM takes preempted and unscheduled requests out of its batch. Texts of
 ended sequences become drafts of others."""
@@ -32,6 +34,9 @@ class TrackedSequence:
     """Depth that was requested for it."""
     has_drafted: bool = False
     """Whether its proposer has indexed it."""
+    category: str = ""
+    """Category in which its last draft was decided."""
+    record: DraftRecord = field(default_factory=DraftRecord)
 
     def extend(self, tokens: Tokens) -> None:
         self.ids.extend(tokens.tolist())

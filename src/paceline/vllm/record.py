@@ -1,0 +1,46 @@
+"""How often the drafts of one sequence were right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median_low
+
+WINDOW = 16.0
+"""Draft tokens that a record remembers."""
+PRIOR_ALPHA = 0.2
+PRIOR_TRIALS = 1.0
+CLASSES = (("good", 0.6), ("fair", 0.3), ("poor", 0.0))
+"""Categories of sequences, with the least alpha of each."""
+
+
+@dataclass(slots=True)
+class DraftRecord:
+    num_trials: float = 0.0
+    """Draft tokens that were compared with the text, decayed."""
+    num_hits: float = 0.0
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """A draft of `drafted` tokens, of which the first `accepted` were right. A lookup without a draft is a failure."""
+        trials = max(1, min(drafted, accepted + 1))
+        kept = min(1.0, WINDOW / (self.num_trials + trials))
+        self.num_trials = self.num_trials * kept + trials
+        self.num_hits = self.num_hits * kept + accepted
+
+    def tokens(self, depth: int) -> float:
+        """Expected tokens of a step with a draft of `depth` tokens."""
+        return sum(self.alpha**k for k in range(depth + 1))
+
+    @property
+    def alpha(self) -> float:
+        """Probability that a draft token after right ones is right."""
+        return (self.num_hits + PRIOR_ALPHA * PRIOR_TRIALS) / (self.num_trials + PRIOR_TRIALS)
+
+
+def categories(method: str, batch: Sequence[DraftRecord]) -> list[str]:
+    """Categories of the depth policy, by how good the drafts of each sequence were. A sequence without a record counts as the
+    median of the others: the texts of a batch are often of one kind."""
+    typical = median_low([one.alpha for one in batch if one.num_trials] or [PRIOR_ALPHA])
+    return [category(method, one.alpha if one.num_trials else typical) for one in batch]
+
+
+def category(method: str, alpha: float) -> str:
+    return f"{method}/{next(name for name, least in CLASSES if alpha >= least)}"

@@ -1,0 +1,25 @@
+"""How often the drafts of a sequence were right."""
+
+import pytest
+
+from paceline.vllm.record import DraftRecord, categories
+
+
+def test_expected_tokens_follow_the_drafts() -> None:
+    good, poor = DraftRecord(), DraftRecord()
+    for _ in range(20):
+        good.add(4, 4)
+        poor.add(4, 0)
+    assert good.tokens(4) == pytest.approx(5.0, abs=0.6)
+    assert poor.tokens(4) == pytest.approx(1.0, abs=0.05)
+    for _ in range(20):
+        good.add(0, 0)  # lookups without a draft
+    assert good.tokens(4) < 1.5
+
+
+def test_a_sequence_without_a_record_is_of_the_kind_of_the_others() -> None:
+    good, poor = DraftRecord(), DraftRecord()
+    good.add(4, 4)
+    poor.add(4, 0)
+    assert categories("m", [good, DraftRecord(), poor, good]) == ["m/good", "m/good", "m/poor", "m/good"]
+    assert categories("m", [DraftRecord()]) == ["m/poor"]
