@@ -115,6 +115,13 @@ def test_a_trial_ends_with_its_method() -> None:
     assert traffic.choice.assign(1, 1, BOTH) in BOTH
 
 
+def test_the_first_trial_ends_when_both_methods_are_measured() -> None:
+    traffic = Traffic()
+    for _ in range(56):  # steps of requests that named the method
+        traffic.choice.observe(MODEL, 1, 2, 0.04)
+    assert traffic.run(6, {POOL: 100.0, MODEL: 50.0}) == [POOL, POOL, POOL, MODEL, POOL, POOL]
+
+
 def test_a_trial_that_measures_nothing_ends_and_waits_longer() -> None:
     traffic = Traffic()
     traffic.run(3, {POOL: 100.0, MODEL: 90.0})

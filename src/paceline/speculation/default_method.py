@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, variance
 
-WINDOW_STEPS = 16
-"""Steps of a window."""
+WINDOW_ROUNDS, WINDOW_STEPS = 16, 4
+"""Least rounds (steps times sequences) and least steps of a window."""
 NUM_WINDOWS = 16
 """Windows remembered of each method and scale of the load."""
 MIN_WINDOWS = 4
@@ -25,15 +25,15 @@ MARGIN = 0.03
 """Gain that another choice must have."""
 ERRORS = 2.5
 """Standard errors that the gain must exceed."""
-TRIAL_EVERY = 32
+TRIAL_EVERY = 64
 """Sequences between two trials for each sequence of the last one, or of the load if that is more."""
-UNSURE_EVERY = 8
+UNSURE_EVERY = 16
 """The same until one method is clearly faster or both have all windows. Until then the faster one needs no margin."""
 EARLY_EVERY = 2
 """The same while the first choice is open, or the method in use is slower than the other was."""
 MAX_PATIENCE = 4
 """Factor of these while trials show that a method is clearly slower, or measure too little."""
-MAX_TRIAL = 4
+MAX_TRIAL = 16
 """Most sequences of a trial for each sequence of the load."""
 
 
@@ -43,17 +43,19 @@ class _Measured:
 
     windows: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_WINDOWS))
     steps: int = 0
-    tokens: float = 0.0
+    rounds: int = 0
+    tokens: int = 0
     seconds: float = 0.0
     """Of the window that is not complete: sum over sequences of the time of their steps."""
 
     def add(self, batch: int, tokens: int, seconds: float) -> bool:
         """Returns whether a window is complete."""
-        self.steps, self.tokens, self.seconds = self.steps + 1, self.tokens + tokens, self.seconds + batch * seconds
-        if self.steps < WINDOW_STEPS:
+        self.steps, self.rounds = self.steps + 1, self.rounds + batch
+        self.tokens, self.seconds = self.tokens + tokens, self.seconds + batch * seconds
+        if self.steps < WINDOW_STEPS or self.rounds < WINDOW_ROUNDS:
             return False
         self.windows.append(self.tokens / self.seconds)
-        self.steps, self.tokens, self.seconds = 0, 0.0, 0.0
+        self.steps, self.rounds, self.tokens, self.seconds = 0, 0, 0, 0.0
         return True
 
     @property
@@ -141,9 +143,9 @@ class DefaultMethod:
             return usable[0] if usable else self.method
         if not self._around < 2 * load < 4 * self._around:
             self._around = load
-        self._end_trial()
         scale = self._around.bit_length()
         here = self._at(scale)
+        self._end_trial(scale)
         self._choose_first(here)
         chosen = self.method = here.choice or self._nearest(scale)
         if self._trial is None and self._is_due(here, chosen):
@@ -154,14 +156,17 @@ class DefaultMethod:
         here.since_trial += count
         return chosen
 
-    def _end_trial(self) -> None:
-        """End the trial if it has measured enough, or takes too long, and choose."""
+    def _end_trial(self, scale: int) -> None:
+        """End the trial and choose if it has measured enough, takes too long, or the load has another scale now."""
         trial = self._trial
-        if trial is None or (trial.windows < MIN_WINDOWS and trial.size < trial.most):
+        if trial is None:
             return
-        self._trial = None
         here = self._at(trial.scale)
         tried, before = here.measured[trial.method], here.measured[self._other(trial.method)]
+        is_measured = trial.windows >= MIN_WINDOWS or (here.choice is None and tried.is_known)
+        if not is_measured and trial.size < trial.most and trial.scale == scale:
+            return
+        self._trial = None
         here.since_trial, here.trial_size = 0, trial.size
         is_vain = before.beats(tried) or not tried.is_known
         here.patience = min(MAX_PATIENCE, 2 * here.patience) if is_vain else 1
