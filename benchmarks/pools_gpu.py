@@ -5,8 +5,10 @@
 
 The target is inflated (docs/large_models.md): shape and cost of a large model, the text of SmolLM2 with noise. Contenders run
 one after the other in every repeat: plain; draft in the engine; a draft worker on cores of the host, ahead and on demand; a
-draft worker on the GPU; trees of a draft worker; and depths chosen by `goodput`. Rows are printed and saved as they are
-measured. A part that fails is noted, a part that hangs ends the run. The kernels of the host need a C compiler.
+draft worker on the GPU; trees of a draft worker; and depths chosen by `goodput`. For the last one, `chosen`, the engine also
+chooses between its own draft and the host cores (docs/depth.md), by what the two contenders with `goodput` before it measured.
+Rows are printed and saved as they are measured. A part that fails is noted, a part that hangs ends the run. The kernels of the
+host need a C compiler.
 """
 
 import argparse
@@ -56,11 +58,14 @@ from paceline.models.loading.load import open_checkpoint
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.speculation.default_method import DefaultMethod
 from paceline.speculation.depth.simple_rules import FixedDepth
 
 SKIPPED = 8
 """Untimed tokens at the start of a text: prefill, first draft, first graph step."""
 WARM_TOKENS = 24
+MAX_GROUPS = 8
+"""Untimed batches of `chosen`, if the contenders before it did not measure both methods enough."""
 TARGET_CORES = 2
 """Cores for the target's process, if there are twice as many at least."""
 
@@ -72,6 +77,8 @@ class Contender:
     depth: int | None = None
     """None: as `goodput` decides."""
     process: DraftProcess | None = None
+    is_chosen: bool = False
+    """The engine chooses the method; `method` is that of the draft worker."""
 
 
 class PacedPasses(StepHook):
@@ -104,6 +111,9 @@ class Bench:
         self.engine.warm_up()
         self.engine.finish_idle_work()  # otherwise graphs are captured while goodput is measured
         self._goodput, self._fixed = self.engine.speculator.depth, FixedDepth(options.max_depth)
+        assert self.engine.assignment is not None
+        self._learned = self.engine.assignment.default
+        """What `chosen` knows of both methods: steps of contenders with the same rule for the depth."""
         self._warmed: set[tuple[str, int]] = set()
         self.prompts = _prompts(self.engine, options)
         freeze_loaded_objects()
@@ -111,7 +121,12 @@ class Bench:
     def measure(self, contender: Contender, streams: int, repeat: int) -> None:
         """Add one repeat to the row of the contender."""
         row = self.report.row(contender.name, streams) or Row(contender.name, streams, contender.depth)
-        self.engine.speculator.depth = self._goodput if contender.depth is None else self._fixed
+        assert self.engine.assignment is not None
+        if contender.depth is None:
+            self.engine.speculator.depth, self.engine.assignment.default = self._goodput, self._learned
+        else:
+            self.engine.speculator.depth = self._fixed
+            self.engine.assignment.default = DefaultMethod(self._learned.methods)
         if (process := contender.process) is None:
             began = self._run(contender, None, streams, row)
         else:
@@ -122,6 +137,12 @@ class Bench:
             passes = [one for one in process.figures().passes if one.began > began]
             row.pass_ms = 1e3 * median(one.ended - one.began for one in passes) if passes else None
         row.gpu_bytes = self._gpu_bytes(contender)
+        if contender.is_chosen:
+            rates = [(one, self._learned.goodput(one, streams) or 0.0) for one in self._learned.methods]
+            shown = ", ".join(f"{one} {rate:.1f}" for one, rate in rates)
+            self.report.notes.append(
+                f"{contender.name}, {streams} streams: {self._learned.method}; tokens/s of a sequence: {shown}"
+            )
         if repeat == 0:
             self.report.rows.append(row)
             self._compare(row)
@@ -138,6 +159,8 @@ class Bench:
         is_first = (contender.name, streams) not in self._warmed
         self._warmed.add((contender.name, streams))
         self._decode(groups[0], WARM_TOKENS if is_first else SKIPPED, contender, Row("warm", streams))
+        if contender.is_chosen:
+            self._measure_methods(groups[0], contender, streams)
         self._recorder.clear()
         before = pool and (pool.status(), replace(pool.connections[0].counters))
         tokens, seconds, began = row.tokens, row.seconds, time.perf_counter()
@@ -162,8 +185,8 @@ class Bench:
         """The texts of one batch. It is timed from when all sequences decode until the first one ends."""
         engine, texts = self.engine, {f"r{i}": list[int]() for i in range(len(prompts))}
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        method = contender.method
-        speculation = SpeculationParams(method is not None, method, contender.depth)
+        method = None if contender.is_chosen else contender.method
+        speculation = SpeculationParams(contender.method is not None, method, contender.depth)
         try:
             for name, prompt in zip(texts, prompts, strict=True):
                 engine.add(Request(name, tuple(prompt), sampling, speculation))
@@ -188,6 +211,13 @@ class Bench:
             engine.step()  # ends a graph step in flight
         return list(texts.values())
 
+    def _measure_methods(self, group: list[list[int]], contender: Contender, streams: int) -> None:
+        """Decode untimed until the engine has measured both methods at this load, as a server that has run for a while."""
+        for _ in range(MAX_GROUPS):
+            if all(self._learned.goodput(method, streams) is not None for method in self._learned.methods):
+                break
+            self._decode(group, self.options.tokens, contender, Row("warm", streams))
+
     def _compare(self, row: Row) -> None:
         """Count the texts that equal those of plain decoding, as far as both go."""
         plain = self.report.plain(row.streams)
@@ -200,9 +230,9 @@ class Bench:
 
     def _gpu_bytes(self, contender: Contender) -> int | None:
         """GPU memory that the draft takes: weights and cache in the engine, all tensors of another process."""
-        if contender.process is not None:
+        if contender.process is not None and not contender.is_chosen:
             return contender.process.figures().gpu_bytes
-        if contender.method != "draft_model" or self.engine.runner.device.type != "cuda":
+        if not (contender.is_chosen or contender.method == "draft_model") or self.engine.runner.device.type != "cuda":
             return 0 if contender.method is None else None
         (runner,) = self.engine.speculator.proposers["draft_model"].traits.runners
         cache = sum(values.nbytes for layer in runner.cache for values in layer)  # type: ignore[attr-defined]
@@ -320,6 +350,7 @@ def _contenders(options: argparse.Namespace, ready: dict[str, DraftProcess]) -> 
     if ahead is not None:
         found.append(Contender(f"{ahead[0]}, trees", "pool_trees", options.tree, ahead[1]))
         found.append(Contender(f"{ahead[0]}, goodput", "pool", None, ahead[1]))
+        found.append(Contender("chosen", "pool", None, ahead[1], is_chosen=True))
     return [one for one in found if not any(part in one.name for part in options.skip)]
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All figures of "Where the draft of a large target runs" in pools.md, on one H200 within 330 seconds.
+# All figures of "Where the draft of a large target runs" in pools.md, on one H200 within 355 seconds.
 #
 #     benchmarks/pools_h200.sh MODEL.gguf spec_bench_dev.jsonl FOLDER
 #
@@ -26,7 +26,7 @@ part() {
 
 pools=(pools_gpu.py --base "$base" --prompts "$prompts" --repeats 1 --limit 30)
 part tiles 65 tune_linear.py 70b --quick --seconds 55 --out "$out/tiles.json"
-part 70b 125 "${pools[@]}" --shape llama-70b --streams 1 4 16 --count 3 --budget 105 --build-limit 80 --out "$out/70b"
+part 70b 140 "${pools[@]}" --shape llama-70b --streams 1 4 16 --count 3 --budget 120 --build-limit 80 --out "$out/70b"
 part partitions 40 green_contexts.py --shape llama-8b --base "$base" --seconds 30 --out "$out"
-part 8b 60 "${pools[@]}" --shape llama-8b --quantization none --streams 1 16 64 --count 2 --budget 48 --build-limit 50 --skip trees --out "$out/8b"
+part 8b 70 "${pools[@]}" --shape llama-8b --quantization none --streams 1 16 64 --count 2 --budget 58 --build-limit 50 --skip trees --out "$out/8b"
 part copies 40 device_copies.py --base "$base" --repeats 3 --disk "" --limit 36 --out "$out/copies.json"
