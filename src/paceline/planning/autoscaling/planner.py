@@ -99,11 +99,12 @@ class Planner:
         sizes_of = range(config.fewest, most + 1)
         scenario = self.scenario(seen.time, predicted)
         needed = smallest_pool(scenario, capacity, patience, 1.0 - objective.share, sizes_of, factor)
-        minutes = sum(span.seconds for span in self._history.spans) / 60.0
+        seconds = sum(span.seconds for span in self._history.spans)
+        past = f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
         cause, reason = (
             "forecast",
             (
-                f"{needed} workers meet the objective for the load of the last {minutes:.0f} min and the "
+                f"{needed} workers meet the objective for the load of the last {past} and the "
                 f"{expected:.2f} requests/s that are expected ({predicted.method}); a worker serves {capacity / factor:.2f}/s."
             ),
         )
@@ -114,7 +115,7 @@ class Planner:
         self._needed.append(needed)
         if needed < size:
             needed = min(size, max(self._needed)) if self._history.is_long else size
-            cause, reason = "idle", f"{needed} workers would have carried the load of the last {minutes:.0f} min."
+            cause, reason = "idle", f"{needed} workers would have carried the load of the last {past}."
             if needed == size:
                 cause, reason = "steady", "A smaller pool would not have carried the load of the last minutes."
         elif needed == size:
