@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 STEP_TOKENS = 16
 """Steps of a measured batch."""
-PROMPT_TOKENS = 32
-"""Tokens of the prompts of a measured batch."""
+PROMPT_TOKENS = 240
+"""Tokens of the prompts of a measured batch, if the cache holds them: the time of a draft step depends on them."""
 MIN_SIZES = 2
 """Sizes of batches that are measured in any case."""
 DEPTH = 4
@@ -64,7 +64,7 @@ def measure_profile(
     context = measure_context(runner, most, clock)
     rounds = _run_batches(llm, _sizes(most), clock, deadline, on_part)
     plain = [one for one in rounds if not one.requested]
-    steps = _step_seconds(rounds, context)
+    steps = _step_seconds(rounds, context, _prompt_tokens(llm) + STEP_TOKENS)
     on_part("prompts")
     attention = attention_seconds(runner, clock)
     largest = max(one.batch for one in plain)
@@ -130,7 +130,7 @@ def _run_batches(
 ) -> list[RecordedRound]:
     """Steps of batches of each size, without and with drafts. After the deadline only those of the first two sizes."""
     recorder = Recorder(clock)
-    vocabulary = llm.engine.validator.limits.vocab_size
+    vocabulary, prompt_tokens = llm.engine.validator.limits.vocab_size, _prompt_tokens(llm)
     drafts = bool(llm.engine.speculator.proposers)
     with llm.engine.listening(recorder):
         for number, batch in enumerate(sizes):
@@ -144,7 +144,7 @@ def _run_batches(
                     tokens = STEP_TOKENS * (1 + depth // 2) if is_counted else 4
                     salt = f"profile/{batch}/{depth}/{is_counted}"
                     llm.generate(
-                        [[(97 * i + 31 * j + 7) % vocabulary for j in range(PROMPT_TOKENS)] for i in range(batch)],
+                        [[(97 * i + 31 * j + 7) % vocabulary for j in range(prompt_tokens)] for i in range(batch)],
                         SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=0),
                         speculation={"enabled": True, "max_depth": depth} if depth else {"enabled": False},
                         cache_salt=salt,
@@ -153,12 +153,17 @@ def _run_batches(
     return [one for one in recorder.rounds if one.is_decode and one.label.partition("/")[0] == str(one.batch)]
 
 
-def _step_seconds(rounds: Iterable[RecordedRound], context_seconds: float) -> dict[int, float]:
-    """Time of a step without drafting and contexts, by rows; the host is included."""
+def _prompt_tokens(llm: "LLM") -> int:
+    """Tokens of the prompts of a measured batch: half of the cache and of the longest sequence are left for outputs."""
+    cached = llm.engine.runner.num_blocks * BLOCK // llm.engine.scheduler.max_num_seqs
+    return max(1, min(PROMPT_TOKENS, cached // 2, llm.engine.validator.limits.max_model_len // 2))
+
+
+def _step_seconds(rounds: Iterable[RecordedRound], context_seconds: float, context: int) -> dict[int, float]:
+    """Time of a step without drafting and contexts, by rows; the host is included. `context`: tokens of each sequence."""
     seconds: defaultdict[int, list[float]] = defaultdict(list)
     for one in rounds:
-        context = one.batch * (PROMPT_TOKENS + STEP_TOKENS)
-        seconds[one.rows].append(one.times.total - one.times.draft - context_seconds * context)
+        seconds[one.rows].append(one.times.total - one.times.draft - context_seconds * context * one.batch)
     return {rows: median(some) for rows, some in sorted(seconds.items()) if len(some) >= REPEATS and median(some) > 0.0}
 
 
