@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from vllm_rounds import Tokens
 
 ENGINES = (
-    "plain", "plain_sync", "ngram", "suffix", "combined", "full", "pool", "pool_gpu", "draft_model", "paceline",
+    "plain", "plain_sync", "ngram", "suffix", "combined", "full", "full_suffix", "pool", "pool_gpu", "draft_model", "paceline",
 )  # fmt: skip
 """Processes. The contender `paceline_plain` is a run of `paceline` without speculation."""
-LOCAL = {"ngram": "ngram", "suffix": "suffix", "combined": "combined", "full": "combined"}
+LOCAL = {"ngram": "ngram", "suffix": "suffix", "combined": "combined", "full": "combined", "full_suffix": "suffix"}
 POOLS = {"pool": "cpu", "pool_gpu": "cuda"}
 """Device of the draft worker of each contender with a pool."""
+FULL_GRAPHS: dict[str, Any] = {"compilation_config": {"cudagraph_mode": "FULL"}}
+"""CUDA graphs for steps of any shape."""
 SMALL = 64
 """Largest size of contenders that `--large` does not name."""
 DRAFT_MODEL_KV = 1.3
@@ -132,13 +134,13 @@ def vllm_arguments(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if name == "plain_sync":
         return {"async_scheduling": False}
     if name in LOCAL:
-        arguments: dict[str, Any] = {
+        return {
             "speculative_config": {**plugin, "model": "paceline.vllm.LocalProposer"},
             "additional_config": {"paceline": {"method": LOCAL[name]}},
+            **(FULL_GRAPHS if name.startswith("full") else {}),
         }
-        return arguments | ({"compilation_config": {"cudagraph_mode": "FULL"}} if name == "full" else {})
     if name in POOLS:
-        return {
+        return FULL_GRAPHS | {
             "speculative_config": {**plugin, "model": "paceline.vllm.PoolProposer"},
             "additional_config": {"paceline": {"workers": [worker_address(name, options)]}},
         }

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.vllm.batch import Batch
+from paceline.vllm.decisions.lookup_time import LookupTime
 from paceline.vllm.drafting import DraftLoop
-from paceline.vllm.proposers import Lookups, depth_policy
+from paceline.vllm.proposers import METHOD, Lookups, depth_policy
 
 DEPTH = 4
 VOCABULARY = 32_000
@@ -133,8 +134,9 @@ def main() -> None:
     options = parser.parse_args()
     model, clock = StepModel(options.graphs == "full"), HostClock(options.host)
     lookups = Lookups.of(options.method)
-    proposer, policy = lookups.proposer({}, clock), depth_policy("goodput", DEPTH)
-    loop = DraftLoop("plugin", proposer, policy, DEPTH, VOCABULARY, clock, lookups.keep)
+    lookup_time = LookupTime.measure(Lookups.of(options.method).proposer({}, clock), clock, DEPTH)
+    proposer, policy = lookups.proposer({}, clock), depth_policy("goodput", DEPTH, lookup_time)
+    loop = DraftLoop(METHOD, proposer, policy, DEPTH, VOCABULARY, clock, lookup_time, lookups.keep)
     sizes = [int(size) for size in options.sizes.split(",")]
     generator = random.Random(0)
     for size in sizes:  # the warm-up

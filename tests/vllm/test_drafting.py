@@ -9,10 +9,12 @@ from paceline.speculation.depth.simple_rules import FixedDepth
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import ProposerTraits
 from paceline.vllm.batch import Batch
+from paceline.vllm.decisions.lookup_time import LookupTime
 from paceline.vllm.drafting import DraftLoop
 from paceline.vllm.proposers import Lookups, depth_policy
 
 LONGEST = 256
+TIMES = LookupTime(per_sequence=20e-6, per_token=1e-6)
 
 
 class FakeVllm:
@@ -58,7 +60,7 @@ class FakeVllm:
 
 def make(method, depth, clock, max_depth=4):
     lookups = Lookups.of(method)
-    return DraftLoop("plugin", lookups.proposer({}, clock), depth, max_depth, 1000, clock, lookups.keep)
+    return DraftLoop("plugin", lookups.proposer({}, clock), depth, max_depth, 1000, clock, TIMES, lookups.keep)
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram", "combined"])
@@ -105,7 +107,7 @@ def test_a_proposer_that_fails_costs_drafts_only():
             raise RuntimeError("broken")
 
     clock = VirtualClock()
-    loop = DraftLoop("plugin", Broken(), FixedDepth(4), 4, 1000, clock)
+    loop = DraftLoop("plugin", Broken(), FixedDepth(4), 4, 1000, clock, TIMES)
     vllm = FakeVllm(loop, clock, [list(range(LONGEST))], num_prompt=3)
     for _ in range(20):
         vllm.step()
@@ -127,7 +129,7 @@ def test_a_draft_is_cut_to_its_depth_the_vocabulary_and_the_row():
 
     clock = VirtualClock()
     ids = np.ones((1, 16), dtype=np.int32)
-    loop = DraftLoop("plugin", Constant(), FixedDepth(4), 4, 1000, clock)
+    loop = DraftLoop("plugin", Constant(), FixedDepth(4), 4, 1000, clock, TIMES)
     assert loop.propose(Batch([[9]], np.array([5], dtype=np.int32), ids)) == [[1, 2, 9, 9]]  # padded
     assert loop.propose(Batch([[1]], np.array([14], dtype=np.int32), ids)) == [[1]]
     assert loop.propose(Batch([[1]], np.array([16], dtype=np.int32), ids)) == [[]]

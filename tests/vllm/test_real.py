@@ -110,7 +110,7 @@ def test_an_exported_head_drafts_in_vllm(folder: Path) -> None:
     ("mode", "partly", "without"), [("FULL_AND_PIECEWISE", "PIECEWISE", "PIECEWISE"), ("FULL", "FULL", "FULL")]
 )
 def test_padded_steps_have_complete_graphs(mode: str, partly: str, without: str) -> None:
-    """docs/vllm.md and `paceline.vllm.padding` rely on it; 500 rows are the most that a graph has by default."""
+    """docs/vllm.md and `paceline.vllm.decisions.padding` rely on it; 500 rows are the most that a graph has by default."""
     done = subprocess.run(
         [vllm_python(), Path(__file__).with_name("graph_modes.py"), mode, "4", "104"],
         check=True,

@@ -21,15 +21,13 @@ from paceline.speculation.depth.policy import (
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Progress, Proposer
 from paceline.vllm.batch import UNKNOWN, Batch, RowSampling, first_chain
-from paceline.vllm.latency_limit import LatencyLimit
-from paceline.vllm.padding import PaddedDrafts
-from paceline.vllm.pause import Pause
-from paceline.vllm.record import categories
+from paceline.vllm.decisions.latency_limit import LatencyLimit
+from paceline.vllm.decisions.lookup_time import LookupTime
+from paceline.vllm.decisions.padding import PaddedDrafts
+from paceline.vllm.decisions.pause import Pause
+from paceline.vllm.decisions.record import categories
+from paceline.vllm.decisions.unverified import UnverifiedDrafts, sample, sample_size
 from paceline.vllm.sequences import Matches, SequenceTable, TrackedSequence
-from paceline.vllm.unverified import UnverifiedDrafts, sample, sample_size
-
-PREFILL_RATIO = 32
-"""Tokens that a lookup indexes in about the time of one draft. The first draft of a sequence indexes all of its tokens."""
 
 
 class DraftLoop:
@@ -43,9 +41,11 @@ class DraftLoop:
         max_depth: int,
         vocab_size: int,
         clock: Clock,
+        lookups: LookupTime,
         keep: Callable[[Progress], None] | None = None,
     ) -> None:
-        """`keep` takes sequences that have ended without a draft: their texts may be drafts of others."""
+        """`lookups`: how long they take on this host. `keep` takes sequences that have ended without a draft: their texts may
+        be drafts of others."""
         self.num_steps = 0
         self.num_drafted = 0
         """Tokens returned as drafts, without padding."""
@@ -54,6 +54,7 @@ class DraftLoop:
         """Depth policy; another one may be set between two steps."""
         self._method = method
         self._max_depth, self._vocab_size, self._clock = max_depth, vocab_size, clock
+        self._lookups = lookups
         self._guard = ProposerGuard({method: proposer})
         self._table = SequenceTable(max_growth=max_depth + 1)
         self._lengths = np.empty(0, dtype=np.int64)
@@ -225,7 +226,7 @@ class DraftLoop:
         drafts, network = self._collect(wanted, deadline)
         took = max(0.0, self._clock.now() - started - network)
         prefill = sum(len(one.ids) for one, _, _ in wanted if not one.has_drafted)
-        drafting = took * len(wanted) / (len(wanted) + prefill / PREFILL_RATIO)
+        drafting = took * self._lookups.drafting_share(len(wanted), prefill)
         for one, depth, _ in wanted:
             one.has_drafted, one.requested = True, depth
         chains = {}

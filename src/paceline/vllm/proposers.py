@@ -18,10 +18,14 @@ from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.proposers.suffix import SuffixProposer
 from paceline.vllm.batch import Batch, RowSampling
+from paceline.vllm.decisions.lookup_time import LookupTime
 from paceline.vllm.drafting import DraftLoop
 from paceline.vllm.plugin import register
 from paceline.vllm.settings import DepthRule, Method, Settings
 from paceline.vllm.versions import check_version
+
+METHOD = "plugin"
+"""The name under which the depth policy knows these drafts."""
 
 
 class Lookups(NamedTuple):
@@ -46,8 +50,14 @@ class Lookups(NamedTuple):
         return CombinedProposer(self.parts, models, clock)
 
 
-def depth_policy(rule: DepthRule, max_depth: int) -> DepthPolicy:
-    return GoodputDepth(max_depth) if rule == "goodput" else FixedDepth(max_depth)
+def depth_policy(rule: DepthRule, max_depth: int, lookups: LookupTime | None = None) -> DepthPolicy:
+    """`lookups`: how long drafts take, if only lookups draft; else the policy learns it."""
+    if rule == "fixed":
+        return FixedDepth(max_depth)
+    policy = GoodputDepth(max_depth)
+    if lookups is not None:
+        policy.calibrate_drafts(METHOD, lookups.lines, lookups.per_token)
+    return policy
 
 
 class VllmProposer:
@@ -67,13 +77,15 @@ class VllmProposer:
         """The scheduler takes the drafts of one rank, the first of the last pipeline stage."""
         self._sampling: list[RowSampling] = []
         lookups = Lookups.of(settings.method)
+        lookup_time = LookupTime.measure(Lookups.of(settings.method).proposer({}, clock), clock, max_depth)
         self.loop = DraftLoop(
-            "plugin",
+            METHOD,
             self.make_proposer(settings, lookups, vllm_config, clock),
-            depth_policy(settings.depth, max_depth),
+            depth_policy(settings.depth, max_depth, None if settings.workers else lookup_time),
             max_depth,
             vllm_config.model_config.get_vocab_size(),
             clock,
+            lookup_time,
             lookups.keep,
         )
 

@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.vllm.record import DraftRecord
+from paceline.vllm.decisions.record import DraftRecord
 
 KEPT_STEPS = 16
 """Steps for which a sequence without a row is kept. vLLM takes preempted and unscheduled requests out of its batch. Texts of

@@ -1,6 +1,6 @@
 """Steps without a decision, by the time that decisions take."""
 
-from paceline.vllm.pause import MAX_STEPS, SHARE, Pause
+from paceline.vllm.decisions.pause import MAX_STEPS, SHARE, Pause
 
 ONE_EACH = [[5], [7]]
 

@@ -1,7 +1,7 @@
 """Drafts must pay for three of four sequences."""
 
-from paceline.vllm.latency_limit import FORGET_CALLS, MIN_DRAFTING, LatencyLimit
-from paceline.vllm.record import DraftRecord
+from paceline.vllm.decisions.latency_limit import FORGET_CALLS, MIN_DRAFTING, LatencyLimit
+from paceline.vllm.decisions.record import DraftRecord
 
 
 def record(accepted: int, rounds: int = 4) -> DraftRecord:

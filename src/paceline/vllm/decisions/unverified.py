@@ -7,7 +7,7 @@ are enough.
 from collections.abc import Mapping, Sequence
 
 from paceline.speculation.depth.policy import RoundObservation
-from paceline.vllm.record import category
+from paceline.vllm.decisions.record import category
 from paceline.vllm.sequences import TrackedSequence
 
 LEAST, SHARE = 4, 8

@@ -18,6 +18,8 @@ RECENT = 16
 """Steps of a kind whose median counts."""
 RETRY_STEPS = 256
 """Steps after which the other kind is measured again."""
+MIN_GAIN = 1.03
+"""Time of other steps over that of padded ones from which steps are padded."""
 
 
 class Padding:
@@ -45,7 +47,7 @@ class Padding:
         self._seconds.setdefault((scale, is_padded), deque(maxlen=RECENT)).append(seconds)
         padded, other = (self._seconds.get((scale, kind), ()) for kind in (True, False))
         if len(padded) >= TRIALS and len(other) >= TRIALS:
-            self._is_faster[scale] = median(padded) < median(other)
+            self._is_faster[scale] = MIN_GAIN * median(padded) < median(other)
 
 
 class PaddedDrafts:
@@ -55,7 +57,9 @@ class PaddedDrafts:
         self.num_padded = 0
         """Steps whose drafts were padded."""
         self._max_depth = max_depth
-        self._padding = Padding()
+        self._with_drafts, self._without = Padding(), Padding()
+        self._measured = self._without
+        """That of the step under way."""
         self._is_padded: bool | None = None
         """Whether the drafts of the step under way are padded; None: there was no choice."""
 
@@ -65,7 +69,7 @@ class PaddedDrafts:
             return
         grown = batch.lengths[: len(batch.sampled)] - lengths
         if ((grown >= 1) & (grown <= self._max_depth + 1)).all():
-            self._padding.observe(len(grown), self._is_padded, seconds)
+            self._measured.observe(len(grown), self._is_padded, seconds)
 
     def apply(self, batch: Batch, drafts: list[list[int]]) -> list[list[int]]:
         """The drafts, filled up or not."""
@@ -75,7 +79,8 @@ class PaddedDrafts:
             return drafts
         if all(len(draft) == self._max_depth for draft in drafts):
             return drafts
-        self._is_padded = self._padding.decide(count)
+        self._measured = self._with_drafts if any(drafts) else self._without
+        self._is_padded = self._measured.decide(count)
         return self.repeat(batch, drafts)
 
     def repeat(self, batch: Batch, drafts: list[list[int]]) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.vllm.record import DraftRecord, categories
+from paceline.vllm.decisions.record import DraftRecord, categories
 
 
 def test_expected_tokens_follow_the_drafts() -> None:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from paceline.vllm.decisions.unverified import FIRST_STEPS, MORE_STEPS, UnverifiedDrafts, sample
 from paceline.vllm.sequences import TrackedSequence
-from paceline.vllm.unverified import FIRST_STEPS, MORE_STEPS, UnverifiedDrafts, sample
 
 
 def sequence(number: int) -> TrackedSequence:

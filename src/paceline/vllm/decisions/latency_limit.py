@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from statistics import median_low
 
-from paceline.vllm.record import DraftRecord
+from paceline.vllm.decisions.record import DraftRecord
 
 SLOW_SHARE = 4
 """Inverse share of the sequences that may be slower with drafts. A smaller batch has no limit but the depth policy's."""

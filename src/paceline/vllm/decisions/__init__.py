@@ -1,0 +1,1 @@
+"""When the plugin drafts: what drafts are worth and what they cost in vLLM."""
