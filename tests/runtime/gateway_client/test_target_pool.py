@@ -332,9 +332,16 @@ def test_streams_that_a_worker_has_dropped_are_continued() -> None:
         assert a.gate is not None
         assert a.gate.reached.wait(20)
         a.listener.is_cut = True
-        for peer in list(a.worker._gateways):
-            a.worker._gateways[peer].last_message = -1e9  # the worker's thread drops it
+
+        def forget() -> None:
+            """On the worker's thread, where no heartbeat comes between this and the check that drops the gateway."""
+            for gateway in a.worker._gateways.values():
+                gateway.last_message = -1e9
+
+        a.worker._commands.append(forget)
+        a.listener.wake()
         until(lambda: all(not gateway.jobs for gateway in a.worker._gateways.values()))
+        assert pool.num_continued == 0  # the gateway does not know it yet
         a.listener.is_cut = False
         a.gate.open()
         assert texts(reader.read_all()) == EXPECTED
