@@ -1,9 +1,9 @@
-import gc
 import os
 
 import pytest
 import torch
 
+from paceline.core.machine import freeze_loaded_objects
 from paceline.kernels.cpu import native
 from paceline.kernels.weights import Dense
 
@@ -26,9 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude imported objects from garbage collection: full collections would take a seventh of the time of some tests."""
-    gc.collect()
-    gc.freeze()
+    """Collect garbage as a server does: without imported objects, and less often. Python's default would take a fifth of
+    the time of the tests that generate with many sequences."""
+    freeze_loaded_objects()
 
 
 @pytest.fixture

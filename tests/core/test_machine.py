@@ -113,6 +113,7 @@ def test_this_machine_has_memory() -> None:
 @pytest.fixture
 def restored_gc() -> Iterator[None]:
     thresholds = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)  # Python's default; conftest.py has changed it
     yield
     gc.set_threshold(*thresholds)
 
