@@ -15,17 +15,18 @@ same folder keeps the profile and adds runs.
 
 The report simulates the same requests with the profile as measured, and with the profile fitted to the runs of fit.jsonl, which
 has another load and other prompts: a factor on all times by the mean TPOT, and the difference in mean TTFT for the gateway. The
-acceptance of drafts by position is that of the fit as well (setting.json).
+acceptance of drafts by position, and its spread over texts, is that of the fit as well; setting.json has the depths.
 """
 
 import argparse
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from planner_fidelity_runs import Run, Setting, append, print_report, read
-from planner_fidelity_servers import LIMITS, PACELINE, DraftCounts, cluster, server
+from planner_fidelity_servers import LIMITS, PACELINE, DraftDepths, cluster, server
 from planner_fidelity_traffic import closed_loop, cycled, random_arrivals, text_requests
 from planner_load import replay
 
@@ -45,10 +46,10 @@ def measure_cluster(options: argparse.Namespace) -> None:
     with cluster(options.model, draft, options.depth, options.workers) as url:
         replay(url, random_arrivals(WARM_UP_RATE, 12))
         for _ in range(options.repeats):
-            before = DraftCounts.read(url)
+            before = DraftDepths.read(url)
             run = Run.of(replay(url, random_arrivals(options.fit_rate, options.requests)), options.fit_rate)
             append(run, path(options, "fit.jsonl"))
-            save_setting(options, url, before, Setting(options.workers, (), options.depth))
+            save_setting(options, url, before, Setting(options.workers, options.depth))
             for rate in options.rate or RATES:
                 run = Run.of(replay(url, random_arrivals(rate, options.requests)), rate)
                 append(run, path(options, "runs.jsonl"))
@@ -67,11 +68,11 @@ def measure_gpu(options: argparse.Namespace) -> None:
         time.sleep(options.idle)  # captures the others
         print(f"{time.monotonic() - began:.0f} s: warm", flush=True)
         for _ in range(options.repeats):
-            before = DraftCounts.read(url)
+            before = DraftDepths.read(url)
             for streams, count in options.fit:
                 run = Run.of(closed_loop(url, cycled(other, count), streams), streams=streams)
                 append(run, path(options, "fit.jsonl"))
-            save_setting(options, url, before, Setting(1, (), options.max_depth, "policy"))
+            save_setting(options, url, before, Setting(1, options.max_depth, "policy"))
             for streams, count in options.closed:
                 run = Run.of(closed_loop(url, cycled(compared, count), streams), streams=streams)
                 append(run, path(options, "runs.jsonl"))
@@ -91,10 +92,10 @@ def measure_profile(
         )
 
 
-def save_setting(options: argparse.Namespace, url: str, before: DraftCounts, setting: Setting) -> None:
-    counts = DraftCounts.read(url).since(before)
-    print(f"fit: {counts.depths.total()} rounds with drafts, mean depth {counts.mean_depth:.2f}", flush=True)
-    Setting(setting.workers, counts.alphas(), setting.max_depth, setting.rule).save(path(options, "setting.json"))
+def save_setting(options: argparse.Namespace, url: str, before: DraftDepths, setting: Setting) -> None:
+    depths = DraftDepths.read(url).since(before)
+    print(f"fit: {depths.rounds.total()} rounds with drafts, mean depth {depths.mean:.2f}", flush=True)
+    replace(setting, drafted=depths.shares).save(path(options, "setting.json"))
 
 
 def report(options: argparse.Namespace) -> None:

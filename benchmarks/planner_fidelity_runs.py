@@ -14,13 +14,16 @@ from planner_load import Answer
 from paceline.planning.profiles.curve import Curve, Figure
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.config import SimulationConfig, Speculation
-from paceline.planning.simulation.result import Quantiles
+from paceline.planning.simulation.result import Quantiles, quantile
 from paceline.planning.simulation.simulation import simulate
+from paceline.planning.simulation.text_fit import TextRounds, fit_texts
 from paceline.planning.traces.trace import Trace, TraceRequest
 
 FIT_ROUNDS = 4
-SEEDS = 5
-"""Simulations of a run with drafts: their acceptance is drawn. The figures are means."""
+SEEDS = 20
+"""Simulations of a run with drafts: the acceptance of every text is drawn. The figures are means."""
+MIN_TESTED = 20
+"""Rounds from which the acceptance at a position is used."""
 Figures = Mapping[str, float]
 
 
@@ -39,6 +42,8 @@ class Run:
     seconds: float
     load: float
     """Load average of the machine."""
+    rounds: Sequence[Sequence[int]]
+    """Of each request, rounds with drafts by the number of accepted ones."""
 
     @classmethod
     def of(cls, answers: Sequence[Answer], rate: float | None = None, streams: int | None = None) -> "Run":
@@ -54,6 +59,7 @@ class Run:
             sum(len(one.tokens) for one in answers),
             max(one.last for one in answers),
             os.getloadavg()[0],
+            [one.rounds for one in answers],
         )
 
     @property
@@ -86,10 +92,10 @@ class Setting:
     """The measured cluster, as the simulator needs it."""
 
     workers: int = 1
-    alphas: tuple[float, ...] = ()
-    """Acceptance by position in the fit; empty: no drafts."""
     max_depth: int = 0
     rule: Literal["fixed", "policy"] = "fixed"
+    drafted: tuple[float, ...] = ()
+    """Share of the rounds of the fit that drafted each position; empty: no drafts."""
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -97,13 +103,36 @@ class Setting:
     @classmethod
     def load(cls, path: Path) -> "Setting":
         document = json.loads(path.read_text())
-        return cls(**{**document, "alphas": tuple(document["alphas"])})
+        return cls(**{**document, "drafted": tuple(document["drafted"])})
+
+    def speculation(self, fit: Sequence[Run]) -> Speculation | None:
+        """Drafts with the acceptance of the texts of the fit; None: no drafts."""
+        texts = [text_rounds(rounds, self.drafted) for run in fit for rounds in run.rounds]
+        tested = [sum(text.tested[at] for text in texts) for at in range(len(self.drafted))]
+        positions = next((at for at, count in enumerate(tested) if count < MIN_TESTED), len(tested))
+        if not positions:
+            return None
+        kept = [TextRounds(text.tested[:positions], text.accepted[:positions]) for text in texts]
+        alphas, spread = fit_texts(kept)
+        return Speculation(alphas, self.max_depth, self.rule, spread)
 
 
-def simulated(setting: Setting, profile: WorkerProfile, run: Run, gateway: float) -> Figures:
-    """Figures of the same requests in the simulator; `gateway`: seconds that are added to every TTFT."""
+def text_rounds(rounds: Sequence[int], drafted: Sequence[float]) -> TextRounds:
+    """Drafts of a text by position. Of its rounds that accepted one position, as many drafted the next as of all rounds."""
+    tested, accepted, reached, before = [], [], float(sum(rounds)), 1.0
+    for position, share in enumerate(drafted, start=1):
+        kept = float(sum(rounds[position:]))
+        tested.append(max(kept, reached * share / before))
+        accepted.append(kept)
+        reached, before = kept, share
+    return TextRounds(tuple(tested), tuple(accepted))
+
+
+def simulated(
+    setting: Setting, speculation: Speculation | None, profile: WorkerProfile, run: Run, gateway: float
+) -> list[Figures]:
+    """Figures of the same requests in the simulator, for each seed. `gateway`: seconds that are added to every TTFT."""
     trace = Trace("fidelity", tuple(TraceRequest(*one) for one in run.requests))
-    speculation = Speculation(setting.alphas, setting.max_depth, setting.rule) if setting.alphas else None
     found: list[Figures] = []
     for seed in range(SEEDS if speculation else 1):
         config = SimulationConfig(
@@ -114,7 +143,11 @@ def simulated(setting: Setting, profile: WorkerProfile, run: Run, gateway: float
         waits = 1.0 if run.streams is None else len(jobs) / run.streams  # of one stream, one after the other
         rate = sum(job.output_tokens for job in jobs) / (result.seconds + waits * gateway)
         found.append(_figures([job.ttft + gateway for job in jobs], [job.tpot for job in jobs], rate))
-    return {name: fmean(one[name] for one in found) for name in found[0]}
+    return found
+
+
+def mean(figures: Sequence[Figures]) -> Figures:
+    return {name: fmean(one[name] for one in figures) for name in figures[0]}
 
 
 def _figures(ttft: Sequence[float], tpot: Sequence[float], rate: float) -> Figures:
@@ -158,24 +191,38 @@ def fitted(profile: WorkerProfile, runs: Sequence[Run], simulate_run: Callable[.
 
 
 def print_report(setting: Setting, profile: WorkerProfile, fit: Sequence[Run], runs: Sequence[Run]) -> None:
-    def simulate_run(own: WorkerProfile, run: Run, gateway: float) -> Figures:
-        return simulated(setting, own, run, gateway)
+    speculation = setting.speculation(fit)
 
-    factor, gateway = fitted(profile, fit, simulate_run)
-    alphas = ", ".join(f"{alpha:.3f}" for alpha in setting.alphas) or "no drafts"
-    print(f"fit: times x {factor:.3f}, gateway {1e3 * gateway:.1f} ms; alphas: {alphas}\n")
-    print("| load | figure | real, mean | real, runs | simulated / real | fitted: simulated / real | goal |")
-    print("|---|---|---|---|---|---|---|")
+    def simulate_run(own: WorkerProfile, run: Run, gateway: float) -> list[Figures]:
+        return simulated(setting, speculation, own, run, gateway)
+
+    factor, gateway = fitted(profile, fit, lambda own, run, seconds: mean(simulate_run(own, run, seconds)))
+    print(f"fit: times x {factor:.3f}, gateway {1e3 * gateway:.1f} ms; {described(speculation)}\n")
+    print("| load | figure | real, mean | real, runs | simulated / real | fitted: simulated / real | seeds | goal |")
+    print("|---|---|---|---|---|---|---|---|")
     cases: defaultdict[tuple[float, str], list[Run]] = defaultdict(list)
     for run in runs:
         cases[run.case].append(run)
     for (_, case), some in sorted(cases.items()):
-        measured = simulate_run(profile, some[0], 0.0)
-        for name, value in simulate_run(scaled(profile, factor), some[0], gateway).items():
+        measured = mean(simulate_run(profile, some[0], 0.0))
+        by_seed = simulate_run(scaled(profile, factor), some[0], gateway)
+        for name, value in mean(by_seed).items():
             values = [run.figures[name] for run in some]
-            mean = fmean(values)
+            real = fmean(values)
             goal, inside = 0.15 if "p99" in name else 0.05, min(values) <= value <= max(values)
-            verdict = "met" if abs(value / mean - 1.0) <= goal else "within the runs" if inside else "missed"
+            verdict = "met" if abs(value / real - 1.0) <= goal else "within the runs" if inside else "missed"
             spread = f"{min(values):.4g} to {max(values):.4g} ({len(values)})"
-            ratios = f"{measured[name] / mean:.3f} | {value / mean:.3f}"
-            print(f"| {case} | {name} | {mean:.4g} | {spread} | {ratios} | {goal:.0%}: {verdict} |")
+            ratios = f"{measured[name] / real:.3f} | {value / real:.3f} | {middle(by_seed, name, real)}"
+            print(f"| {case} | {name} | {real:.4g} | {spread} | {ratios} | {goal:.0%}: {verdict} |")
+
+
+def middle(figures: Sequence[Figures], name: str, real: float) -> str:
+    """The middle 80% of the seeds, over the real figure."""
+    ordered = sorted(one[name] / real for one in figures)
+    return f"{quantile(ordered, 0.1):.2f} to {quantile(ordered, 0.9):.2f}" if len(ordered) > 1 else "-"
+
+
+def described(speculation: Speculation | None) -> str:
+    if speculation is None:
+        return "no drafts"
+    return f"alphas {', '.join(f'{alpha:.3f}' for alpha in speculation.alphas)}, spread {speculation.spread:.2f}"

@@ -1,4 +1,4 @@
-"""Servers of planner_fidelity.py: a cluster on pinned cores, a server with one engine, and alphas from their metrics."""
+"""Servers of planner_fidelity.py: a cluster on pinned cores, a server with one engine, and the depths of their drafts."""
 
 import json
 import os
@@ -21,8 +21,6 @@ from paceline.runtime.deploy.deployment import free_address
 PACELINE = (sys.executable, "-m", "paceline")
 LIMITS = {"max_num_seqs": 8, "max_model_len": 512, "kv_tokens": 8192}
 GATEWAY_CORE = 1
-MIN_TESTED = 20
-"""Rounds from which the acceptance at a position is used."""
 
 
 @contextmanager
@@ -92,47 +90,34 @@ def _pin(supervisor: int, workers: int) -> None:
 
 
 @dataclass(frozen=True)
-class DraftCounts:
-    """Rounds by depth and accepted drafts by position, from 1, since the start of a server."""
+class DraftDepths:
+    """Rounds by depth, since the start of a server."""
 
-    depths: Counter[int]
-    accepted: Counter[int]
+    rounds: Counter[int]
 
     @classmethod
-    def read(cls, url: str) -> "DraftCounts":
-        depths, accepted = Counter[int](), Counter[int]()
-        below = Counter[str]()
+    def read(cls, url: str) -> "DraftDepths":
+        rounds, below = Counter[int](), Counter[str]()
         for line in _get(f"{url}/metrics").splitlines():
             bucket = re.match(r'paceline_draft_depth_bucket\{(.*)le="([\d.]+)"(.*)\} (\S+)', line)
             if bucket is not None:
                 labels, count = bucket[1] + bucket[3], int(float(bucket[4]))
-                depths[int(float(bucket[2]))] += count - below[labels]
+                rounds[int(float(bucket[2]))] += count - below[labels]
                 below[labels] = count
-            position = re.match(r'paceline_accepted_tokens_by_position_total\{.*position="(\d+)".*\} (\S+)', line)
-            if position is not None:
-                accepted[int(position[1])] += int(float(position[2]))
-        return cls(depths, accepted)
+        return cls(rounds)
 
-    def since(self, before: "DraftCounts") -> "DraftCounts":
-        return DraftCounts(self.depths - before.depths, self.accepted - before.accepted)
+    def since(self, before: "DraftDepths") -> "DraftDepths":
+        return DraftDepths(self.rounds - before.rounds)
 
     @property
-    def mean_depth(self) -> float:
-        return sum(depth * count for depth, count in self.depths.items()) / max(1, self.depths.total())
+    def mean(self) -> float:
+        return sum(depth * count for depth, count in self.rounds.items()) / max(1, self.rounds.total())
 
-    def alphas(self) -> tuple[float, ...]:
-        """Conditional acceptance by position. Of the rounds that accepted position k - 1, as many drafted position k as of all
-        rounds that drafted position k - 1."""
-        found: list[float] = []
-        reached = float(self.depths.total())
-        for position in range(1, max(self.depths, default=0) + 1):
-            deep, deeper = (
-                sum(count for depth, count in self.depths.items() if depth >= least)
-                for least in (max(1, position - 1), position)
-            )
-            tested = reached * deeper / deep if deep else 0.0
-            if tested < MIN_TESTED:
-                break
-            found.append(min(1.0, self.accepted[position] / tested))
-            reached = float(self.accepted[position])
-        return tuple(found)
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Share of the rounds that drafted each position."""
+        deepest, total = max(self.rounds, default=0), self.rounds.total()
+        return tuple(
+            sum(count for depth, count in self.rounds.items() if depth >= position) / total
+            for position in range(1, deepest + 1)
+        )

@@ -5,7 +5,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,8 @@ class Answer:
     last: float
     tokens: tuple[int, ...]
     error: str = ""
+    rounds: tuple[int, ...] = ()
+    """Rounds with drafts, by the number of accepted ones."""
 
     @property
     def ttft(self) -> float:
@@ -77,20 +79,24 @@ class Replay(threading.Thread):
 
 
 def _ask(url: str, arrival: Arrival, started: float) -> Answer:
-    first, tokens = 0.0, []
+    first, tokens, rounds = 0.0, [], ()
     try:
-        for new in _tokens(url, arrival):
-            now = time.monotonic() - started
-            first = first or now
-            tokens += new
+        for event in _events(url, arrival):
+            new = [token for choice in event["choices"] for token in choice.get("token_ids") or ()]
+            if new:
+                now = time.monotonic() - started
+                first = first or now
+                tokens += new
+            if metrics := event.get("metrics"):
+                rounds = tuple(metrics["speculative_decoding"]["acceptance_histogram"])
         error = "" if len(tokens) == arrival.output_tokens else f"{len(tokens)} tokens"
     except (OSError, ValueError, http.client.HTTPException) as problem:
         error = f"{type(problem).__name__}: {problem!s:.200}"
-    return Answer(arrival, first, time.monotonic() - started if not tokens else now, tuple(tokens), error)
+    return Answer(arrival, first, time.monotonic() - started if not tokens else now, tuple(tokens), error, rounds)
 
 
-def _tokens(url: str, arrival: Arrival) -> Any:
-    """Token ids of each event of the stream."""
+def _events(url: str, arrival: Arrival) -> Iterator[dict[str, Any]]:
+    """The events of the stream."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=SILENCE_SECONDS)
@@ -119,9 +125,7 @@ def _tokens(url: str, arrival: Arrival) -> Any:
             value = json.loads(data)
             if "error" in value:
                 raise ValueError(f"the stream ended with {value['error']}")
-            new = [token for choice in value["choices"] for token in choice.get("token_ids") or ()]
-            if new:
-                yield new
+            yield value
         raise OSError("the stream ended without [DONE]")
     finally:
         connection.close()

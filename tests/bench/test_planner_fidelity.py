@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.planning.profiles.profile_file import load_profile
+from paceline.planning.simulation.texts import kinds_of_texts
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 METRICS = """
@@ -18,9 +19,6 @@ paceline_draft_depth_bucket{category="chat",le="2.0",model="m"} 30.0
 paceline_draft_depth_bucket{category="chat",le="+Inf",model="m"} 30.0
 paceline_draft_depth_bucket{category="code",le="1.0",model="m"} 5.0
 paceline_draft_depth_bucket{category="code",le="2.0",model="m"} 5.0
-paceline_accepted_tokens_by_position_total{category="chat",model="m",position="1"} 21.0
-paceline_accepted_tokens_by_position_total{category="code",model="m",position="1"} 4.0
-paceline_accepted_tokens_by_position_total{category="chat",model="m",position="2"} 7.0
 """
 
 
@@ -33,27 +31,32 @@ def module(name: str) -> Any:
     return sys.modules.get(name) or importlib.import_module(name)
 
 
-def test_draft_counts_are_those_of_the_metrics(path: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_depths_are_those_of_the_metrics(path: None, monkeypatch: pytest.MonkeyPatch) -> None:
     servers = module("planner_fidelity_servers")
     monkeypatch.setattr(servers, "_get", lambda _: METRICS)
-    counts = servers.DraftCounts.read("http://server")
-    assert counts.depths == Counter({1: 15, 2: 20})
-    assert counts.accepted == Counter({1: 25, 2: 7})
-    assert counts.since(counts).depths.total() == 0
-    assert counts.mean_depth == pytest.approx(55 / 35)
+    depths = servers.DraftDepths.read("http://server")
+    assert depths.rounds == Counter({1: 15, 2: 20})
+    assert depths.since(depths).rounds.total() == 0
+    assert depths.mean == pytest.approx(55 / 35)
+    assert depths.shares == pytest.approx((1.0, 20 / 35))
 
 
-def test_alphas_are_recovered_from_rounds_of_different_depths(path: None) -> None:
-    dice, depths, accepted = random.Random(1), Counter[int](), Counter[int]()
-    for _ in range(40_000):
-        depth = dice.choice((1, 2, 4))
-        depths[depth] += 1
-        for position, alpha in enumerate((0.8, 0.6, 0.5, 0.4)[:depth], start=1):
-            if dice.random() >= alpha:
-                break
-            accepted[position] += 1
-    alphas = module("planner_fidelity_servers").DraftCounts(depths, accepted).alphas()
-    assert alphas == pytest.approx((0.8, 0.6, 0.5, 0.4), abs=0.02)
+def test_alphas_and_spread_are_recovered_from_rounds_of_different_depths(path: None) -> None:
+    runs, depths = module("planner_fidelity_runs"), module("planner_fidelity_servers").DraftDepths
+    dice, kinds = random.Random(1), kinds_of_texts((0.8, 0.6, 0.5, 0.4), 0.8)
+    drafted, texts = Counter[int](), []
+    for _ in range(400):
+        own, rounds = dice.choice(kinds), [0] * 5
+        for _ in range(25):
+            depth = dice.choice((1, 2, 4))
+            drafted[depth] += 1
+            rounds[next((at for at, alpha in enumerate(own[:depth]) if dice.random() >= alpha), depth)] += 1
+        texts.append(rounds)
+    fit = [runs.Run(3.0, None, [], [], [], 0, 1.0, 0.0, texts)]
+    found = runs.Setting(1, 4, "policy", depths(drafted).shares).speculation(fit)
+    assert found.alphas == pytest.approx((0.8, 0.6, 0.5, 0.4), abs=0.04)
+    assert found.spread == pytest.approx(0.8, abs=0.15)
+    assert runs.Setting().speculation(fit) is None, "no drafts"
 
 
 def test_the_fit_recovers_the_speed_of_the_worker_and_the_time_of_the_gateway(path: None) -> None:
@@ -65,11 +68,11 @@ def test_the_fit_recovers_the_speed_of_the_worker_and_the_time_of_the_gateway(pa
     assert slower.start_seconds == profile.start_seconds
 
     def simulate_run(own: Any, run: Any, gateway: float) -> Any:
-        return runs.simulated(setting, own, run, gateway)
+        return runs.mean(runs.simulated(setting, None, own, run, gateway))
 
-    empty = runs.Run(50.0, None, requests, [], [], 0, 1.0, 0.0)
+    empty = runs.Run(50.0, None, requests, [], [], 0, 1.0, 0.0, [])
     real = simulate_run(slower, empty, 0.004)
     times = [real["TTFT mean, ms"] / 1e3], [real["TPOT mean, ms"] / 1e3]
-    factor, gateway = runs.fitted(profile, [runs.Run(50.0, None, requests, *times, 800, 1.0, 0.0)], simulate_run)
+    factor, gateway = runs.fitted(profile, [runs.Run(50.0, None, requests, *times, 800, 1.0, 0.0, [])], simulate_run)
     assert factor == pytest.approx(1.3, rel=0.01)
     assert gateway == pytest.approx(0.004, abs=0.001)

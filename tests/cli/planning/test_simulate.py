@@ -69,6 +69,7 @@ def test_the_production_policy_needs_the_stepwise_mode() -> None:
     [
         (("--alpha", "high"), "--alpha takes numbers"),
         (("--alpha", "2"), "alpha must be in"),
+        (("--alpha", "0.8", "--alpha-spread", "9"), "spread of alpha must be in"),
         (("--draft-workers", "1"), "need an alpha"),
         (("--profile", "none"), "cannot read profile none"),
         (("--json", "/nowhere/a.json"), "there is no folder"),

@@ -8,7 +8,7 @@ import pytest
 from paceline.core.errors import InvalidConfig
 from paceline.planning.profiles.curve import Figure
 from paceline.planning.profiles.profile_file import load_profile
-from paceline.planning.simulation.config import SimulationConfig, Speculation
+from paceline.planning.simulation.config import Mode, SimulationConfig, Speculation
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationReport, summarize
 from paceline.planning.simulation.simulation import simulate
@@ -18,6 +18,7 @@ from paceline.planning.traces.trace import Trace, TraceRequest
 
 H200 = load_profile("h200-8b")
 STEADY = synthesize(Traffic(20.0, 800, 200), 60.0)
+MODES: tuple[Mode, ...] = ("closed_form", "stepwise")
 OBJECTIVE = Objective(ttft=0.5, tpot=0.02)
 
 
@@ -60,8 +61,8 @@ def test_plain_steps_in_closed_form_are_the_steps_one_by_one() -> None:
         assert (one.first_token, one.finished) == pytest.approx((other.first_token, other.finished))
 
 
-def test_speculation_in_closed_form_is_within_one_percent_of_sampled_steps() -> None:
-    speculation = Speculation((0.8,))
+@pytest.mark.parametrize("speculation", [Speculation((0.8,)), Speculation((0.8, 0.7), spread=1.0)])
+def test_speculation_in_closed_form_is_within_one_percent_of_sampled_steps(speculation: Speculation) -> None:
     closed, stepwise = (
         [report(SimulationConfig(H200, 2, speculation=speculation, mode=mode, seed=seed)) for seed in range(3)]
         for mode in ("closed_form", "stepwise")
@@ -89,6 +90,21 @@ def test_the_production_policy_drafts_about_as_the_expected_best() -> None:
 def test_the_same_arguments_give_the_same_result() -> None:
     config = SimulationConfig(H200, 3, speculation=Speculation((0.7,)))
     assert report(config) == report(config)
+
+
+def test_texts_that_differ_in_acceptance_have_slower_ones_with_the_same_mean() -> None:
+    trace = Trace("t", tuple(TraceRequest(0.0, 200, 200) for _ in range(200)))
+    configs = [
+        SimulationConfig(H200, speculation=Speculation((0.7,), spread=spread), streams=1) for spread in (0.0, 1.0)
+    ]
+    alike, different = (report(config, trace) for config in configs)
+    assert different.tpot.p99 > 1.1 * alike.tpot.p99
+    kinds = [
+        [job.kind for job in simulate(replace(config, mode=mode), trace).jobs] for config in configs for mode in MODES
+    ]
+    assert kinds[2] == kinds[3], "the kind of a text does not depend on the mode"
+    assert set(kinds[0]) == {0}
+    assert len(set(kinds[2])) > 8
 
 
 def test_speculation_saves_time_at_small_batches_and_is_off_at_alpha_0() -> None:

@@ -34,6 +34,9 @@ Alpha = Annotated[
         metavar="NUM[,NUM…]", help="Conditional acceptance: one value, or one per position. Default: no drafts."
     ),
 ]
+AlphaSpread = Annotated[
+    float, typer.Option(min=0.0, help="Deviation over texts of the log-odds of acceptance; 0: all texts are alike.")
+]
 MaxDepth = Annotated[int, typer.Option(min=1, max=16, help="Largest depth.")]
 Rate = Annotated[float, typer.Option(min=0.0, help="Requests per second.", rich_help_panel=TRAFFIC)]
 PromptTokens = Annotated[int, typer.Option(min=1, help="Mean prompt tokens.", rich_help_panel=TRAFFIC)]
@@ -88,11 +91,11 @@ def read_trace(path: Path | None, traffic: Traffic, seconds: float | None, scale
     return (trace if seconds is None else trace.first(seconds)).scaled(scale, seed)
 
 
-def read_speculation(alpha: str | None, max_depth: int) -> Speculation | None:
+def read_speculation(alpha: str | None, max_depth: int, spread: float) -> Speculation | None:
     if alpha is None:
         return None
     try:
-        return Speculation(tuple(float(part) for part in alpha.split(",")), max_depth)
+        return Speculation(tuple(float(part) for part in alpha.split(",")), max_depth, spread=spread)
     except ValueError:
         raise InvalidRequest(
             f"--alpha takes numbers between 0 and 1, separated by commas, got {alpha!r}", field="alpha"

@@ -20,6 +20,7 @@ def plan_command(
     trace: options.TraceFile = None,
     profile: options.Profile = "h200-8b",
     alpha: options.Alpha = None,
+    alpha_spread: options.AlphaSpread = 0.0,
     max_depth: options.MaxDepth = 8,
     rate: options.Rate = 1.0,
     prompt_tokens: options.PromptTokens = 1000,
@@ -53,7 +54,7 @@ def plan_command(
     objective = options.read_objective(ttft_ms, tpot_ms, share)
     limits = Limits(max_workers, math.inf if max_dollars is None else max_dollars)
     worker = options.read_profile(profile, price, draft_price)
-    speculation = options.read_speculation(alpha, max_depth)
+    speculation = options.read_speculation(alpha, max_depth, alpha_spread)
     requests = options.read_trace(trace, traffic, seconds, scale, seed)
     with console.err.status("simulating") as status:
         found = plan(

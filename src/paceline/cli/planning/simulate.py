@@ -30,6 +30,7 @@ def simulate_command(
     prefill_workers: Annotated[int, typer.Option(min=0, help="Workers that compute long prompts for targets.")] = 0,
     link: Annotated[str, typer.Option(metavar="KIND", help="Link of hand-offs, of those of the profile.")] = LINK,
     alpha: options.Alpha = None,
+    alpha_spread: options.AlphaSpread = 0.0,
     max_depth: options.MaxDepth = 8,
     rule: Annotated[
         DepthRule, typer.Option(help="Depth: the expected best, the production policy, or always the largest.")
@@ -72,7 +73,7 @@ def simulate_command(
     """
     options.check_folder(json_file, plot_file, html_file)
     traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
-    speculation = options.read_speculation(alpha, max_depth)
+    speculation = options.read_speculation(alpha, max_depth, alpha_spread)
     config = SimulationConfig(
         options.read_profile(profile, price, draft_price),
         workers,

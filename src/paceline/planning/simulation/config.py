@@ -8,6 +8,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.planning.autoscaling.observation import ROLES, Role
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.faults import Fault, WorkersLost
+from paceline.planning.simulation.texts import MAX_SPREAD
 
 Mode = Literal["closed_form", "stepwise"]
 DepthRule = Literal["expected", "policy", "fixed"]
@@ -20,17 +21,21 @@ class Speculation:
     """How target workers draft."""
 
     alphas: tuple[float, ...]
-    """Conditional acceptance by position; the last one applies to all later positions."""
+    """Conditional acceptance by position, mean over texts; the last one applies to all later positions."""
     max_depth: int = 8
     rule: DepthRule = "expected"
     """`expected`: the depth with the most expected tokens per second. `policy`: the production policy `goodput`. `fixed`:
     always `max_depth`."""
+    spread: float = 0.0
+    """Standard deviation over texts of the log-odds of acceptance; 0: all texts have the same alphas."""
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0.0 <= alpha <= 1.0 for alpha in self.alphas):
             raise InvalidConfig(f"alpha must be in [0, 1], got {self.alphas}")
         if self.max_depth < 1:
             raise InvalidConfig(f"the largest depth must be at least 1, got {self.max_depth}")
+        if not 0.0 <= self.spread <= MAX_SPREAD:
+            raise InvalidConfig(f"the spread of alpha must be in [0, {MAX_SPREAD:g}], got {self.spread}")
 
 
 @dataclass(frozen=True, slots=True)

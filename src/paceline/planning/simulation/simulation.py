@@ -1,6 +1,7 @@
 """The simulation: requests of a trace on a simulated cluster, with faults and a controller of sizes, on a virtual clock."""
 
 import gc
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.faults import AlphaDrift, Fault, SlowLinks, WorkersLost
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import PoolSize, SimulationResult, WorkerUse
+from paceline.planning.simulation.texts import KINDS
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.prompt_blocks import prompt_blocks
 from paceline.planning.traces.trace import Trace
@@ -50,6 +52,9 @@ class _Simulation:
         self._cluster = SimulatedCluster(config, trace.block_tokens, self._clock, self._at)
         self._jobs: list[Job] = []
         self._rejected = self._next = 0
+        self._num_kinds = KINDS if config.speculation is not None and config.speculation.spread else 1
+        self._kinds = random.Random(f"{config.seed}/texts")
+        """Draws the kind of each text, in the order of the trace."""
         self._num_started = self._num_ended = 0
         self._window = _Window()
         self._sizes: list[PoolSize] = []
@@ -90,6 +95,7 @@ class _Simulation:
             request.prompt_tokens,
             request.output_tokens,
             prompt_blocks(request, self._trace.block_tokens),
+            self._kinds.randrange(self._num_kinds) if self._num_kinds > 1 else 0,
         )
         self._next += 1
         if not self._cluster.fits(job):

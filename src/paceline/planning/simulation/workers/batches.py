@@ -5,11 +5,12 @@ import random
 from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from operator import mul
 from typing import Protocol
 
 from paceline.planning.simulation.workers.depths import PolicyDepths
 from paceline.planning.simulation.workers.job import Job
-from paceline.planning.simulation.workers.rounds import Round, Rounds
+from paceline.planning.simulation.workers.rounds import KindTokens, Round, Rounds
 
 _NEAREST = 0.499
 """Share of a step's work that may be missing at the end: after a change of depth, ends fall on the nearest step."""
@@ -26,6 +27,10 @@ class Batch(Protocol):
     @property
     def context(self) -> float:
         """Tokens of all sequences."""
+        ...
+
+    def growth(self, step: Round) -> float:
+        """Expected tokens that a step adds to the context."""
         ...
 
     def add(self, job: Job, last: Round) -> None:
@@ -52,10 +57,10 @@ class Batch(Protocol):
 class _Group:
     """Sequences for which one plain step is worth `weight` expected tokens of drafting rounds."""
 
-    __slots__ = ("ends", "progress", "weight")
+    __slots__ = ("ends", "kind", "progress", "weight")
 
-    def __init__(self, weight: float) -> None:
-        self.weight = weight
+    def __init__(self, weight: float, kind: int) -> None:
+        self.weight, self.kind = weight, kind
         self.progress = 0.0
         self.ends: list[tuple[float, int, Job]] = []
         """(progress at the end, id, sequence), a heap."""
@@ -66,52 +71,67 @@ class ClosedBatch:
 
     A sequence that lacks t tokens needs t plain steps, or n rounds of E expected tokens; the last round yields more than it
     needs, so n E > t on average. Its work is n E. A drafting round does E of it, at any depth, and a plain step n E / t = w.
-    Sequences with about the same w are a group with a common progress, so that a heap holds their ends and no step is visited.
+    Sequences of one kind of texts with about the same w are a group with a common progress, so that a heap holds their ends and
+    no step is visited.
     """
 
     def __init__(self, rounds: Rounds, dice: random.Random) -> None:
         self._rounds, self._dice = rounds, dice
-        self._groups: dict[int, _Group] = {}
+        self._groups: dict[tuple[int, int], _Group] = {}
+        """By kind and logarithm of the weight."""
         self.count = 0
-        self._progress = 0.0
-        """Sum of the expected tokens of all steps."""
+        self._counts = [0] * rounds.num_kinds
+        """Sequences by kind."""
+        self._progress = [0.0] * rounds.num_kinds
+        """Sum of the expected tokens of all steps, by kind."""
         self._offset = 0.0
-        """Sum over sequences of prompt + 1 - progress at the start: the context is this and `count` times the progress."""
+        """Sum over sequences of prompt + 1 - progress at the start: the context is this and the progress of every sequence."""
 
     @property
     def context(self) -> float:
-        return self._offset + self.count * self._progress
+        if len(self._progress) == 1:
+            return self._offset + self.count * self._progress[0]
+        return self._offset + sum(map(mul, self._counts, self._progress))
+
+    def growth(self, step: Round) -> float:
+        if len(self._counts) == 1:
+            return self.count * step.tokens
+        return sum([count * kind.mean for count, kind in zip(self._counts, step.kinds, strict=True) if count])
 
     def add(self, job: Job, last: Round) -> None:
-        tokens = job.left - 1
-        work = self._num_rounds(tokens, last) * last.tokens
-        bucket = round(math.log(work / tokens) / _WEIGHT_STEP) if last.depth else 0
-        group = self._groups.get(bucket)
+        tokens, kind, depth = job.left - 1, job.kind, last.depth
+        work = self._num_rounds(tokens, depth, last.kinds[kind]) * last.kinds[kind].mean if depth else tokens
+        bucket = round(math.log(work / tokens) / _WEIGHT_STEP) if depth else 0
+        group = self._groups.get((kind, bucket))
         if group is None:
-            group = self._groups[bucket] = _Group(math.exp(bucket * _WEIGHT_STEP))
+            group = self._groups[kind, bucket] = _Group(math.exp(bucket * _WEIGHT_STEP), kind)
         heappush(group.ends, (group.progress + work, job.id, job))
-        job.began = self._progress
+        job.began = self._progress[kind]
         self._offset += job.length + 1 - job.began
         self.count += 1
+        self._counts[kind] += 1
 
     def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
         return self._rounds.best(self.count, self.context, drafting, prompt_rows)
 
     def max_steps(self, step: Round) -> int:
-        left = [group.ends[0][0] - group.progress for group in self._groups.values()]
-        if step.depth:
-            return max(1, math.ceil(min(left) / step.tokens - _NEAREST))
-        steps = [each / group.weight for each, group in zip(left, self._groups.values(), strict=True)]
-        return max(1, math.ceil(min(steps) - _NEAREST))
+        groups = self._groups.values()
+        if not step.depth:
+            least = min([(group.ends[0][0] - group.progress) / group.weight for group in groups])
+        elif len(step.kinds) == 1:
+            least = min([group.ends[0][0] - group.progress for group in groups]) / step.tokens
+        else:
+            least = min([(group.ends[0][0] - group.progress) / step.kinds[group.kind].mean for group in groups])
+        return max(1, math.ceil(least - _NEAREST))
 
     def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
-        self._progress += steps * step.tokens
-        depth, each = step.depth, step.tokens
+        depth, kinds, progress = step.depth, step.kinds, self._progress
+        for number, tokens in enumerate(kinds):
+            progress[number] += steps * tokens.mean
         ended: list[Job] = []
         empty = []
-        for bucket, group in self._groups.items():
-            if not depth:
-                each = group.weight
+        for key, group in self._groups.items():
+            each = kinds[group.kind].mean if depth else group.weight
             group.progress += steps * each
             limit, ends = group.progress + _NEAREST * each, group.ends
             if ends[0][0] > limit:
@@ -119,14 +139,15 @@ class ClosedBatch:
             while ends and ends[0][0] <= limit:
                 job = heappop(ends)[2]
                 self._offset -= job.length + 1 - job.began
+                self._counts[job.kind] -= 1
                 ended.append(job)
             if not ends:
-                empty.append(bucket)
-        for bucket in empty:
-            del self._groups[bucket]
+                empty.append(key)
+        for key in empty:
+            del self._groups[key]
         self.count -= len(ended)
         if not self.count:
-            self._progress = self._offset = 0.0
+            self._reset()
         return ended
 
     def drain(self) -> list[tuple[Job, int]]:
@@ -136,34 +157,38 @@ class ClosedBatch:
             for end, _, job in group.ends
         ]
         self._groups.clear()
-        self.count, self._progress, self._offset = 0, 0.0, 0.0
+        self._reset()
         return drained
 
-    def _num_rounds(self, tokens: int, step: Round) -> int:
+    def _reset(self) -> None:
+        """No sequence is left."""
+        self.count, self._offset = 0, 0.0
+        self._counts = [0] * len(self._counts)
+        self._progress = [0.0] * len(self._progress)
+
+    def _num_rounds(self, tokens: int, depth: int, kind: KindTokens) -> int:
         """Rounds until the sum of their tokens X reaches `tokens`: about normal, with the mean (tokens + overshoot) / E X and
         the variance tokens Var X / (E X)^3. The overshoot of the last round is (E X^2 / E X - 1) / 2."""
-        if not step.depth:
-            return tokens
         if tokens <= _FEW_TOKENS:
-            return self._draw_rounds(tokens, step)
-        mean = step.tokens
-        overshoot = ((step.variance + mean * mean) / mean - 1.0) / 2.0
-        drawn = self._dice.gauss((tokens + overshoot) / mean, math.sqrt(tokens * step.variance / mean**3))
-        least = math.ceil(tokens / (step.depth + 1))
+            return self._draw_rounds(tokens, depth, kind)
+        mean = kind.mean
+        overshoot = ((kind.variance + mean * mean) / mean - 1.0) / 2.0
+        drawn = self._dice.gauss((tokens + overshoot) / mean, math.sqrt(tokens * kind.variance / mean**3))
+        least = math.ceil(tokens / (depth + 1))
         return min(max(math.floor(drawn + self._dice.random()), least), tokens)
 
-    def _draw_rounds(self, tokens: int, step: Round) -> int:
+    def _draw_rounds(self, tokens: int, depth: int, kind: KindTokens) -> int:
         """The same, drawn round by round."""
         count = 0
         while tokens > 0:
-            tokens -= 1 + num_accepted(step, step.depth, self._dice)
+            tokens -= 1 + num_accepted(kind, depth, self._dice)
             count += 1
         return count
 
 
-def num_accepted(step: Round, depth: int, dice: random.Random) -> int:
+def num_accepted(kind: KindTokens, depth: int, dice: random.Random) -> int:
     """A drawn number of accepted drafts. P(accepted >= k) = S_k: it is the number of S_k above a uniform variate."""
-    return bisect_left(step.rejection, -dice.random(), 0, depth)
+    return bisect_left(kind.rejection, -dice.random(), 0, depth)
 
 
 class SteppedBatch:
@@ -187,6 +212,9 @@ class SteppedBatch:
     def context(self) -> float:
         return float(self._tokens)
 
+    def growth(self, step: Round) -> float:
+        return len(self._jobs) * step.tokens
+
     def add(self, job: Job, last: Round) -> None:
         job.generated = 1
         job.has_draft = self._is_drafting
@@ -205,7 +233,11 @@ class SteppedBatch:
     def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
         context = self._tokens
         depths = self._depths if self._depths and step.depth else [step.depth] * len(self._jobs)
-        accepted = [num_accepted(step, depth, self._dice) if depth else 0 for depth in depths]
+        kinds, dice = step.kinds, self._dice
+        accepted = [
+            num_accepted(kinds[job.kind], depth, dice) if depth else 0
+            for job, depth in zip(self._jobs, depths, strict=True)
+        ]
         if self._policy is not None:
             self._policy.observe(self._jobs, self._depths, accepted, context, step, prompt_rows, self._rounds)
             self._depths = []

@@ -15,6 +15,8 @@ class Job:
     output_tokens: int
     prompt: PromptBlocks
     """Empty once the request has ended."""
+    kind: int = 0
+    """Kind of its text, by which drafts are accepted (`simulation/texts.py`)."""
     worker: int = -1
     length: int = field(init=False)
     """Tokens to have in the cache before the next token: the prompt, and the committed tokens of a request that moved."""

@@ -7,6 +7,7 @@ from paceline.cluster.cost.cost import Method, Target, best_depth, expected_toke
 from paceline.cluster.pairing.fanout import AlternativeOdds, fan_out
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.config import Speculation
+from paceline.planning.simulation.texts import kinds_of_texts, pooled_alphas
 
 MARGIN = 1.03
 """Speed over plain decoding from which a batch drafts, as the policy `goodput` has it."""
@@ -27,17 +28,33 @@ def prompt_bucket(prompt_rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class KindTokens:
+    """Tokens of a sequence in one round, for one kind of texts."""
+
+    mean: float
+    variance: float
+    rejection: tuple[float, ...]
+    """-S_k for every position k: increasing, for a search."""
+
+    @classmethod
+    def of(cls, alphas: tuple[float, ...], depth: int) -> "KindTokens":
+        chances = survival(alphas, depth)
+        mean = 1.0 + sum(chances)
+        # E[X^2] of X = 1 + accepted: sum over k of (2k + 1) P(accepted >= k)
+        square = 1.0 + sum((2 * k + 1) * chance for k, chance in enumerate(chances, 1))
+        return cls(mean, square - mean * mean, tuple(-chance for chance in chances))
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One step of a batch. Context and prompt rows are not part of `seconds`."""
 
     depth: int
     tokens: float
-    """Expected tokens of a sequence."""
-    variance: float
-    """Variance of the tokens of a sequence."""
+    """Expected tokens of a sequence, mean over the sequences of a batch."""
     seconds: float
-    rejection: tuple[float, ...] = ()
-    """-S_k for every position k: increasing, for a search."""
+    kinds: tuple[KindTokens, ...]
+    """By kind of texts."""
     rows: int = 0
     """Rows of the target's pass."""
     waiting: float = 0.0
@@ -56,17 +73,31 @@ class Rounds:
         """`network_seconds`: round trip to a draft worker; 0: drafts on the target's device."""
         self._profile, self._speculation = profile, speculation
         self._usual_network = self.network_seconds = network_seconds
-        self._alphas = speculation.alphas if speculation else (0.0,)
+        self._set_alphas(1.0)
         self._known: dict[tuple[int, int, int, int], Round] = {}
+        self._kind_tokens: dict[int, tuple[KindTokens, ...]] = {}
+        """By depth."""
         self._at_depth: dict[tuple[int, int, int], Round] = {}
+
+    @property
+    def num_kinds(self) -> int:
+        """Kinds of texts that differ in acceptance."""
+        return len(self._kinds)
 
     def set_conditions(self, alpha_factor: float, network_factor: float) -> None:
         """Acceptance and network times from now on, relative to the usual ones."""
-        usual = self._speculation.alphas if self._speculation else (0.0,)
-        self._alphas = tuple(min(1.0, alpha * alpha_factor) for alpha in usual)
+        self._set_alphas(alpha_factor)
         self.network_seconds = self._usual_network * network_factor
         self._known.clear()
+        self._kind_tokens.clear()
         self._at_depth.clear()
+
+    def _set_alphas(self, factor: float) -> None:
+        speculation = self._speculation
+        kinds = kinds_of_texts(speculation.alphas, speculation.spread) if speculation else ((0.0,),)
+        self._kinds = tuple(tuple(min(1.0, alpha * factor) for alpha in alphas) for alphas in kinds)
+        self._alphas = pooled_alphas(self._kinds, speculation.max_depth + 1 if speculation else 1)
+        """Those of a batch as a whole."""
 
     @cached_property
     def rows(self) -> list[float]:
@@ -107,13 +138,12 @@ class Rounds:
         return found
 
     def _make(self, batch: int, depth: int, drafting: int) -> Round:
-        chances = survival(self._alphas, depth)
-        mean = 1.0 + sum(chances)
-        # E[X^2] of X = 1 + accepted: sum over k of (2k + 1) P(accepted >= k)
-        square = 1.0 + sum((2 * k + 1) * chance for k, chance in enumerate(chances, 1))
+        kinds = self._kind_tokens.get(depth)
+        if kinds is None:
+            kinds = self._kind_tokens[depth] = tuple(KindTokens.of(alphas, depth) for alphas in self._kinds)
         rows, waiting = batch * (depth + 1), self.waiting_seconds(batch, drafting, depth)
-        rejection = tuple(-chance for chance in chances)
-        return Round(depth, mean, square - mean * mean, self.pass_seconds(rows) + waiting, rejection, rows, waiting)
+        mean = kinds[0].mean if len(kinds) == 1 else expected_tokens(self._alphas, depth)
+        return Round(depth, mean, self.pass_seconds(rows) + waiting, kinds, rows, waiting)
 
     def waiting_seconds(self, batch: int, drafting: int, depth: int) -> float:
         """Time that a batch waits for its drafts, the network included."""

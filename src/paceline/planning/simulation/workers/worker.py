@@ -15,7 +15,7 @@ MIN_ROWS, CHEAP_ROWS, MIXED_PROMPT_ROWS = 16, 512, 8192
 """The rule of the graph executor for the prompt rows of a mixed step (`engine/executors/graph/mixed.py`)."""
 MAX_STEPS = 256
 """Decoding steps after which the depth is decided again."""
-_PLAIN = Round(0, 1.0, 0.0, 0.0)
+_PLAIN = Round(0, 1.0, 0.0, ())
 
 
 def prompt_budget(num_decoding: int, num_waiting: int) -> int:
@@ -211,7 +211,7 @@ class SimulatedWorker:
         batch, each = self.batch, self._context_seconds
         step = batch.decide(self._drafts.load(batch.count))
         steps = min(MAX_STEPS, batch.max_steps(step))
-        return DecodeSegment(now, steps, step, step.seconds + each * batch.context, each * batch.count * step.tokens)
+        return DecodeSegment(now, steps, step, step.seconds + each * batch.context, each * batch.growth(step))
 
     def _mixed(self, now: float) -> PromptSegment:
         """Steps with prompt rows, until a prompt is complete or a sequence may end."""
@@ -223,7 +223,7 @@ class SimulatedWorker:
             step = batch.decide(drafting, rows)
             most = min(most, batch.max_steps(step))
             reading = self._context_seconds * batch.context
-            growth = self._context_seconds * count * step.tokens
+            growth = self._context_seconds * batch.growth(step)
         computed, left = head.computed, head.length - head.computed
         ends: list[float] = []
         cumulative: list[int] = []
