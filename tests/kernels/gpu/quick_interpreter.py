@@ -7,9 +7,10 @@ they already have.
 
 from typing import Any
 
-import numpy as np
 from triton import language as tl
 from triton.runtime import interpreter
+
+from tests.kernels.gpu.quick_operators import SCALARS, quick
 
 
 def speed_up() -> None:
@@ -32,27 +33,7 @@ def _replace(holder: Any, name: str, member: Any, builder: Any, scope: Any) -> N
     def computed(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
         return compute(*args, _semantic=interpreter.interpreter_semantic, **kwargs)
 
-    is_arithmetic = holder is tl.core.tensor and name in _ARITHMETIC
-    scope.set_attr(holder, name, _arithmetic(_ARITHMETIC[name], computed) if is_arithmetic else computed)
-
-
-_ARITHMETIC = {"__add__": np.add, "__sub__": np.subtract, "__mul__": np.multiply}
-_NUMBERS = {id(tl.float32): True, id(tl.int32): False, id(tl.int64): False}
-"""Types that numpy computes as a GPU does, by their identity, and whether they are floating-point types."""
-
-
-def _arithmetic(operate: Any, computed: Any) -> Any:
-    """An operator that calls numpy at once where both operands have the same type and shape."""
-
-    def operator(lhs: Any, rhs: Any, _semantic: Any = None) -> Any:
-        if isinstance(rhs, tl.core.tensor) and lhs.dtype is rhs.dtype and id(lhs.dtype) in _NUMBERS:
-            one, other = lhs.type, rhs.type
-            if one is other or (one.is_block() and other.is_block() and one.shape is other.shape):
-                data = operate(lhs.handle.data, rhs.handle.data)
-                return tl.core.tensor(interpreter.TensorHandle(data, lhs.dtype), one)
-        return computed(lhs, rhs)
-
-    return operator
+    scope.set_attr(holder, name, quick(name, computed) if holder is tl.core.tensor else computed)
 
 
 def _cache_types(look_up: Any) -> Any:
@@ -153,11 +134,11 @@ def _skip_needless_casts(semantic: Any, tensor: Any) -> None:
         return constants[key]
 
     def checked(self: Any, lhs: Any, rhs: Any, *pointers: bool, **options: bool) -> Any:
-        if isinstance(lhs, tensor) and id(lhs.dtype) in _NUMBERS:
+        if isinstance(lhs, tensor) and id(lhs.dtype) in SCALARS:
             if isinstance(rhs, tensor):
                 if rhs.dtype is lhs.dtype:
                     return self.broadcast_impl_value(lhs, rhs)
-            elif (rhs.__class__ is int and abs(rhs) < 2**31) or (rhs.__class__ is float and _NUMBERS[id(lhs.dtype)]):
+            elif (rhs.__class__ is int and abs(rhs) < 2**31) or (rhs.__class__ is float and lhs.dtype is tl.float32):
                 return lhs, constant(self, rhs, lhs)
         return check(self, lhs, rhs, *pointers, **options)
 
