@@ -56,6 +56,8 @@ _BACKTICKED = re.compile(r"`[^`\n]+`")
 _IDENTIFIERS = _whole(IDENTIFIERS)
 _PARTS = {word for word in PROSE if " " not in word}
 """Words that are not part of an identifier either, such as the name of a test."""
+_LATER_PARTS = re.compile("_(?:" + "|".join(map(re.escape, sorted(_PARTS))) + r")(?![^\W_])")
+"""One of them after an underscore. A source without one, and without an identifier, need not be split into tokens."""
 
 
 def hits_in(file: str, text: str) -> Iterator[Hit]:
@@ -70,7 +72,7 @@ def hits_in(file: str, text: str) -> Iterator[Hit]:
         yield hit(match.start(), re.sub(r"[\s#*/]+", " ", match[1].lower()))
     for match in _NAMES.finditer(text):
         yield hit(match.start(), match[1])
-    if file.endswith(".py"):
+    if file.endswith(".py") and (_IDENTIFIERS.search(text) or _LATER_PARTS.search(text)):
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type == tokenize.NAME:
                 words = [token.string] if token.string in IDENTIFIERS else _PARTS & set(token.string.split("_")[1:])
