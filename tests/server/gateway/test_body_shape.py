@@ -37,9 +37,9 @@ def test_usual_bodies_pass(body: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        (json.dumps({"prompt": [7] * 1_000_000}).encode(), "too_many_values"),
-        (json.dumps({"prompt": ["a"] * 500_000}).encode(), "too_many_values"),
-        (json.dumps({str(i): 1 for i in range(300_000)}).encode(), "too_many_values"),
+        (b'{"prompt": [' + b"7, " * 999_999 + b"7]}", "too_many_values"),
+        (b'{"prompt": [' + b'"a", ' * 499_999 + b'"a"]}', "too_many_values"),
+        (b"{" + b", ".join(b'"%d": 1' % i for i in range(300_000)) + b"}", "too_many_values"),
         (b"[" * 4_000_000, "too_many_values"),
         (b'"' * 4_000_000, "too_many_values"),
         (b'{"prompt": ' + b"[" * 100 + b"]" * 100 + b"}", "too_deep"),
