@@ -102,31 +102,37 @@ class Chains:
                 tokens = logits.argmax(1)
 
 
-Replay = Callable[[], None]
+Launch = Callable[[], None]
 Streams = tuple[torch.cuda.Stream, torch.cuda.Stream]
 
 
-def captured(work: Chains, stream: torch.cuda.Stream | None) -> Replay:
-    """Runs the work on a stream as a graph; without a stream, at once."""
-    if stream is None:
-        work()
-        return work
-    torch.cuda.synchronize()
-    with torch.cuda.stream(stream):
-        work()
-        stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
+class Captured:
+    """The work as a graph that runs on a stream. It keeps the work: the graph has the addresses of its tensors only."""
 
-    def launch() -> None:
+    def __init__(self, work: Chains, stream: torch.cuda.Stream) -> None:
+        self._work, self._stream = work, stream
+        self._graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()  # the tensors of the work are filled on another stream
         with torch.cuda.stream(stream):
-            graph.replay()
+            work()
+            stream.synchronize()
+            with torch.cuda.graph(self._graph, stream=stream):
+                work()
 
-    return launch
+    def __call__(self) -> None:
+        with torch.cuda.stream(self._stream):
+            self._graph.replay()
 
 
-def milliseconds(*parts: tuple[Replay, torch.cuda.Stream | None]) -> float:
+def captured(work: Chains, stream: torch.cuda.Stream | None) -> Launch:
+    """Runs the work on a stream as a graph; without a stream, at once."""
+    if stream is not None:
+        return Captured(work, stream)
+    work()
+    return work
+
+
+def milliseconds(*parts: tuple[Launch, torch.cuda.Stream | None]) -> float:
     """Time from the launch of all parts until the first of them ends."""
     times = []
     for _ in range(REPEATS):
