@@ -2,7 +2,8 @@
 
     python benchmarks/pools_gpu_timeline.py FOLDER/timelines.json --out rounds.png
 
-A row for the target (schedule, wait for drafts, verify, commit) and one for the draft (its passes), on one clock.
+A row for the target (schedule, wait for drafts or draft, verify, commit) and, with a draft worker, one for its passes, on one
+clock.
 """
 
 import argparse
@@ -27,7 +28,6 @@ COLOURS = {
     "draft": "#2da44e",
     "verify": "#1f6feb",
     "commit": "#6e40c9",
-    "pass": "#2da44e",
 }
 
 
@@ -96,24 +96,30 @@ def timeline(rounds: Sequence[RoundTimes], passes: Iterable[PassTime]) -> dict[s
 
 def draw(timelines: dict[str, dict[str, Any]], path: Path) -> None:
     pyplot = load_pyplot()
+    rows = [2 if one["passes"] else 1 for one in timelines.values()]
     figure, every = pyplot.subplots(
-        len(timelines), 1, figsize=(11, 1.2 + 1.1 * len(timelines)), sharex=True, layout="constrained", squeeze=False
-    )
+        len(rows), 1, figsize=(11, 1.2 + 0.3 * len(rows) + 0.35 * sum(rows)), height_ratios=[0.6 + row for row in rows],
+        sharex=True, layout="constrained", squeeze=False,
+    )  # fmt: skip
     for axes, (name, one) in zip(every[:, 0], timelines.items(), strict=True):
         start = one["rounds"][0]["began"]
+        drafting = "wait for drafts" if one["passes"] else "draft"
         for round_ in one["rounds"]:
-            drafting = "wait for drafts" if one["passes"] else "draft"
             parts = ("schedule", drafting, "verify", "commit")
             points = [round_[key] for key in ("began", "scheduled", "drafted", "verified", "ended")]
             for part, left, right in zip(parts, points[:-1], points[1:], strict=True):
                 _bar(axes, 1, left - start, right - start, part)
         for pass_ in one["passes"]:
-            _bar(axes, 0, pass_["began"] - start, pass_["ended"] - start, "pass")
-        axes.set_yticks([0, 1], ["draft worker", "target"], fontsize=8)
-        axes.set(xlim=(0, None), ylim=(-0.5, 1.5))
-        axes.set_title(f"{name}: {1e3 * one['median_seconds']:.1f} ms a round", fontsize=9, loc="left")
+            _bar(axes, 0, pass_["began"] - start, pass_["ended"] - start, "draft")
+        if one["passes"]:
+            axes.set_yticks([0, 1], ["draft worker", "target"], fontsize=8)
+        else:
+            axes.set_yticks([1], ["target"], fontsize=8)
+        axes.set_ylim(-0.5 if one["passes"] else 0.5, 1.5)
+        axes.set_title(f"{name}: {1e3 * one['median_seconds']:.1f} ms a round (median)", fontsize=9, loc="left")
         axes.spines[["top", "right"]].set_visible(False)
-    every[-1, 0].set_xlabel("milliseconds")
+    longest = max(one["rounds"][-1]["ended"] - one["rounds"][0]["began"] for one in timelines.values())
+    every[-1, 0].set(xlabel="milliseconds", xlim=(0.0, 1e3 * longest))
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=COLOURS[part]) for part in COLOURS]
     figure.legend(handles, COLOURS, loc="outside lower center", ncols=len(COLOURS), frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
