@@ -136,7 +136,9 @@ def main() -> None:
     lookups = Lookups.of(options.method)
     lookup_time = LookupTime.measure(Lookups.of(options.method).proposer({}, clock), clock, DEPTH)
     proposer, policy = lookups.proposer({}, clock), depth_policy("goodput", DEPTH, lookup_time)
-    loop = DraftLoop(METHOD, proposer, policy, DEPTH, VOCABULARY, clock, lookup_time, lookups.keep)
+    loop = DraftLoop(
+        METHOD, proposer, policy, DEPTH, VOCABULARY, clock, lookup_time, lambda: not model.is_full, lookups.keep
+    )
     sizes = [int(size) for size in options.sizes.split(",")]
     generator = random.Random(0)
     for size in sizes:  # the warm-up

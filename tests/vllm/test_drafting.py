@@ -60,7 +60,9 @@ class FakeVllm:
 
 def make(method, depth, clock, max_depth=4):
     lookups = Lookups.of(method)
-    return DraftLoop("plugin", lookups.proposer({}, clock), depth, max_depth, 1000, clock, TIMES, lookups.keep)
+    return DraftLoop(
+        "plugin", lookups.proposer({}, clock), depth, max_depth, 1000, clock, TIMES, lambda: True, lookups.keep
+    )
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram", "combined"])
@@ -79,7 +81,7 @@ def test_goodput_stops_where_drafts_lose_and_drafts_where_they_pay():
     generator = np.random.default_rng(0)
     clock = VirtualClock()
     noise = [generator.integers(0, 30, 4096).tolist() for _ in range(4)]
-    losing = make("ngram", depth_policy("goodput", 4), clock)
+    losing = make("ngram", depth_policy("goodput", 4, TIMES), clock)
     vllm = FakeVllm(losing, clock, noise, num_prompt=8, row_seconds=0.010)
     while min(vllm.lengths) < 240:
         vllm.step()
@@ -107,7 +109,7 @@ def test_a_proposer_that_fails_costs_drafts_only():
             raise RuntimeError("broken")
 
     clock = VirtualClock()
-    loop = DraftLoop("plugin", Broken(), FixedDepth(4), 4, 1000, clock, TIMES)
+    loop = DraftLoop("plugin", Broken(), FixedDepth(4), 4, 1000, clock, TIMES, lambda: True)
     vllm = FakeVllm(loop, clock, [list(range(LONGEST))], num_prompt=3)
     for _ in range(20):
         vllm.step()
@@ -129,7 +131,7 @@ def test_a_draft_is_cut_to_its_depth_the_vocabulary_and_the_row():
 
     clock = VirtualClock()
     ids = np.ones((1, 16), dtype=np.int32)
-    loop = DraftLoop("plugin", Constant(), FixedDepth(4), 4, 1000, clock, TIMES)
+    loop = DraftLoop("plugin", Constant(), FixedDepth(4), 4, 1000, clock, TIMES, lambda: True)
     assert loop.propose(Batch([[9]], np.array([5], dtype=np.int32), ids)) == [[1, 2, 9, 9]]  # padded
     assert loop.propose(Batch([[1]], np.array([14], dtype=np.int32), ids)) == [[1]]
     assert loop.propose(Batch([[1]], np.array([16], dtype=np.int32), ids)) == [[]]
@@ -147,7 +149,7 @@ def test_a_row_whose_prompt_is_not_complete_gets_no_draft():
 @pytest.mark.parametrize("is_faster", [True, False])
 def test_drafts_are_padded_where_complete_graphs_are_faster(is_faster):
     clock = VirtualClock()
-    loop = make("ngram", depth_policy("goodput", 4), clock)
+    loop = make("ngram", depth_policy("goodput", 4, TIMES), clock)
     texts = [list(range(LONGEST)), list(range(500, 500 + LONGEST))]  # nothing repeats
     vllm = FakeVllm(loop, clock, texts, num_prompt=3, row_seconds=0.0001, piece_seconds=0.004 if is_faster else 0.0)
     for _ in range(100):

@@ -19,6 +19,16 @@ def test_a_sequence_is_opened_once_and_follows_its_row():
     assert second.rows[0].ids == [1, 2, 3, 9, 8, 7]
 
 
+def test_tokens_of_steps_without_a_match_belong_to_sequences_that_end():
+    table = SequenceTable(max_growth=5)
+    ended, other = table.match(rows([1, 2, 9], [4, 5, 9]), [1, 1], step=1).rows
+    table.append([[[3], [6]], [[4], [7]]])
+    (row,) = table.match(rows([4, 5, 9, 6, 7, 8]), [1], step=4).rows
+    assert row is other
+    assert other.ids == [4, 5, 9, 6, 7, 8]
+    assert ended.ids == [1, 2, 9, 3, 4]
+
+
 def test_rows_may_change_places():
     table = SequenceTable(max_growth=5)
     a, b, c = table.match(rows([1, 1], [2, 2], [3, 3]), [1, 1, 1], step=1).rows

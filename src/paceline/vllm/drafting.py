@@ -42,10 +42,11 @@ class DraftLoop:
         vocab_size: int,
         clock: Clock,
         lookups: LookupTime,
+        has_uniform_graphs: Callable[[], bool],
         keep: Callable[[Progress], None] | None = None,
     ) -> None:
-        """`lookups`: how long they take on this host. `keep` takes sequences that have ended without a draft: their texts may
-        be drafts of others."""
+        """`lookups`: how long they take on this host. `has_uniform_graphs`: see `PaddedDrafts`. `keep` takes sequences that
+        have ended without a draft: their texts may be drafts of others."""
         self.num_steps = 0
         self.num_drafted = 0
         """Tokens returned as drafts, without padding."""
@@ -64,7 +65,9 @@ class DraftLoop:
         self._network_seconds = 0.0
         self._drafted: list[TrackedSequence] = []
         """Sequences whose drafts are being verified."""
-        self._padding = PaddedDrafts(max_depth)
+        self._unread: list[Sequence[Sequence[int]]] = []
+        """Tokens of the steps that were left out, one for each row."""
+        self._padding = PaddedDrafts(max_depth, has_uniform_graphs)
         self._pause = Pause()
         self._limit = LatencyLimit(max_depth)
         self._unverified = UnverifiedDrafts(method, max_depth)
@@ -83,6 +86,7 @@ class DraftLoop:
         try:
             if self._pause.covers(batch.sampled, seconds) and not self._unverified.is_waiting:
                 self._lengths += 1
+                self._unread.append(batch.sampled)
                 drafts: list[list[int]] = [[] for _ in batch.sampled]
                 return self._padding.repeat(batch, drafts)
             self._padding.observe(batch, self._lengths, seconds)
@@ -103,6 +107,8 @@ class DraftLoop:
         is_plain = self._drafting is None and len(self._lengths) == count and bool((lengths - self._lengths == 1).all())
         self._lengths = lengths
         rows = [i for i, sampled in enumerate(batch.sampled) if sampled]
+        self._table.append(self._unread)  # else those of a sequence that has ended since would be lost
+        self._unread = []
         matches = self._table.match(
             [batch.tokens[i, : lengths[i]] for i in rows], [len(batch.sampled[i]) for i in rows], self.num_steps
         )
@@ -116,12 +122,14 @@ class DraftLoop:
             self._learn(matches, sampled, count - len(rows), seconds, compared)
         sampling = [batch.sampling[i] for i in rows] if batch.sampling else [UNKNOWN] * len(rows)
         longest, deadline = batch.tokens.shape[1], self._clock.now() + seconds
-        if not self._may_draft(matches):
+        may_draft = self._may_draft(matches)
+        drafts = self._draft(matches.rows, sampling, longest, deadline) if may_draft else {}
+        if self._drafting is None:
             self._compare_later(matches.rows, sampling, longest, deadline)
-            self._pause.begin(count)
+            if not may_draft:
+                self._pause.begin(count)
             return [[] for _ in range(count)]
         self._unverified.discard()
-        drafts = self._draft(matches.rows, sampling, longest, deadline)
         result: list[list[int]] = [[] for _ in range(count)]
         for i, sequence in zip(rows, matches.rows, strict=True):
             if draft := drafts.get(sequence.id):

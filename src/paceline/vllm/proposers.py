@@ -24,6 +24,8 @@ from paceline.vllm.plugin import register
 from paceline.vllm.settings import DepthRule, Method, Settings
 from paceline.vllm.versions import check_version
 
+UNIFORM_GRAPHS = {"FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"}
+"""vLLM's graph modes in which only steps with the same number of drafts for all rows have complete CUDA graphs."""
 METHOD = "plugin"
 """The name under which the depth policy knows these drafts."""
 
@@ -50,13 +52,12 @@ class Lookups(NamedTuple):
         return CombinedProposer(self.parts, models, clock)
 
 
-def depth_policy(rule: DepthRule, max_depth: int, lookups: LookupTime | None = None) -> DepthPolicy:
-    """`lookups`: how long drafts take, if only lookups draft; else the policy learns it."""
+def depth_policy(rule: DepthRule, max_depth: int, lookups: LookupTime) -> DepthPolicy:
+    """The policy starts from the time of lookups, and learns that of a pool."""
     if rule == "fixed":
         return FixedDepth(max_depth)
     policy = GoodputDepth(max_depth)
-    if lookups is not None:
-        policy.calibrate_drafts(METHOD, lookups.lines, lookups.per_token)
+    policy.calibrate_drafts(METHOD, lookups.lines, lookups.per_token)
     return policy
 
 
@@ -81,11 +82,14 @@ class VllmProposer:
         self.loop = DraftLoop(
             METHOD,
             self.make_proposer(settings, lookups, vllm_config, clock),
-            depth_policy(settings.depth, max_depth, None if settings.workers else lookup_time),
+            depth_policy(settings.depth, max_depth, lookup_time),
             max_depth,
             vllm_config.model_config.get_vocab_size(),
             clock,
             lookup_time,
+            lambda: (
+                vllm_config.compilation_config.cudagraph_mode.name in UNIFORM_GRAPHS
+            ),  # vLLM may change it after this call
             lookups.keep,
         )
 

@@ -4,6 +4,7 @@ A row continues a sequence if the tokens of the sequence are a prefix of the row
 interchangeable: their drafts are the same. A sequence that is in no batch for a while has ended.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -69,6 +70,13 @@ class SequenceTable:
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._absent)
+
+    def append(self, steps: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Add the tokens of steps in which every row of the last match gained one token; nothing if the rows have changed."""
+        if steps and len(steps[0]) == len(self._rows):
+            tails = np.array(steps, dtype=np.int32)[:, :, 0]
+            for i, sequence in enumerate(self._rows):
+                sequence.extend(tails[:, i])
 
     def match(self, tokens: list[Tokens], num_sampled: list[int], step: int) -> Matches:
         """The sequences of `tokens`, one array for each row, of which the last `num_sampled` are new in this step. `step`

@@ -17,7 +17,7 @@ DepthRule = Literal["goodput", "fixed"]
 class Settings:
     """How the plugin drafts. The most tokens of a draft are vLLM's `num_speculative_tokens`."""
 
-    method: Method = "combined"
+    method: Method = "suffix"
     """Lookups: of `LocalProposer` alone, or of `PoolProposer` where the pool has no draft."""
     depth: DepthRule = "goodput"
     """`goodput` drafts as many tokens as pay by vLLM's own step times, often none; `fixed` always the most."""

@@ -169,6 +169,21 @@ def test_an_output_drafts_for_later_requests_of_its_salt_only() -> None:
     assert len(draft(proposer, requested, 4, sequence_id=4, num_prompt=2)) == 0
 
 
+def test_a_text_that_repeats_an_output_is_kept_but_not_indexed() -> None:
+    proposer = SuffixProposer()
+    first = Progress(1, [*PASSAGE, 7, 8], 4, SamplingParams(temperature=0.0), 0, 0, 4, "coupled")
+    proposer.observe([first])
+    proposer.collect([1], 0.0)
+    proposer.close([1])
+    kept = proposer.num_kept
+    proposer.observe([replace(first, sequence_id=2, ids=PASSAGE[:-2])])
+    draft = proposer.collect([2], 0.0).split()[2]
+    assert draft.tokens[:4] == (*PASSAGE[-2:], 7, 8)
+    assert not len(proposer._sequences[2].text)
+    proposer.close([2])
+    assert proposer.num_kept > kept
+
+
 def test_rejection_sampling_drafts_from_its_own_text_only() -> None:
     """An earlier request with the same seed had the same noise."""
     proposer = SuffixProposer()

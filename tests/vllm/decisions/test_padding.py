@@ -40,7 +40,7 @@ def test_a_small_gain_is_not_enough() -> None:
 
 
 def test_steps_without_drafts_are_measured_apart_from_those_with_some() -> None:
-    drafts, tokens = PaddedDrafts(4), np.zeros((2, 4096), dtype=np.int32)
+    drafts, tokens = PaddedDrafts(4, lambda: True), np.zeros((2, 4096), dtype=np.int32)
     length = 10
     for draft in ([[7], []], [[], []]) * (2 * TRIALS):
         batch = Batch([[1], [1]], np.array([length, length], dtype=np.int32), tokens)
@@ -53,3 +53,10 @@ def test_steps_without_drafts_are_measured_apart_from_those_with_some() -> None:
     batch = Batch([[1], [1]], np.array([length, length], dtype=np.int32), tokens)
     assert drafts.apply(batch, [[7], []]) == [[7, 1, 1, 1], [1, 1, 1, 1]]
     assert drafts.apply(batch, [[], []]) == [[], []]
+
+
+def test_nothing_is_padded_if_every_step_has_a_complete_graph() -> None:
+    drafts, tokens = PaddedDrafts(4, lambda: False), np.zeros((2, 4096), dtype=np.int32)
+    batch = Batch([[1], [1]], np.array([10, 10], dtype=np.int32), tokens)
+    assert [drafts.apply(batch, [[7], []]) for _ in range(2 * TRIALS)] == [[[7], []]] * (2 * TRIALS)
+    assert drafts.repeat(batch, [[], []]) == [[], []]

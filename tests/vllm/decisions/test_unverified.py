@@ -39,6 +39,18 @@ def test_comparisons_go_on_while_drafts_are_right() -> None:
     assert num_steps(8) == FIRST_STEPS
 
 
+def test_the_last_of_the_first_drafts_is_compared_before_any_step_is_left_out() -> None:
+    one, drafts = sequence(0), UnverifiedDrafts("m", 4)
+    drafts.start()
+    for _ in range(FIRST_STEPS):
+        drafts.compare()
+        drafts.add([one], {0: (7,)})
+        one.extend(np.array([7], dtype=np.int32))
+    assert drafts.is_waiting
+    drafts.compare()
+    assert drafts.is_waiting  # it was right, so that more steps are compared
+
+
 def test_indexed_sequences_are_looked_up_first() -> None:
     batch = [sequence(i) for i in range(16)]
     batch[3].has_drafted = batch[5].has_drafted = True

@@ -23,6 +23,8 @@ MAX_TOKENS = 65_536
 ESCAPE = 2.0
 MIN_PROBABILITY = 0.1
 """Probability below which a node is not worth a row of the target's pass."""
+SURE = 0.7
+"""Expected accepted share of a draft from recent outputs above which the sequence's own text is not looked up."""
 MAX_CHILDREN = 4
 MAX_FOLLOWERS = 64
 """Different followers above which a context predicts nothing."""
@@ -147,6 +149,7 @@ class RecentOutputs:
 class _Sequence:
     progress: Progress
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    has_drafted: bool = False
 
 
 class SuffixProposer:
@@ -185,25 +188,27 @@ class SuffixProposer:
     def close(self, sequence_ids: Sequence[int]) -> None:
         for sequence_id in sequence_ids:
             sequence = self._sequences.pop(sequence_id, None)
-            if sequence is not None and len(sequence.text):
+            if sequence is not None and sequence.has_drafted:
                 self.keep(sequence.progress)
 
     def _draft(self, sequence: _Sequence) -> DraftTree:
         progress = sequence.progress
         if progress.depth == 0:
             return DraftTree()
+        sequence.has_drafted = True
+        best = DraftTree()
+        # HAZARD: a request with the same seed had the same noise. With rejection sampling a draft made of its text is not
+        # independent of the draws that accept it. The sequence's own past is: its noise was that of other positions.
+        if progress.verification != "rejection" or progress.sampling.is_greedy:
+            recent = progress.ids[-CONTEXT:]
+            for index in self._outputs.indices(progress.cache_salt):
+                other = grow(index, index.match(recent), progress.depth, self._is_chain)
+                best = max(best, other, key=lambda tree: tree.expected)
+        if best.expected > SURE * progress.depth:
+            return best  # a text that repeats an earlier one is not indexed
         sequence.text.extend(progress.ids[len(sequence.text) :])
-        best = grow(sequence.text, sequence.text.end, progress.depth, self._is_chain)
-        if progress.verification == "rejection" and not progress.sampling.is_greedy:
-            # HAZARD: a request with the same seed had the same noise. A draft made of its text is not independent of the draws
-            # that accept it. The sequence's own past is: its noise was that of other positions.
-            return best
-        recent = progress.ids[-CONTEXT:]
-        for index in self._outputs.indices(progress.cache_salt):
-            other = grow(index, index.match(recent), progress.depth, self._is_chain)
-            if other.expected > best.expected:
-                best = other
-        return best
+        own = grow(sequence.text, sequence.text.end, progress.depth, self._is_chain)
+        return own if own.expected >= best.expected else best
 
     def keep(self, progress: Progress) -> None:
         """Keep the output of a sequence that ends. `close` does it for those that were drafted for."""

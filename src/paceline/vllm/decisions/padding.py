@@ -1,10 +1,12 @@
 """Whether to fill short drafts up to the number of tokens that vLLM verifies at most.
 
-vLLM captures complete CUDA graphs for steps in which every row has that many drafts, and runs other steps in pieces. On a GPU
-with few rows, a step with drafts that are hardly ever accepted can take less time than one without drafts. Both are measured.
+By default vLLM captures complete CUDA graphs for steps in which every row has that many drafts, and runs other steps in pieces.
+On a GPU with few rows, a step with drafts that are hardly ever accepted can take less time than one without drafts. Both are
+measured. In other graph modes all steps run alike, and none is padded.
 """
 
 from collections import Counter, deque
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -53,10 +55,11 @@ class Padding:
 class PaddedDrafts:
     """Fills the drafts of a step up to the same length where such steps are faster."""
 
-    def __init__(self, max_depth: int) -> None:
+    def __init__(self, max_depth: int, has_uniform_graphs: Callable[[], bool]) -> None:
+        """`has_uniform_graphs`: whether only steps with the same number of drafts for all rows have complete graphs."""
         self.num_padded = 0
         """Steps whose drafts were padded."""
-        self._max_depth = max_depth
+        self._max_depth, self._has_uniform_graphs = max_depth, has_uniform_graphs
         self._with_drafts, self._without = Padding(), Padding()
         self._measured = self._without
         """That of the step under way."""
@@ -75,7 +78,12 @@ class PaddedDrafts:
         """The drafts, filled up or not."""
         self._is_padded, count = None, len(drafts)
         longest = batch.tokens.shape[1] - self._max_depth - 1
-        if not count or not all(batch.sampled) or int(batch.lengths[:count].max()) > longest:
+        if (
+            not self._has_uniform_graphs()
+            or not count
+            or not all(batch.sampled)
+            or int(batch.lengths[:count].max()) > longest
+        ):
             return drafts
         if all(len(draft) == self._max_depth for draft in drafts):
             return drafts

@@ -37,7 +37,7 @@ class UnverifiedDrafts:
     @property
     def is_waiting(self) -> bool:
         """Whether the next step is to be compared, whatever that costs."""
-        return self._num_steps > 0
+        return self._num_steps > 0 or (self._num_more > 0 and bool(self._drafts))
 
     def start(self) -> None:
         """Sequences have started."""
@@ -62,8 +62,9 @@ class UnverifiedDrafts:
             rounds.append(RoundObservation(one.id, name, drafted, accepted, self._max_depth))
         self._drafts = []
         num_right = sum(one.drafted == one.accepted > 0 for one in rounds)
-        if self._num_more and not self._num_steps and 2 * num_right > len(rounds):
-            self._num_steps, self._num_more = 1, self._num_more - 1
+        if self._num_more and not self._num_steps:
+            is_right = 2 * num_right > len(rounds)
+            self._num_steps, self._num_more = int(is_right), self._num_more - 1 if is_right else 0
         return tuple(rounds)
 
     def discard(self) -> None:
