@@ -102,7 +102,7 @@ class Chains:
                 tokens = logits.argmax(1)
 
 
-Launch = Callable[[], None]
+Replay = Callable[[], None]
 Streams = tuple[torch.cuda.Stream, torch.cuda.Stream]
 
 
@@ -124,7 +124,7 @@ class Captured:
             self._graph.replay()
 
 
-def captured(work: Chains, stream: torch.cuda.Stream | None) -> Launch:
+def captured(work: Chains, stream: torch.cuda.Stream | None) -> Replay:
     """Runs the work on a stream as a graph; without a stream, at once."""
     if stream is not None:
         return Captured(work, stream)
@@ -132,7 +132,7 @@ def captured(work: Chains, stream: torch.cuda.Stream | None) -> Launch:
     return work
 
 
-def milliseconds(*parts: tuple[Launch, torch.cuda.Stream | None]) -> float:
+def milliseconds(*parts: tuple[Replay, torch.cuda.Stream | None]) -> float:
     """Time from the launch of all parts until the first of them ends."""
     times = []
     for _ in range(REPEATS):
