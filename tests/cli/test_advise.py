@@ -53,6 +53,10 @@ LARGE = ("--alpha", "0.8", "--draft-ms", "0.55", "--verify-ms", "19.6", "--plain
             ("--pool-ready", "1", "--network-ms", "100"),
             "Use a pool: a pool reaches 1.20",
         ),  # drafts wait, not the target
+        (
+            ("--pool-draft-ms", "1.6", "--pool-ready", "0.67", "--batch", "4"),
+            "Draft in the engine: a pool reaches 0.82",  # a step waits for the last of its four drafts
+        ),
     ],
 )
 def test_where_to_place_the_draft_of_a_large_target(pool: tuple[str, ...], message: str) -> None:
@@ -104,7 +108,7 @@ def test_invalid_figures_are_one_line(arguments: tuple[str, ...], message: str) 
 
 def test_a_pool_drafts_the_same_and_waits_for_the_network() -> None:
     local = Method("draft_model", (0.8,), {0: 0.0, 8: 0.01}, footprint=Footprint(weight_bytes=10**9))
-    pool = in_pool(local, DraftPlacement(0.002, 1.5))
+    pool = in_pool(local, DraftPlacement(0.002, 1.5), batch=1)
     assert (pool.name, pool.network_seconds, pool.price_per_hour) == ("pool", 0.002, 1.5)
     assert (pool.alphas, pool.draft_seconds, pool.footprint) == (local.alphas, local.draft_seconds, Footprint())
     assert not DraftPlacement(0.0, 0.0)

@@ -158,7 +158,7 @@ class DraftPlacement:
     draft_seconds: float | None = None
     """Time of one drafted token; None: that of the local draft model."""
     ready: float = 0.0
-    """Share of rounds that wait for no draft."""
+    """Share of rounds of a sequence whose draft is ready."""
 
     def __bool__(self) -> bool:
         return self.network_seconds > 0.0 or self.price_per_hour > 0.0 or self.is_compared
@@ -204,7 +204,7 @@ class GivenFigures:
         method = Method(self.method, _alphas(self.alpha), drafts, footprint=_gigabytes(self.draft_gb))
         return Case(
             Target(passes, batch, _gigabytes(self.target_gb), memory_bytes=memory),
-            (method, in_pool(method, draft)) if draft.is_compared else (_placed(method, draft),),
+            (method, in_pool(method, draft, batch)) if draft.is_compared else (_placed(method, draft),),
             f"{self.method}, batch {batch}, from given figures",
         )
 
@@ -217,14 +217,14 @@ def measured_case(engine: EngineConfig, trial: Trial, draft: DraftPlacement) -> 
     title = f"{engine.model}, batch {trial.batch}, temperature {trial.sampling.temperature:g}, measured here"
     if found.silent:
         title += f"; drafted nothing: {', '.join(found.silent)}"
-    pools = (in_pool(one, draft) for one in found.methods if one.name == "draft_model" and draft)
+    pools = (in_pool(one, draft, trial.batch) for one in found.methods if one.name == "draft_model" and draft)
     return Case(found.target, (*found.methods, *pools), title)
 
 
-def in_pool(method: Method, placement: DraftPlacement) -> Method:
-    """The method `pool`: the same drafts from workers with memory of their own. A round that finds its draft ready waits for
-    neither the drafts nor the network."""
-    waiting = 1.0 - placement.ready
+def in_pool(method: Method, placement: DraftPlacement, batch: int) -> Method:
+    """The method `pool`: the same drafts from workers with memory of their own. A step that finds the drafts of all its
+    sequences ready waits for neither the drafts nor the network."""
+    waiting = 1.0 - placement.ready**batch
     each = placement.draft_seconds
     drafts = {
         depth: waiting * (seconds if each is None else depth * each) for depth, seconds in method.draft_seconds.items()

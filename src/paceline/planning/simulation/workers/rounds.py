@@ -156,7 +156,7 @@ class Rounds:
         late = max(
             0.0, self._profile.drafting_seconds(drafting * branches, depth) - self.pass_seconds(batch * (depth + 1))
         )
-        ready = self.ready_share(depth)
+        ready = self.ready_share(depth) ** batch  # a step waits for the last of its drafts
         return self.network_seconds + min(demand, ready * late + (1.0 - ready) * (demand + late))
 
     def ready_share(self, depth: int) -> float:
