@@ -27,6 +27,8 @@ PROFILE = replace(load_profile("h200-8b"), kv_tokens=Figure(160_000, "assumed", 
 OUTPUT_TOKENS, MAX_CHARACTERS = 128, 4000
 ALPHAS = (0.79, 0.81, 0.83)
 """Of the first, all figures are printed: alpha of one stream in benchmarks/gpu.md."""
+SPREADS = (0.5, 1.0, 1.5)
+"""Deviations over texts of the log-odds of acceptance; that of the measured texts is not known."""
 MAX_DEPTH, SEEDS = 8, 5
 NAMES = ("tok/s", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, ms", "TPOT p99, ms")
 
@@ -70,9 +72,9 @@ def prompt_lengths(path: Path) -> list[int]:
     return [len(tokenizer.encode(chat, add_special=False)) for chat in chats]
 
 
-def simulated(lengths: Sequence[int], run: Measured, alpha: float | None) -> list[float]:
+def simulated(lengths: Sequence[int], run: Measured, alpha: float | None, spread: float = 0.0) -> list[float]:
     requests = [TraceRequest(0.0, lengths[i % len(lengths)], OUTPUT_TOKENS) for i in range(run.requests)]
-    speculation = Speculation((alpha,), MAX_DEPTH, "policy") if alpha else None
+    speculation = Speculation((alpha,), MAX_DEPTH, "policy", spread) if alpha else None
     config = SimulationConfig(PROFILE, speculation=speculation, mode="stepwise", streams=run.streams)
     found = []
     for seed in range(SEEDS if alpha else 1):
@@ -109,10 +111,14 @@ def main() -> None:
     print_table("Inside one process, plain", lengths, INSIDE, None)
     print_table("Over HTTP, plain", lengths, HTTP_PLAIN, None)
     print_table(f"Over HTTP, `goodput`, alpha {ALPHAS[0]}", lengths, HTTP_GOODPUT, ALPHAS[0])
-    print("\nsimulated / real tok/s of `goodput` by alpha")
-    for alpha in ALPHAS:
-        ratios = [simulated(lengths, run, alpha)[0] / (run.figures[0] or 0.0) for run in HTTP_GOODPUT]
-        print(f"{alpha}: " + ", ".join(f"{run.streams}: {r:.3f}" for run, r in zip(HTTP_GOODPUT, ratios, strict=True)))
+    print("\nsimulated / real of `goodput` by alpha and spread: tok/s, TPOT p99")
+    for alpha, spread in (*((alpha, 0.0) for alpha in ALPHAS), *((ALPHAS[0], spread) for spread in SPREADS)):
+        print(f"{alpha}, {spread}:", end="", flush=True)
+        for run in HTTP_GOODPUT:
+            found = simulated(lengths, run, alpha, spread)
+            ratios = [value / real for value, real in zip(found, run.figures, strict=True) if real]
+            print(f"  {run.streams}: {ratios[0]:.3f} {ratios[-1]:.2f}", end="", flush=True)
+        print()
 
 
 if __name__ == "__main__":

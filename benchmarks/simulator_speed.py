@@ -46,7 +46,7 @@ def run(
     options: argparse.Namespace, trace: Trace, mode: Mode, seed: int
 ) -> tuple[SimulationReport, float, list[float]]:
     """The report, the seconds of CPU time that it took, and the TPOT of every request."""
-    speculation = Speculation((options.alpha,)) if options.alpha else None
+    speculation = Speculation((options.alpha,), spread=options.alpha_spread) if options.alpha else None
     config = SimulationConfig(profile(options.profile), options.workers, speculation=speculation, mode=mode, seed=seed)
     started = time.process_time()
     result = simulate(config, trace)
@@ -76,6 +76,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="part of the trace")
     parser.add_argument("--alpha", type=float, default=0.8, help="0: no drafts")
+    parser.add_argument("--alpha-spread", type=float, default=0.0, help="deviation over texts of the log-odds")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each mode, with --compare")
     parser.add_argument("--compare", action="store_true", help="compare with steps one by one")
     options = parser.parse_args()

@@ -67,11 +67,11 @@ class _Simulation:
     def run(self) -> SimulationResult:
         requests, streams = self._trace.requests, self._config.streams
         ends, timers, never = self._cluster.ends, self._timers, float("inf")
-        members = self._cluster.members.all
+        members, count = self._cluster.members.all, len(requests)
         for _ in range(min(streams or 0, len(requests))):
             self._arrive(0.0)
+        arrival = requests[0].arrival if streams is None else never
         while True:
-            arrival = requests[self._next].arrival if streams is None and self._next < len(requests) else never
             timer = timers[0][0] if timers else never
             if ends and (end := ends[0][0]) <= timer and end < arrival:
                 time, number = heappop(ends)
@@ -79,6 +79,7 @@ class _Simulation:
                     self._end_segment(time, number)
             elif arrival <= timer and arrival < never:
                 self._arrive(arrival)
+                arrival = requests[self._next].arrival if self._next < count else never
             elif timer < never and self._num_ended < len(self._jobs) + (arrival < never):
                 self._set_time(timer)
                 heappop(timers)[2]()

@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from operator import mul
 from typing import Protocol
 
+from paceline.planning.simulation.texts import KINDS
 from paceline.planning.simulation.workers.depths import PolicyDepths
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.rounds import KindTokens, Round, Rounds
@@ -77,9 +78,11 @@ class ClosedBatch:
 
     def __init__(self, rounds: Rounds, dice: random.Random) -> None:
         self._rounds, self._dice = rounds, dice
-        self._groups: dict[tuple[int, int], _Group] = {}
-        """By kind and logarithm of the weight."""
+        self._groups: dict[int, _Group] = {}
+        """By logarithm of the weight and kind."""
         self.count = 0
+        self._is_uniform = rounds.num_kinds == 1
+        """Whether all texts are of one kind."""
         self._counts = [0] * rounds.num_kinds
         """Sequences by kind."""
         self._progress = [0.0] * rounds.num_kinds
@@ -89,25 +92,28 @@ class ClosedBatch:
 
     @property
     def context(self) -> float:
-        if len(self._progress) == 1:
+        if self._is_uniform:
             return self._offset + self.count * self._progress[0]
         return self._offset + sum(map(mul, self._counts, self._progress))
 
     def growth(self, step: Round) -> float:
-        if len(self._counts) == 1:
+        if self._is_uniform:
             return self.count * step.tokens
         return sum([count * kind.mean for count, kind in zip(self._counts, step.kinds, strict=True) if count])
 
     def add(self, job: Job, last: Round) -> None:
-        tokens, kind, depth = job.left - 1, job.kind, last.depth
-        work = self._num_rounds(tokens, depth, last.kinds[kind]) * last.kinds[kind].mean if depth else tokens
-        bucket = round(math.log(work / tokens) / _WEIGHT_STEP) if depth else 0
-        group = self._groups.get((kind, bucket))
+        tokens, kind, work, bucket = job.left - 1, job.kind, float(job.left - 1), 0
+        if last.depth:
+            own = last.kinds[kind]
+            work = self._num_rounds(tokens, last.depth, own) * own.mean
+            bucket = round(math.log(work / tokens) / _WEIGHT_STEP)
+        key = bucket * KINDS + kind
+        group = self._groups.get(key)
         if group is None:
-            group = self._groups[kind, bucket] = _Group(math.exp(bucket * _WEIGHT_STEP), kind)
+            group = self._groups[key] = _Group(math.exp(bucket * _WEIGHT_STEP), kind)
         heappush(group.ends, (group.progress + work, job.id, job))
-        job.began = self._progress[kind]
-        self._offset += job.length + 1 - job.began
+        began = job.began = self._progress[kind]
+        self._offset += job.length + 1 - began
         self.count += 1
         self._counts[kind] += 1
 
@@ -118,22 +124,29 @@ class ClosedBatch:
         groups = self._groups.values()
         if not step.depth:
             least = min([(group.ends[0][0] - group.progress) / group.weight for group in groups])
-        elif len(step.kinds) == 1:
+        elif self._is_uniform:
             least = min([group.ends[0][0] - group.progress for group in groups]) / step.tokens
         else:
             least = min([(group.ends[0][0] - group.progress) / step.kinds[group.kind].mean for group in groups])
-        return max(1, math.ceil(least - _NEAREST))
+        steps = math.ceil(least - _NEAREST)
+        return steps if steps > 1 else 1
 
     def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
-        depth, kinds, progress = step.depth, step.kinds, self._progress
-        for number, tokens in enumerate(kinds):
-            progress[number] += steps * tokens.mean
+        depth, kinds, uniform = step.depth, step.kinds, self._is_uniform
+        each = step.tokens
+        if uniform:
+            self._progress[0] += steps * each
+        else:
+            self._progress = [done + steps * kind.mean for done, kind in zip(self._progress, kinds, strict=True)]
         ended: list[Job] = []
         empty = []
         for key, group in self._groups.items():
-            each = kinds[group.kind].mean if depth else group.weight
-            group.progress += steps * each
-            limit, ends = group.progress + _NEAREST * each, group.ends
+            if not depth:
+                each = group.weight
+            elif not uniform:
+                each = kinds[group.kind].mean
+            done = group.progress = group.progress + steps * each
+            limit, ends = done + _NEAREST * each, group.ends
             if ends[0][0] > limit:
                 continue
             while ends and ends[0][0] <= limit:

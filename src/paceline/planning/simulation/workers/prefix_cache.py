@@ -103,11 +103,14 @@ class PrefixCache:
 
     def _touch(self, run: _Run) -> None:
         """The run and those before it become the most recently used."""
-        recent = self._recent
-        while run.parent is not None:
-            recent[run] = None
-            recent.move_to_end(run)
-            run = run.parent
+        recent, move = self._recent, self._recent.move_to_end
+        parent = run.parent
+        while parent is not None:
+            try:
+                move(run)
+            except KeyError:  # a new one
+                recent[run] = None
+            run, parent = parent, parent.parent
 
     def _evict(self) -> None:
         surplus = self._num_blocks - max(0, self._capacity - self._used) // self._block_tokens
