@@ -147,11 +147,20 @@ def test_every_step_until_all_drafts_come_counts() -> None:
     assert cost.seconds(2) == pytest.approx(0.020)
 
 
+def test_a_larger_batch_does_not_multiply_the_cost_and_learns_its_own() -> None:
+    cost = observed(*switch(0.052))
+    assert cost.seconds(64) == pytest.approx(0.040)
+    for one in (*[timed_step()] * 10, timed_step(8, 0.112, is_timed=False, batch=64), timed_step(8, batch=64)):
+        cost.observe(one, EXPECTED)
+    assert cost.seconds(64) == pytest.approx(0.100)
+    assert cost.seconds(8) == pytest.approx(0.040)
+
+
 def test_an_abandoned_switch_counts() -> None:
     assert observed(timed_step(4, 0.052, behind=1, is_timed=False), timed_step()).seconds(8) == pytest.approx(0.040)
 
 
-def test_the_cost_is_per_sequence_of_the_batch_however_few_draft() -> None:
+def test_the_cost_is_that_of_the_batch_however_few_draft() -> None:
     assert observed(timed_step(2, 0.052, is_timed=False), timed_step(2)).seconds(8) == observed(*switch(0.052)).seconds(
         8
     )

@@ -107,11 +107,13 @@ class DraftPrefillCost:
 class SwitchOnCost:
     """Learns the time, besides draft prefill, that a batch loses when it changes from plain steps to drafting.
 
-    The steps of a switch may run on a slower path, and the whole batch takes it. The cost is kept per sequence of the batch.
+    The steps of a switch may run on a slower path, and the whole batch takes it. The cost is kept by scale (power of two) of
+    the batch. A scale without a switch uses the nearest: in proportion for a smaller batch, and as it is for a larger one,
+    because a part of the cost does not grow with the batch.
     """
 
     def __init__(self) -> None:
-        self._costs: deque[float] = deque(maxlen=_SWITCHES)
+        self._costs: dict[int, deque[float]] = {}
         self._idle_steps = _IDLE_STEPS  # steps without drafts; not reset until a switch is complete
         self._seconds, self._batch = 0.0, 0
 
@@ -134,9 +136,13 @@ class SwitchOnCost:
 
     def seconds(self, batch: int) -> float:
         """Time that a switch of `batch` sequences to drafting costs."""
-        return median_low(self._costs) * batch if self._costs else 0.0
+        if not self._costs:
+            return 0.0
+        scale = batch.bit_length()
+        nearest = min(self._costs, key=lambda seen: (abs(seen - scale), seen))
+        return median_low(self._costs[nearest]) * min(1.0, 2.0 ** (scale - nearest))
 
     def _end_switch(self) -> None:
         if self._batch:
-            self._costs.append(self._seconds / self._batch)
+            self._costs.setdefault(self._batch.bit_length(), deque(maxlen=_SWITCHES)).append(self._seconds)
         self._seconds, self._batch = 0.0, 0
