@@ -100,7 +100,8 @@ def save_setting(options: argparse.Namespace, url: str, before: DraftDepths, set
 
 def report(options: argparse.Namespace) -> None:
     profile, setting = load_profile(str(path(options, "worker.json"))), Setting.load(path(options, "setting.json"))
-    print_report(setting, profile, read(path(options, "fit.jsonl")), read(path(options, "runs.jsonl")))
+    fit, runs = (read(path(options, name)) for name in ("fit.jsonl", "runs.jsonl"))
+    print_report(setting, profile, fit, runs, options.alike)
 
 
 def path(options: argparse.Namespace, name: str) -> Path:
@@ -126,7 +127,7 @@ def main() -> None:
     one.add_argument("--draft", default="smollm2-eagle")
     one.add_argument("--depth", type=int, default=3, help="draft tokens of every round")
     one.add_argument("--model", default="smollm2")
-    one.set_defaults(command=measure_cluster)
+    one.set_defaults(command=measure_cluster, alike=False)
     gpu = commands.add_parser("gpu", help="measure a server with one GPU; the report needs none")
     gpu.add_argument("--model", required=True)
     gpu.add_argument("--draft", required=True)
@@ -139,6 +140,7 @@ def main() -> None:
     gpu.add_argument("--max-depth", type=int, default=8, help="largest depth of the policy")
     gpu.set_defaults(command=measure_gpu)
     other = commands.add_parser("report", help="report what was measured")
+    other.add_argument("--alike", action="store_true", help="simulate texts that do not differ in acceptance")
     other.set_defaults(command=report)
     for command in (one, gpu, other):
         command.add_argument("folder", type=Path)

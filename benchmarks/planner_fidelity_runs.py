@@ -17,6 +17,7 @@ from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.result import Quantiles, quantile
 from paceline.planning.simulation.simulation import simulate
 from paceline.planning.simulation.text_fit import TextRounds, fit_texts
+from paceline.planning.simulation.texts import kinds_of_texts, pooled_alphas
 from paceline.planning.traces.trace import Trace, TraceRequest
 
 FIT_ROUNDS = 4
@@ -117,6 +118,12 @@ class Setting:
         return Speculation(alphas, self.max_depth, self.rule, spread)
 
 
+def alike(speculation: Speculation) -> Speculation:
+    """The same mean tokens of a round, from texts that do not differ."""
+    kinds = kinds_of_texts(speculation.alphas, speculation.spread)
+    return replace(speculation, alphas=pooled_alphas(kinds, len(speculation.alphas)), spread=0.0)
+
+
 def text_rounds(rounds: Sequence[int], drafted: Sequence[float]) -> TextRounds:
     """Drafts of a text by position. Of its rounds that accepted one position, as many drafted the next as of all rounds."""
     tested, accepted, reached, before = [], [], float(sum(rounds)), 1.0
@@ -190,8 +197,13 @@ def fitted(profile: WorkerProfile, runs: Sequence[Run], simulate_run: Callable[.
     return factor, (real("TTFT mean, ms") - sim(factor, "TTFT mean, ms")) / 1e3
 
 
-def print_report(setting: Setting, profile: WorkerProfile, fit: Sequence[Run], runs: Sequence[Run]) -> None:
+def print_report(
+    setting: Setting, profile: WorkerProfile, fit: Sequence[Run], runs: Sequence[Run], texts_alike: bool = False
+) -> None:
+    """`texts_alike`: simulate texts that do not differ in acceptance."""
     speculation = setting.speculation(fit)
+    if speculation is not None and texts_alike:
+        speculation = alike(speculation)
 
     def simulate_run(own: WorkerProfile, run: Run, gateway: float) -> list[Figures]:
         return simulated(setting, speculation, own, run, gateway)

@@ -57,6 +57,10 @@ def test_alphas_and_spread_are_recovered_from_rounds_of_different_depths(path: N
     assert found.alphas == pytest.approx((0.8, 0.6, 0.5, 0.4), abs=0.04)
     assert found.spread == pytest.approx(0.8, abs=0.15)
     assert runs.Setting().speculation(fit) is None, "no drafts"
+    alike = runs.alike(found)
+    assert alike.spread == 0.0
+    assert alike.alphas[0] < found.alphas[0], "texts of a low alpha have more rounds"
+    assert len(alike.alphas) == 4
 
 
 def test_the_fit_recovers_the_speed_of_the_worker_and_the_time_of_the_gateway(path: None) -> None:
