@@ -142,8 +142,7 @@ class Served:
         self._is_baseline = False
         if self.policy.skip_step(len(running)):
             return [0] * len(running)
-        is_last = self.options.whole
-        candidates = [Candidate(t.id, CATEGORY, t.limit, t.size, TOKENS - t.made, t.prompt, is_last) for t in running]
+        candidates = [Candidate(t.id, CATEGORY, t.limit, t.size, TOKENS - t.made, t.prompt) for t in running]
         depths = self.policy.decide(candidates)
         self._is_baseline = self.policy._drafts.is_drafting and not any(depths)
         return depths

@@ -6,14 +6,14 @@ from statistics import quantiles
 
 MS = 1e-3
 PASSES = {
-    1: 3.86, 8: 3.95, 16: 4.43, 32: 4.58, 64: 4.58, 128: 5.22, 256: 6.77, 384: 8.83, 512: 10.7, 640: 13.0, 768: 15.5,
-    1024: 19.8, 1280: 26.0, 2048: 37.6, 4096: 74.2, 8192: 150.7,
+    1: 3.97, 8: 4.10, 16: 4.39, 32: 4.39, 64: 4.39, 128: 5.16, 256: 6.99, 384: 8.95, 512: 10.6, 640: 13.0, 768: 15.5,
+    1024: 19.6, 1536: 30.4, 2048: 40.4, 4096: 79.2, 8192: 154.9,
 }  # fmt: skip
 """Milliseconds of a pass by rows, without attention to contexts, of the 8B shape."""
 PER_TOKEN = 28e-9
 """Seconds per token of context in a pass."""
-DRAFTS = {1: 0.5, 2: 0.53, 4: 0.54, 8: 0.56, 16: 0.63, 32: 0.75, 64: 0.87, 128: 0.96, 256: 1.05}
-"""Milliseconds of a draft step by sequences."""
+DRAFTS = {1: 0.59, 2: 0.63, 4: 0.64, 8: 0.68, 16: 0.82, 32: 1.03, 64: 1.03, 128: 1.24, 256: 1.4}
+"""Milliseconds of a draft step by sequences; the last one is assumed."""
 DRAFT_PREFILL = 1.03e-6
 """Seconds per token of a draft prefill alone."""
 MIXED = 0.5 * MS

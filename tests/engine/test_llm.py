@@ -315,18 +315,6 @@ def test_generate_and_agenerate_return_alike(llm: LLM) -> None:
     assert asyncio.run(llm.achat(SKY, greedy(4))).text == llm.chat(SKY, greedy(4)).text
 
 
-def test_the_last_requests_of_a_batch_are_known(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
-    submit = llm._loop.submit
-    monkeypatch.setattr(llm._loop, "submit", lambda request, put: (seen.append(request.is_last), submit(request, put)))
-    most = llm.engine.scheduler.max_num_seqs
-    llm.generate([[1, 2, 3]] * (most + 2), greedy(1))
-    assert seen == [False] * 2 + [True] * most
-    seen.clear()
-    list(llm.stream([1, 2, 3], greedy(1)))
-    assert seen == [False]
-
-
 def test_calls_without_sampling_use_what_the_model_recommends(llm: LLM) -> None:
     assert llm.default_sampling(max_tokens=5) == SamplingParams(max_tokens=5, temperature=0.2, top_p=0.9)
 

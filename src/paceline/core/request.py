@@ -38,8 +38,6 @@ class Request:
     """Tokens that a client drafted. One round verifies them after the committed tokens and ends the request; None: generate."""
     resume_key: str = ""
     """Key under which a worker keeps the output tokens for a while, so that another gateway can continue; empty: not kept."""
-    is_last: bool = False
-    """Whether no other request will take its place when it ends: it belongs to the end of a batch that its caller waits for."""
     trace: str = ""
     """Parent span as a W3C `traceparent`; empty: not traced."""
 

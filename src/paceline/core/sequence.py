@@ -78,8 +78,6 @@ class Sequence:
     """See `Request.max_cached_tokens`."""
     draft: tuple[int, ...] | None = None
     """See `Request.draft`."""
-    is_last: bool = False
-    """See `Request.is_last`."""
 
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None

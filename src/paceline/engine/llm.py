@@ -95,10 +95,7 @@ class LLM:
         `options` are those of every method here: `speculation` (what this request chooses, a `SpeculationParams` or a
         mapping of its fields), `category`, `priority`, `cache_salt`. Without `sampling`, `default_sampling` applies.
         """
-        requests = self._requests(prompts, sampling, **options)
-        first = max(0, len(requests) - self.engine.scheduler.max_num_seqs)
-        requests[first:] = [replace(request, is_last=True) for request in requests[first:]]
-        return self._wait(requests)
+        return self._wait(self._requests(prompts, sampling, **options))
 
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any) -> Generation:
         """Answer a conversation, through the model's chat template."""

@@ -316,9 +316,7 @@ class Speculator:
             allowed[category] -= max_depth > 0
             remaining = self._validator.remaining(sequence)
             num_tokens, num_prompt = len(sequence.ids), sequence.num_prompt
-            candidates.append(
-                Candidate(sequence.id, category, max_depth, num_tokens, remaining, num_prompt, sequence.is_last)
-            )
+            candidates.append(Candidate(sequence.id, category, max_depth, num_tokens, remaining, num_prompt))
         return candidates
 
     def label(self, methods: Iterable[str], label: str) -> None:

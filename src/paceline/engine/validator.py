@@ -190,7 +190,6 @@ class RequestValidator:
                     if choice == 0 and request.sampling.prompt_logprobs is not None
                     else request.max_cached_tokens,
                     draft=None if request.draft is None else self._fitting_draft(request, len(committed)),
-                    is_last=request.is_last,
                 )
             )
         return sequences

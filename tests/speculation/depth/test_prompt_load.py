@@ -71,14 +71,6 @@ def test_bursts_of_prompts_count_for_a_generation_of_texts() -> None:
     assert load.lasting_rows_per_token(batch) == 0.0
 
 
-def test_sequences_whose_places_stay_empty_bring_no_prompts() -> None:
-    load, batch = PromptLoad(), [Candidate(i, "draft_model", 8, 260, 115, 250, i >= 30) for i in range(40)]
-    for rows, decoding in (8000, 0), (1000, 30), *[(0, 40)] * 100:
-        load.observe(step(rows, batch=decoding))
-    assert load.lasting_rows_per_token(batch) == 250 / 125 * 30 / 40
-    assert load.lasting_rows_per_token(batch[30:]) == 0.0
-
-
 def test_unknown_lengths_have_no_generation() -> None:
     load = PromptLoad()
     load.observe(step(8000))

@@ -105,8 +105,6 @@ class Candidate(NamedTuple):
     """Tokens that the sequence may still generate; None: not known."""
     num_prompt: int = 0
     """Tokens of its prompt; 0: not known."""
-    is_last: bool = False
-    """Whether no other sequence takes its place when it ends."""
 
 
 class DepthPolicy(Protocol):

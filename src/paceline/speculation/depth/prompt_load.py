@@ -59,14 +59,13 @@ class PromptLoad:
 
     def lasting_rows_per_token(self, batch: Sequence[Candidate]) -> float:
         """Prompt rows for each token while as many tokens were committed as `batch` generates from its first to its last. 0 if
-        the lengths of the texts are not known. Sequences whose places stay empty bring no prompts."""
+        the lengths of the texts are not known."""
         prompt, output = _lengths(batch)
-        num_replaced = sum([not candidate.is_last for candidate in batch])
-        if not output or not num_replaced:
+        if not output:
             return 0.0
         first = max(0, bisect_right(self._all_tokens, self._all_tokens[-1] - output) - 1)
         rows, tokens = self._all_rows[-1] - self._all_rows[first], self._all_tokens[-1] - self._all_tokens[first]
-        return min(rows / max(1, tokens), _steady_rate(prompt, output)) * num_replaced / len(batch)
+        return min(rows / max(1, tokens), _steady_rate(prompt, output))
 
 
 def _lengths(batch: Sequence[Candidate]) -> tuple[int, int]:
