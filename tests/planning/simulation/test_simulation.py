@@ -40,7 +40,7 @@ def test_long_prompts_are_computed_in_chunks_by_the_rule_of_the_executor() -> No
     seconds, waiting = 0.0, 10_000
     while waiting:
         rows = min(waiting, prompt_budget(0, waiting))
-        seconds += H200.pass_seconds.at(rows)
+        seconds += H200.prompt_seconds.at(rows)
         waiting -= rows
     assert job.ttft == pytest.approx(seconds + H200.prompt_context_seconds.value * 1e8 / 2)
 
