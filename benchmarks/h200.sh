@@ -18,7 +18,7 @@ engine=(--max-model-len 2048 --prefix-caching false --kv-tokens 160000)
 
 # part NAME SECONDS FUNCTION: run it in a process group of its own, and show the end of its log
 part() {
-    [[ " ${PARTS:-folders serve plugin whole long profile pools} " == *" $1 "* ]] || return 0
+    [[ " ${PARTS:-folders serve plugin whole long profile fidelity profile_70b pools} " == *" $1 "* ]] || return 0
     local began=$SECONDS
     timeout --signal=INT --kill-after=10 "$2" bash -c "$3" >"$out/$1.log" 2>&1
     echo "== $1: status $?, $((SECONDS - began)) s of $2"
@@ -83,7 +83,9 @@ plugin() {
 
 # Whole runs of 128 and 256 sequences, on other prompts than those of `plugin`: there are not enough of them
 whole() {
-    python benchmarks/vllm_plugin.py --model "$model" --draft "$draft" --prompts "$warm" --warm-up "$prompts" \
+    head -n 1200 "$warm" >"$work/first.jsonl"
+    tail -n +1201 "$warm" >"$work/others.jsonl"
+    python benchmarks/vllm_plugin.py --model "$model" --draft "$draft" --prompts "$work/first.jsonl" --warm-up "$work/others.jsonl" \
         --contenders plain,paceline_plain,paceline --sizes 128,256 --large plain,paceline --large-kv-gib 13 --tokens 128 \
         --repeats 2 --limit 120 --logs "$out/whole" --cache "$work/vllm_cache" --out "$out/whole.json"
 }
@@ -112,14 +114,21 @@ P
     python benchmarks/attention.py
 }
 
-# Profiles, and the simulator against a server
 profile() {
-    mkdir -p "$out/fidelity"
     python -m paceline profile "$out/h200-8b.json" --price 2.69 --draft-price 0.8 --model "$model" --draft "$draft" "${engine[@]}"
-    cp "$out/h200-8b.json" "$out/fidelity/worker.json"
-    python benchmarks/planner_fidelity.py gpu "$out/fidelity" --model "$model" --draft "$draft" --prompts "$prompts" --repeats 2
+}
+
+# About 85 s until the engine is built, then prompts of 256 sequences
+profile_70b() {
     python -m paceline profile "$out/h200-70b-fp8.json" --price 2.69 --draft-price 0.8 --seconds 20 --max-model-len 2048 \
         --model "inflate:llama-70b?base=$base&noise=0.05" --draft "$base" --quantization fp8
+}
+
+# The simulator against a server, which captures graphs in idle moments first
+fidelity() {
+    mkdir -p "$out/fidelity"
+    [[ -f $out/h200-8b.json ]] && cp "$out/h200-8b.json" "$out/fidelity/worker.json"
+    python benchmarks/planner_fidelity.py gpu "$out/fidelity" --model "$model" --draft "$draft" --prompts "$prompts" --repeats 2 --idle 45
 }
 
 train() {
@@ -127,7 +136,7 @@ train() {
         --start src/paceline/drafts/smollm2-eagle --ffn-size 2176 --seconds "${TRAIN_SECONDS:-470}"
 }
 
-export -f folders until_ready serve plugin whole long profile train
+export -f folders until_ready serve plugin whole long profile profile_70b fidelity train
 export base data out work model long draft prompts warm engine
 mkdir -p "$work"
 part folders 90 folders
@@ -136,7 +145,9 @@ part serve 420 "engine=(${engine[*]}); serve"
 part plugin 300 plugin
 part whole 200 whole
 part long 260 long
-part profile 260 "engine=(${engine[*]}); profile"
-if [[ " ${PARTS:-folders serve plugin whole long profile pools} " == *" pools "* ]]; then
+part profile 90 "engine=(${engine[*]}); profile"
+part fidelity 150 fidelity
+part profile_70b 200 profile_70b
+if [[ " ${PARTS:-folders serve plugin whole long profile fidelity profile_70b pools} " == *" pools "* ]]; then
     PARTS="tiles 70b partitions 8b copies" benchmarks/pools_h200.sh "$base" "$prompts" "$out/pools"
 fi
