@@ -68,6 +68,7 @@ def test_a_fraction_of_a_gpu_reserved_by_ray_scales_the_memory() -> None:
         ({"pools": []}, "at least one pool"),
         ({"pools": [DRAFT | {"placement": {}}]}, "no pool with role target"),
         ({"pools": [{"name": "t", "role": "target"}]}, "lacks model"),
+        ({"pools": [{"name": "t", "role": "target", "modell": "m"}]}, r"did you mean 'pools\[0\].model'"),
         ({"pools": [TARGET | {"replica": 3}]}, r"pools\[0\].replica'; did you mean 'pools\[0\].replicas'"),
         ({"pools": [TARGET | {"replicas": "2"}]}, r"pools\[0\].replicas must be int"),
         ({"pools": [TARGET | {"replicas": 0}]}, "at least 1"),

@@ -175,16 +175,10 @@ def from_mapping(
     """An instance of the dataclass `kind`. Raises `error` for values of a wrong type and for unknown keys; the message
     suggests the most similar key."""
     assert is_dataclass(kind)
-    known = {f.name for f in fields(kind)}
+    reject_unknown_keys(kind, values, where, error)
     hints = get_type_hints(kind)
     arguments: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in known:
-            nearest = difflib.get_close_matches(key, known, n=1)
-            meant = (
-                f"; did you mean {where + nearest[0]!r}?" if nearest else f"; known keys: {', '.join(sorted(known))}"
-            )
-            raise error(f"unknown key {where + key!r}{meant}")
         hint = hints[key]
         if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
             value = from_mapping(hint, value, f"{where}{key}.", error)
@@ -192,6 +186,20 @@ def from_mapping(
             raise error(f"{where}{key} must be {_expected(hint)}, got {value!r}")
         arguments[key] = value
     return kind(**arguments)
+
+
+def reject_unknown_keys(
+    kind: type, values: Mapping[str, Any], where: str = "", error: type[PacelineError] = InvalidConfig
+) -> None:
+    """Raises `error` for the first key that is no field of the dataclass `kind`, with the most similar field."""
+    known = {f.name for f in fields(kind)}
+    for key in values:
+        if key not in known:
+            nearest = difflib.get_close_matches(str(key), known, n=1)
+            meant = (
+                f"; did you mean {where + nearest[0]!r}?" if nearest else f"; known keys: {', '.join(sorted(known))}"
+            )
+            raise error(f"unknown key {f'{where}{key}'!r}{meant}")
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -14,6 +14,7 @@ from paceline.core.config import (
     SpeculationConfig,
     WeightBits,
     from_mapping,
+    reject_unknown_keys,
 )
 from paceline.core.errors import InvalidConfig
 
@@ -228,6 +229,7 @@ def pool_config(value: Any, index: int) -> PoolConfig:
     if not isinstance(value, Mapping):
         raise InvalidConfig(f"pools[{index}] must be a mapping with name, role and model, got {value!r}")
     values = dict(value)
+    reject_unknown_keys(PoolConfig, values, where)
     missing = [key for key in ("name", "role", "model") if key not in values]
     if missing:
         raise InvalidConfig(f"pools[{index}] lacks {', '.join(missing)}")

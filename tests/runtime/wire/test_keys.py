@@ -70,7 +70,9 @@ def test_missing_or_public_only_key_is_rejected(folder):
     with pytest.raises(InvalidConfig, match="no secret key"):
         folder.key_pair("draft")
     secret_file.unlink()
-    with pytest.raises(InvalidConfig, match="paceline keys"):
+    with pytest.raises(
+        InvalidConfig, match=r"there is no key file .*draft.key_secret: create keys with `paceline keys"
+    ):
         folder.key_pair("draft")
 
 

@@ -16,8 +16,9 @@ def is_cluster_file(path: Path) -> bool:
 
 def load_cluster(path: Path) -> ClusterConfig:
     """The configuration; folders in it are relative to the file."""
+    document = _document(path)
     try:
-        config = cluster_config(_document(path))
+        config = cluster_config(document)
     except InvalidConfig as error:
         raise InvalidConfig(f"{path}: {error}") from None
     pools = tuple(

@@ -114,6 +114,8 @@ def _load_certificate(path: Path) -> tuple[str, str | None]:
     from zmq.auth import load_certificate
     from zmq.utils import z85
 
+    if not path.is_file():  # pyzmq calls a missing file an invalid one
+        raise InvalidConfig(f"there is no key file {path}: create keys with `paceline keys {path.parent}`")
     try:
         keys = load_certificate(path)
         if any(key is not None and len(z85.decode(key)) != KEY_BYTES for key in keys):
