@@ -1,5 +1,6 @@
 """OpenAI's client against a Paceline server.
 
+pip install openai
 paceline serve --port 8000                        # in another terminal
 python examples/http_client.py http://127.0.0.1:8000/v1
 """

@@ -15,8 +15,8 @@ PROMPTS = [
 def main() -> None:
     greedy = SamplingParams(temperature=0, max_tokens=48)
     sampling = [greedy, SamplingParams(temperature=0.8, seed=1, max_tokens=48), greedy]
-    with LLM("smollm2") as llm:
-        speculative = llm.generate(PROMPTS, sampling, speculation={"method": "ngram", "max_depth": 4})
+    with LLM("smollm2", draft="smollm2-eagle") as llm:
+        speculative = llm.generate(PROMPTS, sampling)
         plain = llm.generate(PROMPTS, sampling, speculation={"enabled": False})
     for prompt, one, other in zip(PROMPTS, speculative, plain, strict=True):
         figures = one.completions[0].speculation

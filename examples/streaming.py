@@ -1,6 +1,6 @@
 """Tokens as each step adds them. Tokens that were drafted and accepted are marked with [ ].
 
-python examples/streaming.py "Count from one to ten."
+python examples/streaming.py "Why is the sky blue?"
 """
 
 import sys
@@ -10,13 +10,11 @@ from paceline.core.sequence import Origin
 
 
 def main() -> None:
-    question = sys.argv[1] if len(sys.argv) > 1 else "Count from one to ten, twice."
+    question = sys.argv[1] if len(sys.argv) > 1 else "Why is the sky blue?"
     steps = tokens = 0
-    with LLM("smollm2") as llm:
+    with LLM("smollm2", draft="smollm2-eagle") as llm:
         messages = [{"role": "user", "content": question}]
-        for output in llm.stream(
-            messages, SamplingParams(temperature=0, max_tokens=64), speculation={"method": "ngram"}
-        ):
+        for output in llm.stream(messages, SamplingParams(temperature=0, max_tokens=64)):
             steps += 1
             tokens += len(output.tokens)
             accepted = any(origin is Origin.ACCEPTED for origin in output.origins)
