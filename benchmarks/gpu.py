@@ -101,7 +101,7 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
 
 
 def switch(engine: Engine, enabled: bool, depth: int | None = None) -> None:
-    engine.set_flags(SpeculationFlags(enabled, None, depth))
+    engine.flags.apply(SpeculationFlags(enabled, None, depth))
 
 
 def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
@@ -283,7 +283,7 @@ def main() -> None:
         )
     )
     engine.warm_up()
-    engine.finish_idle_work()
+    engine.hooks.finish_idle_work()
     freeze_loaded_objects()  # as a server does
     print(
         f"{target}, draft {Path(options.draft or options.base).name}: ready after {time.perf_counter() - started:.1f} s",

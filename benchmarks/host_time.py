@@ -86,7 +86,7 @@ def measure(kind: str, count: int, is_on: bool, options: argparse.Namespace) -> 
 
     with FakeDevice(CHEAP_DRAFT if kind in ("drafts", "prompts", "joined") else SLOW_DRAFT).installed():
         engine = build(count)
-        engine.set_flags(SpeculationFlags(is_on, None, 2))
+        engine.flags.apply(SpeculationFlags(is_on, None, 2))
         freeze_loaded_objects()
         gc.callbacks.append(on_collection)
         for seed in range(options.repeats):

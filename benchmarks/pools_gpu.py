@@ -109,7 +109,7 @@ class Bench:
         hooks = [self._recorder, *([PacedPasses(1e-3 * options.pace)] if options.pace else [])]
         self.engine = build_engine(_config(options), hooks=hooks, extra_proposers=self.pools)
         self.engine.warm_up()
-        self.engine.finish_idle_work()  # otherwise graphs are captured while goodput is measured
+        self.engine.hooks.finish_idle_work()  # otherwise graphs are captured while goodput is measured
         self._goodput, self._fixed = self.engine.speculator.depth, FixedDepth(options.max_depth)
         assert self.engine.assignment is not None
         self._learned = self.engine.assignment.default

@@ -69,8 +69,8 @@ def start(options: argparse.Namespace) -> None:
     phases.rows.append(("warm-up in all", time.time() - before, ""))
     phases.rows.append(("ready", time.time() - began, "after the start of the process"))
     before = time.time()
-    while engine.has_idle_work:
-        engine.use_idle_time()
+    while engine.hooks.has_idle_work:
+        engine.hooks.use_idle_time()
     phases.rows.append(("idle work", time.time() - before, "after it was ready"))
     first_answer(engine, phases)
     engine.close()

@@ -89,7 +89,7 @@ def child(mode: str, folder: Path, tokens: int) -> dict:
     with LLM("smollm2", **settings) as llm:
         if mode == "prepare":
             llm.generate([conversation], sampling)
-            while llm.engine.snapshot().tiers.disk_blocks < tokens // 16:  # written when idle
+            while llm.engine.status.snapshot().tiers.disk_blocks < tokens // 16:  # written when idle
                 time.sleep(0.1)
             llm.generate([other], sampling)
         else:

@@ -78,8 +78,8 @@ def assert_nothing_held(engine: Engine) -> None:
     pool = engine.scheduler.tables.pool
     pool.check()
     assert (pool.num_free, len(engine.scheduler.tables)) == (pool.num_blocks, 0)
-    assert len(engine._output) == 0
-    assert engine._sequences == {}
+    assert len(engine.requests.output) == 0
+    assert engine.requests.sequences == {}
     for proposer in engine.speculator.proposers.values():
         if isinstance(proposer, FakeProposer):
             assert proposer.progress == {}

@@ -44,7 +44,7 @@ def test_a_change_is_logged_once_and_depth_restarts(caplog: pytest.LogCaptureFix
         for number in range(40):
             outputs_of(engine, request(f"right-{number}", PROMPT, max_tokens=TOKENS, **GREEDY))
         assert caplog.messages == []
-        assert engine.snapshot().traffic[0].drifts == 0
+        assert engine.status.snapshot().traffic[0].drifts == 0
         right.guess = poor.guess
         for number in range(60):
             outputs_of(engine, request(f"poor-{number}", PROMPT, max_tokens=TOKENS, **GREEDY))
@@ -52,7 +52,7 @@ def test_a_change_is_logged_once_and_depth_restarts(caplog: pytest.LogCaptureFix
     assert message.startswith("acceptance of fake drafts for 'default' changed from 1.00 to 0.")
     (record,) = caplog.records
     assert (record.category, record.method) == ("default", "fake")  # type: ignore[attr-defined]
-    (report,) = engine.snapshot().traffic
+    (report,) = engine.status.snapshot().traffic
     assert report.drifts == 1
     assert report.drift is not None
     assert report.drift[0] == 1.0
@@ -64,9 +64,9 @@ def test_a_change_is_logged_once_and_depth_restarts(caplog: pytest.LogCaptureFix
 def test_tested_and_accepted_drafts_are_counted() -> None:
     engine = engine_of(oracle(TEXT, wrong=[5]), depth=2)
     outputs = outputs_of(engine, request("r", PROMPT, max_tokens=TOKENS, **GREEDY))
-    (report,) = engine.snapshot().traffic
+    (report,) = engine.status.snapshot().traffic
     assert report.kept == sum(output.accepted for output in outputs)
     assert report.tested == report.kept + 1
-    seconds = engine.snapshot().seconds
+    seconds = engine.status.snapshot().seconds
     assert seconds["verify"] > 0.0
     assert seconds["prompt"] > 0.0

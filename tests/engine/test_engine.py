@@ -155,7 +155,7 @@ def test_choices_are_separate_texts_of_one_seed() -> None:
     for choice, text in enumerate(texts):
         engine = engine_of()
         engine.add(request("r", LONG, max_tokens=8, seed=9))
-        engine._sequences["r"][0].choice = choice
+        engine.requests.sequences["r"][0].choice = choice
         alone = outputs_of(engine)
         assert tokens_of(alone, choice=choice) == text
     assert len({tuple(text) for text in texts}) > 1
@@ -211,33 +211,33 @@ def waiting(engine: Engine) -> None:
         engine.add(request(name, PROMPT, max_tokens=40, ignore_eos=True))
     engine.add(request("r", LONG))
     engine.step()
-    assert engine._sequences["r"][0] in engine.scheduler.waiting
+    assert engine.requests.sequences["r"][0] in engine.scheduler.waiting
 
 
 def prefilling(engine: Engine) -> None:
     engine.add(request("r", LONG * 2))
     assert engine.step() == []
-    assert engine._sequences["r"][0].num_computed > 0
+    assert engine.requests.sequences["r"][0].num_computed > 0
 
 
 def decoding(engine: Engine) -> None:
     engine.add(request("r", LONG, ignore_eos=True))
     for _ in range(6):
         engine.step()
-    assert engine._sequences["r"][0].num_output > 4
+    assert engine.requests.sequences["r"][0].num_output > 4
 
 
 def siblings_waiting(engine: Engine) -> None:
     engine.add(request("r", LONG, n=4, seed=1))
     engine.step()
-    assert [s in engine.scheduler.running for s in engine._sequences["r"]] == [True, False, False, False]
+    assert [s in engine.scheduler.running for s in engine.requests.sequences["r"]] == [True, False, False, False]
 
 
 def siblings_decoding(engine: Engine) -> None:
     engine.add(request("r", PROMPT, n=2, seed=1, ignore_eos=True))
     for _ in range(3):
         engine.step()
-    assert all(s.num_output for s in engine._sequences["r"])
+    assert all(s.num_output for s in engine.requests.sequences["r"])
 
 
 @pytest.mark.parametrize("stage", [waiting, prefilling, decoding, siblings_waiting, siblings_decoding])
@@ -245,7 +245,7 @@ def test_cancelling_frees_everything_at_once(stage: Callable[[Engine], None]) ->
     draft = draft_model(tiny_model(perturb=0.2))
     engine = engine_of(draft, depth=3, max_num_seqs=2, max_batched_tokens=40, tokenizer=True)
     stage(engine)
-    held = engine._sequences["r"]
+    held = engine.requests.sequences["r"]
     for name in ("r", "x", "y"):
         engine.cancel(name)
     assert_nothing_held(engine)
@@ -294,17 +294,17 @@ def test_a_refused_request_leaves_no_trace() -> None:
 def test_the_switch_allocates_nothing() -> None:
     draft = draft_model(tiny_model(perturb=0.2), num_blocks=24)
     engine = engine_of(draft, depth=4, kv_tokens=512)
-    engine.set_flags(SpeculationFlags(enabled=False))
+    engine.flags.apply(SpeculationFlags(enabled=False))
     caches = [values for runner in (engine.runner, draft.drafter.runner) for layer in runner.cache for values in layer]
     places = [(values.data_ptr(), values.shape) for values in caches]
     passes = counting(draft.drafter.runner)
     engine.add(request("r", LONG, max_tokens=40, **SAMPLED))
     outputs = [o for _ in range(5) for o in engine.step()]
     assert (passes, draft.num_free_blocks) == ([], 24)
-    engine.set_flags(SpeculationFlags())  # as configured: on
+    engine.flags.apply(SpeculationFlags())  # as configured: on
     outputs += [o for _ in range(3) for o in engine.step()]
     assert passes
-    engine.set_flags(SpeculationFlags(enabled=False))
+    engine.flags.apply(SpeculationFlags(enabled=False))
     num_passes = len(passes)
     outputs += outputs_of(engine)
     assert len(passes) == num_passes
@@ -340,11 +340,11 @@ def test_anything_at_any_time(seed: int) -> None:
     while pending or engine.has_work:
         if pending and rng.random() < 0.5:
             engine.add(pending.pop(0))
-        if engine._sequences and rng.random() < 0.04:
-            cancelled.add(doomed := rng.choice(list(engine._sequences)))
+        if engine.requests.sequences and rng.random() < 0.04:
+            cancelled.add(doomed := rng.choice(list(engine.requests.sequences)))
             engine.cancel(doomed)
         if rng.random() < 0.1:
-            engine.set_flags(SpeculationFlags(enabled=rng.random() < 0.6, max_depth=rng.choice((None, 2))))
+            engine.flags.apply(SpeculationFlags(enabled=rng.random() < 0.6, max_depth=rng.choice((None, 2))))
         for output in engine.step():
             assert output.request_id not in cancelled
             tokens[output.request_id, output.choice].extend(output.tokens)
@@ -380,4 +380,4 @@ def test_warm_up_does_nothing_while_a_request_runs() -> None:
         engine.step()
     engine.warm_up()
     assert warmed == [False]
-    assert engine.executor_counts == {HostReason.PREFILL: 2}
+    assert engine.executors.counts == {HostReason.PREFILL: 2}

@@ -57,7 +57,7 @@ def test_idle_work_can_be_finished_at_once_in_the_thread_of_the_engine(tmp_path:
     ) as llm:
         llm.finish_idle_work()
         assert len(threads) == 3
-        assert not llm.engine.has_idle_work
+        assert not llm.engine.hooks.has_idle_work
     assert threading.get_ident() not in threads
 
 

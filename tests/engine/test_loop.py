@@ -81,7 +81,7 @@ def assert_idle(loop: EngineLoop) -> None:
     pool.check()
     assert not engine.has_work
     assert pool.num_free == pool.num_blocks
-    assert (engine._output._sequences, engine._sequences, loop._callers) == ({}, {}, {})
+    assert (engine.requests.output._sequences, engine.requests.sequences, loop._callers) == ({}, {}, {})
     for proposer in engine.speculator.proposers.values():
         if isinstance(proposer, DraftModelProposer):
             assert proposer.num_free_blocks == proposer.drafter.runner.num_blocks
@@ -334,7 +334,7 @@ def test_commands_run_between_steps() -> None:
     with running() as loop:
         inbox = Inbox()
         loop.submit(request("r", PROMPT, max_tokens=40, temperature=0.0), inbox)
-        loop.call(lambda: loop.engine.set_flags(SpeculationFlags(enabled=False)))
+        loop.call(lambda: loop.engine.flags.apply(SpeculationFlags(enabled=False)))
         tokens = inbox.tokens()[0]
         assert {("r", 0): tokens} == plain_text(MODEL, [request("r", PROMPT, max_tokens=40, temperature=0.0)])
         assert on_engine_thread(loop, lambda: loop.engine.speculator.enabled) is False

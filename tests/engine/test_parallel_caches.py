@@ -67,7 +67,7 @@ def test_blocks_that_left_the_device_come_back_from_host_memory(split: Engine, t
     for round_number in range(2):  # 4 prompts of 200 tokens, and a cache of 512
         for one, tokens in zip(prompts, expected, strict=True):
             assert tokens_of(outputs_of(split, one), one.id) == tokens, round_number
-    tiers = split.snapshot().tiers
+    tiers = split.status.snapshot().tiers
     assert tiers is not None
     assert tiers.host_hits >= 192
     assert tiers.bytes_to_host % block_bytes(split.runner) == 0

@@ -31,5 +31,5 @@ def test_prompts_leave_time_for_sequences_that_decode() -> None:
 def test_texts_are_the_same_with_any_limit() -> None:
     requests = [request(f"r{i}", [j % 40 for j in range(5 + 9 * i)], max_tokens=12, seed=i) for i in range(6)]
     engine = tiny_engine(MODEL, max_batched_tokens=64)
-    engine._pacer = PromptPacer(seconds=0.0)
+    engine._committer._pacer = PromptPacer(seconds=0.0)
     assert run(engine, requests, arrivals=1).tokens == plain_text(MODEL, requests)

@@ -36,9 +36,9 @@ def test_a_draft_folder_selects_its_method(target: str, tmp_path: Path, kind: st
     expected = texts(engine(target, speculation={"enabled": False}), temperature=0.7)
     drafted = engine(target, draft=draft, speculation={"depth": "fixed", "max_depth": 12})
     assert isinstance(drafted.speculator.proposers[method], proposer)
-    assert drafted.snapshot().flags.method == method
+    assert drafted.status.snapshot().flags.method == method
     assert texts(drafted, temperature=0.7) == expected
-    (traffic,) = drafted.snapshot().traffic
+    (traffic,) = drafted.status.snapshot().traffic
     assert traffic.method == method
     assert len(traffic.alphas) > 0
 
@@ -71,12 +71,12 @@ def test_layer_skip_needs_no_draft(target: str) -> None:
     expected = texts(engine(target, speculation={"enabled": False}))
     drafted = engine(target, speculation={"method": "layer_skip", "depth": "fixed", "max_depth": 3})
     assert texts(drafted) == expected
-    (traffic,) = drafted.snapshot().traffic
+    (traffic,) = drafted.status.snapshot().traffic
     assert traffic.method == "layer_skip"
     assert traffic.alphas[0] > 0
     late = engine(target, speculation={"method": "layer_skip", "exit_layer": drafted.runner.model.config.num_layers})
     assert texts(late) == expected
-    assert late.snapshot().traffic[0].alphas[0] == 1.0  # all layers: the target itself
+    assert late.status.snapshot().traffic[0].alphas[0] == 1.0  # all layers: the target itself
     with pytest.raises(InvalidConfig, match=r"speculation\.exit_layer"):
         engine(target, speculation={"method": "layer_skip", "exit_layer": 99})
 

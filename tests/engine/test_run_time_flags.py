@@ -57,37 +57,37 @@ def test_depth_is_bounded_at_once_and_a_request_may_ask_for_less() -> None:
     engine.add(asked("less", max_depth=1))
     steps(engine, 1)
     assert depths(engine) == {"all": 4, "less": 1}
-    engine.set_flags(SpeculationFlags(max_depth=2))
+    engine.flags.apply(SpeculationFlags(max_depth=2))
     assert depths(engine) == {"all": 2, "less": 1}
-    engine.set_flags(SpeculationFlags(max_depth=0))
+    engine.flags.apply(SpeculationFlags(max_depth=0))
     assert depths(engine) == {"all": 0, "less": 0}
-    engine.set_flags(SpeculationFlags())
+    engine.flags.apply(SpeculationFlags())
     assert depths(engine) == {"all": 4, "less": 1}
 
 
 def test_a_flag_cannot_raise_the_depth_over_the_configuration() -> None:
     engine = two_methods(max_depth=3)
-    engine.set_flags(SpeculationFlags(max_depth=20))
+    engine.flags.apply(SpeculationFlags(max_depth=20))
     engine.add(asked())
     assert depths(engine, 4) == {"r": 3}
-    assert engine.snapshot().flags.max_depth == 3
+    assert engine.status.snapshot().flags.max_depth == 3
 
 
 def test_the_switch_goes_both_ways_and_back_to_the_configuration() -> None:
     engine = two_methods(enabled=False)
     engine.add(asked())
     assert depths(engine) == {"r": 0}
-    engine.set_flags(SpeculationFlags(enabled=True))
+    engine.flags.apply(SpeculationFlags(enabled=True))
     assert depths(engine) == {"r": 4}
-    engine.set_flags(SpeculationFlags(enabled=None))
+    engine.flags.apply(SpeculationFlags(enabled=None))
     assert depths(engine) == {"r": 0}
-    assert engine.snapshot().flags.enabled is False
+    assert engine.status.snapshot().flags.enabled is False
 
 
 def test_a_request_that_wants_none_gets_none() -> None:
     engine = two_methods()
     engine.add(asked(enabled=False))
-    engine.set_flags(SpeculationFlags(enabled=True, max_depth=4))
+    engine.flags.apply(SpeculationFlags(enabled=True, max_depth=4))
     assert depths(engine, 5) == {"r": 0}
 
 
@@ -101,13 +101,13 @@ def test_the_method_changes_under_running_and_waiting_requests_that_named_none()
     assert (free.method, own.method) == ("model", "model")
     draft: Any = engine.speculator.proposers["model"]
     assert len(draft._sequences) == 2
-    engine.set_flags(SpeculationFlags(method="ngram"))
+    engine.flags.apply(SpeculationFlags(method="ngram"))
     assert (free.method, own.method, engine.scheduler.waiting[0].method) == ("ngram", "model", "ngram")
     assert list(draft._sequences) == [own.id]  # what it held for the other is free
-    assert engine.snapshot().flags.method == "ngram"
+    assert engine.status.snapshot().flags.method == "ngram"
     steps(engine, 3)
     assert len(draft._sequences) == 1
-    engine.set_flags(SpeculationFlags())
+    engine.flags.apply(SpeculationFlags())
     assert free.method == "model"
     while engine.has_work:
         engine.step()
@@ -129,7 +129,7 @@ def test_the_text_stays_the_same_whatever_is_flagged() -> None:
     tokens: dict[tuple[str, int], list[int]] = {key: [] for key in expected}
     step = drafted = 0
     while engine.has_work:
-        engine.set_flags(cycle[step % len(cycle)])
+        engine.flags.apply(cycle[step % len(cycle)])
         for output in engine.step():
             tokens[output.request_id, output.choice] += output.tokens
             drafted += output.drafted
@@ -141,6 +141,6 @@ def test_the_text_stays_the_same_whatever_is_flagged() -> None:
 def test_a_method_that_is_not_loaded_is_refused_and_nothing_changes() -> None:
     engine = two_methods()
     with pytest.raises(InvalidRequest, match="'medusa' is not loaded here; choose from: model, ngram") as error:
-        engine.set_flags(SpeculationFlags(enabled=False, method="medusa"))
+        engine.flags.apply(SpeculationFlags(enabled=False, method="medusa"))
     assert error.value.field == "method"
-    assert engine.snapshot().flags == SpeculationFlags(True, "model", 4)
+    assert engine.status.snapshot().flags == SpeculationFlags(True, "model", 4)

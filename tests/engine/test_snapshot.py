@@ -24,7 +24,7 @@ def one(name: str = "r", category: str = "default", max_tokens: int = 24, **spec
 def finish(engine: Engine) -> EngineStatus:
     while engine.has_work:
         engine.step()
-    return engine.snapshot()
+    return engine.status.snapshot()
 
 
 def fallbacks(snapshot: EngineStatus) -> dict[str, int]:
@@ -33,7 +33,7 @@ def fallbacks(snapshot: EngineStatus) -> dict[str, int]:
 
 
 def test_a_new_engine() -> None:
-    assert tiny_engine(MODEL, random_chain(40), depth=3).snapshot() == EngineStatus(
+    assert tiny_engine(MODEL, random_chain(40), depth=3).status.snapshot() == EngineStatus(
         running=0,
         waiting=0,
         kv_used=0,
@@ -50,13 +50,13 @@ def test_running_waiting_and_blocks() -> None:
     engine = tiny_engine(MODEL, max_num_seqs=2)
     for i in range(5):
         engine.add(one(str(i)))
-    assert (engine.snapshot().running, engine.snapshot().waiting) == (0, 5)
+    assert (engine.status.snapshot().running, engine.status.snapshot().waiting) == (0, 5)
     engine.step()
-    now = engine.snapshot()
+    now = engine.status.snapshot()
     assert (now.running, now.waiting, now.kv_used) == (2, 3, 2)
     engine.cancel("0")
-    assert (engine.snapshot().running, engine.snapshot().kv_used) == (1, 1)
-    assert (finish(engine).kv_used, engine.snapshot().running) == (0, 0)
+    assert (engine.status.snapshot().running, engine.status.snapshot().kv_used) == (1, 1)
+    assert (finish(engine).kv_used, engine.status.snapshot().running) == (0, 0)
 
 
 def test_preemptions_are_counted() -> None:
@@ -141,7 +141,7 @@ def test_a_request_without_speculation_is_no_fallback() -> None:
     engine.add(one("a", enabled=False))
     engine.add(one("b", max_depth=0))
     assert finish(engine).traffic == ()
-    engine.set_flags(SpeculationFlags(enabled=False))
+    engine.flags.apply(SpeculationFlags(enabled=False))
     engine.add(one("c"))
     assert finish(engine).traffic == ()
 
@@ -158,7 +158,7 @@ def test_a_snapshot_may_be_taken_at_any_moment() -> None:
     def watch() -> None:
         try:
             while not done.is_set():
-                taken.append(engine.snapshot())
+                taken.append(engine.status.snapshot())
         except Exception as error:
             failed.append(error)
 
@@ -171,7 +171,7 @@ def test_a_snapshot_may_be_taken_at_any_moment() -> None:
     watcher.join()
     assert failed == []
     assert all(0 <= snapshot.kv_used <= snapshot.kv_total for snapshot in taken)
-    assert len(engine.snapshot().traffic) == 24
+    assert len(engine.status.snapshot().traffic) == 24
 
 
 def test_a_busy_engine_updates_its_traffic_report_periodically() -> None:
@@ -180,10 +180,10 @@ def test_a_busy_engine_updates_its_traffic_report_periodically() -> None:
     engine.add(one(max_tokens=40))
     for _ in range(3):
         engine.step()
-    assert engine.snapshot().traffic == ()
+    assert engine.status.snapshot().traffic == ()
     clock.advance(0.25)
     engine.step()
-    reported = engine.snapshot().traffic
+    reported = engine.status.snapshot().traffic
     assert len(reported) == 1
     engine.step()
-    assert engine.snapshot().traffic is reported
+    assert engine.status.snapshot().traffic is reported

@@ -120,7 +120,7 @@ def test_the_switch_flips_without_draining(target):
     step = drafted_while_off = 0
     while engine.has_work:
         if step % 3 == 0:
-            engine.set_flags(SpeculationFlags(enabled=step % 2 == 0))
+            engine.flags.apply(SpeculationFlags(enabled=step % 2 == 0))
         for output in engine.step():
             tokens[output.request_id, output.choice].extend(output.tokens)
             drafted_while_off += 0 if engine.speculator.enabled else output.drafted

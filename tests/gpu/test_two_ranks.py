@@ -113,7 +113,7 @@ def test_blocks_that_left_the_device_come_back_from_host_memory(
     expected = text(whole, *prompts)
     for _ in range(2):  # 4 prompts of 200 tokens, and a cache of 512
         check_contract(differences(model, prompts, expected, text(split, *prompts)), is_bitwise=False)
-    tiers = split.snapshot().tiers
+    tiers = split.status.snapshot().tiers
     assert tiers is not None
     assert tiers.host_hits >= 192
     assert tiers.bytes_to_host % block_bytes(split.runner) == 0

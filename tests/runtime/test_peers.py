@@ -187,7 +187,7 @@ def test_blocks_in_the_own_lower_tiers_are_not_requested() -> None:
         assert b.engine.scheduler.tables.find(LONG, "")[0] == []
         assert tokens_of(b.run_with_hint(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
         assert b.handoffs.counts().done == 0
-        tiers = b.engine.snapshot().tiers
+        tiers = b.engine.status.snapshot().tiers
         assert tiers is not None
         assert tiers.host_hits >= TOKENS
 

@@ -75,7 +75,7 @@ class Auditor:
 
     def _audit(self, workload: Workload, group: range) -> list[AuditedText]:
         log = VerifyLog()
-        with self._llm.engine.listening(log):
+        with self._llm.engine.hooks.listening(log):
             speculative = self._generate(workload, group, enabled=True)
         plain = self._generate(workload, group, enabled=False)
         with native.single_threaded_torch(), torch.inference_mode():

@@ -73,7 +73,7 @@ def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], N
     methods = _methods(engine.speculator.proposers, trial.methods)
     _run(llm, trial, prompts[: trial.batch], "warm-up", {"enabled": False})
     recorder = Recorder(clock)
-    with engine.listening(recorder):
+    with engine.hooks.listening(recorder):
 
         def measure(label: str, some: Sequence[BenchPrompt], speculation: Mapping[str, Any]) -> list[RecordedRound]:
             on_part(label)

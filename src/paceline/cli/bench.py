@@ -127,7 +127,7 @@ async def _measure(
             EngineContender("speculative", llm, True, clock),
         ]
         if recorder is not None:
-            stack.enter_context(llm.engine.listening(recorder))
+            stack.enter_context(llm.engine.hooks.listening(recorder))
             contenders = [ProfiledContender(contender, recorder) for contender in contenders]
         if against is not None:
             contenders.append(await stack.enter_async_context(connect(against, api_key, clock)))

@@ -77,7 +77,7 @@ class LLM:
     def finish_idle_work(self) -> None:
         """Do now what waits for an idle moment, such as captures of CUDA graphs, so that none of it falls into a
         measurement."""
-        self._loop.run(self.engine.finish_idle_work)
+        self._loop.run(self.engine.hooks.finish_idle_work)
 
     def default_sampling(self, **fields: Any) -> SamplingParams:
         """The sampling parameters of calls without any: those that the model's generation_config.json, or our card of it,
@@ -191,16 +191,16 @@ class LLM:
 
     def snapshot(self) -> EngineStatus:
         """The engine's counts and traffic; never blocks."""
-        return self.engine.snapshot()
+        return self.engine.status.snapshot()
 
     def set_speculation(self, enabled: bool) -> None:
         """Switch speculation off or on for all requests, between two steps; running requests continue."""
-        self._loop.call(lambda: self.engine.set_flags(replace(self.engine.validator.flags, enabled=enabled)))
+        self._loop.call(lambda: self.engine.flags.apply(replace(self.engine.validator.flags, enabled=enabled)))
 
     def set_flags(self, flags: SpeculationFlags) -> None:
         """Change the speculation flags for all requests, between two steps; running requests continue."""
-        self.engine.validate_flags(flags)  # raises in the caller's thread
-        self._loop.call(lambda: self.engine.set_flags(flags))
+        self.engine.flags.validate(flags)  # raises in the caller's thread
+        self._loop.call(lambda: self.engine.flags.apply(flags))
 
     def close(self) -> None:
         """Cancel all requests and stop. Safe to call twice."""

@@ -172,14 +172,14 @@ class EngineLoop:
             seconds: float | None = None
             if self.engine.has_work:
                 seconds = self.engine.seconds_to_spare
-            elif self.engine.has_idle_work:
+            elif self.engine.hooks.has_idle_work:
                 seconds = max(0.0, idle_from - time.monotonic())
             try:
                 command = self._commands.get(timeout=seconds) if seconds != 0.0 else self._commands.get_nowait()
             except Empty:
                 if self.engine.has_work:
                     return True
-                self.engine.use_idle_time()
+                self.engine.hooks.use_idle_time()
                 continue
             if command is None:
                 return False

@@ -50,7 +50,7 @@ def drive(engine: Engine, clock: VirtualClock | None = None, between: float = 0.
 def test_parts_add_up_to_the_round(timed: tuple[Engine, VirtualClock]) -> None:
     engine, clock = timed
     recorder = Recorder(clock)
-    with engine.listening(recorder):
+    with engine.hooks.listening(recorder):
         recorder.label = "speculative"
         drive(engine, clock, between=0.25)
     prompt, first, *_, last = recorder.rounds
@@ -66,7 +66,7 @@ def test_parts_add_up_to_the_round(timed: tuple[Engine, VirtualClock]) -> None:
 def test_drafted_and_accepted_are_recorded(timed: tuple[Engine, VirtualClock]) -> None:
     engine, clock = timed
     recorder = Recorder(clock)
-    with engine.listening(recorder):
+    with engine.hooks.listening(recorder):
         recorder.label = "x"
         drive(engine)
     _, first, second, *_ = recorder.rounds
@@ -80,7 +80,7 @@ def test_drafted_and_accepted_are_recorded(timed: tuple[Engine, VirtualClock]) -
 def test_tree_levels_and_nodes_differ() -> None:
     engine = engine_of(oracle_tree(TEXT), 4)
     recorder = Recorder(engine.clock)
-    with engine.listening(recorder):
+    with engine.hooks.listening(recorder):
         recorder.label = "x"
         drive(engine)
     assert recorder.rounds[1].outcomes == (Outcome(requested=4, levels=2, nodes=4, accepted=2),)
@@ -89,7 +89,7 @@ def test_tree_levels_and_nodes_differ() -> None:
 def test_nothing_is_recorded_without_a_label_or_hook() -> None:
     engine = engine_of(oracle(TEXT), 3)
     recorder = Recorder(engine.clock)
-    with engine.listening(recorder):
+    with engine.hooks.listening(recorder):
         drive(engine)
     assert recorder.rounds == []
     recorder.label = "x"
@@ -101,7 +101,7 @@ def test_bytes_count_every_level_of_target_and_draft() -> None:
     draft = tiny_model(seed=0)
     engine = tiny_engine(MODEL, draft_model(draft), 2, clock=StepClock())
     recorder = Recorder(engine.clock)
-    with engine.listening(recorder):
+    with engine.hooks.listening(recorder):
         recorder.label = "x"
         drive(engine)
     (runner,) = draft_parts(engine).runners

@@ -85,11 +85,11 @@ def test_only_requested_states_are_kept():
     run(watched(Listener(HiddenRequest((1,)))), mixed_requests(2, TINY.vocab_size, enabled=False))
     assert set(passes) == {((), False)}
     engine = watched(Listener(HiddenRequest((1,))))
-    engine.set_flags(SpeculationFlags(enabled=False))
+    engine.flags.apply(SpeculationFlags(enabled=False))
     passes.clear()
     run(engine, requests)
     assert set(passes) == {((), False)}
-    engine.set_flags(SpeculationFlags(enabled=True))
+    engine.flags.apply(SpeculationFlags(enabled=True))
     passes.clear()
     run(engine, mixed_requests(2, TINY.vocab_size, seed=9))
     assert set(passes) == {((1,), False)}

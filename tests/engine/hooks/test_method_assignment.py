@@ -86,10 +86,10 @@ class Bed:
 def test_the_faster_method_is_used_shown_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     bed = Bed(pool=0.010, model=0.002)
     with caplog.at_level(logging.INFO, logger="paceline.engine.hooks.method_assignment"):
-        assert bed.engine.snapshot().flags.method == "pool"
+        assert bed.engine.status.snapshot().flags.method == "pool"
         assert bed.generate(1) == ["pool"]
         bed.generate(9)
-        assert bed.engine.snapshot().flags.method == "fake"
+        assert bed.engine.status.snapshot().flags.method == "fake"
         assert bed.generate(20) == ["fake"] * 20
     (record,) = caplog.records
     assert record.getMessage() == (
@@ -100,21 +100,21 @@ def test_the_faster_method_is_used_shown_and_logged_once(caplog: pytest.LogCaptu
 def test_a_method_that_becomes_slow_is_left() -> None:
     bed = Bed(pool=0.002, model=0.010)
     bed.generate(12)
-    assert bed.engine.snapshot().flags.method == "pool"
+    assert bed.engine.status.snapshot().flags.method == "pool"
     bed.pool.seconds = 0.050
     bed.generate(16)
-    assert bed.engine.snapshot().flags.method == "fake"
+    assert bed.engine.status.snapshot().flags.method == "fake"
 
 
 def test_a_request_or_a_flag_that_names_a_method_decides() -> None:
     bed = Bed(pool=0.002, model=0.010)
     assert bed.generate(2, method="fake") == ["fake"] * 2
-    bed.engine.set_flags(SpeculationFlags(method="fake"))
-    assert bed.engine.snapshot().flags.method == "fake"
+    bed.engine.flags.apply(SpeculationFlags(method="fake"))
+    assert bed.engine.status.snapshot().flags.method == "fake"
     assert bed.generate(8) == ["fake"] * 8
     assert bed.generate(1, method="pool") == ["pool"]
-    bed.engine.set_flags(SpeculationFlags())
-    assert bed.engine.snapshot().flags.method == "pool"
+    bed.engine.flags.apply(SpeculationFlags())
+    assert bed.engine.status.snapshot().flags.method == "pool"
 
 
 def test_other_flags_keep_the_method_of_running_sequences() -> None:
@@ -125,9 +125,9 @@ def test_other_flags_keep_the_method_of_running_sequences() -> None:
     engine.step()
     (sequence,) = engine.scheduler.running
     assert sequence.method == "fake"
-    engine.set_flags(SpeculationFlags(max_depth=1))
+    engine.flags.apply(SpeculationFlags(max_depth=1))
     assert sequence.method == "fake"
-    engine.set_flags(SpeculationFlags(method="pool"))
+    engine.flags.apply(SpeculationFlags(method="pool"))
     assert sequence.method == "pool"
     engine.cancel("r")
 
@@ -147,7 +147,7 @@ def test_sequences_that_start_in_one_step_share_a_method() -> None:
         bed.methods.seen.clear()
         run(bed.engine, [request(f"{batch}-{i}", PROMPT[: 4 + i], max_tokens=40, seed=i) for i in range(3)])
         assert len(set(bed.methods.seen)) == 1
-    assert bed.engine.snapshot().flags.method == "fake"
+    assert bed.engine.status.snapshot().flags.method == "fake"
 
 
 def test_prompts_and_mixed_batches_are_not_measured() -> None:
@@ -205,4 +205,4 @@ def test_the_text_stays_the_same_while_the_rule_tries_both() -> None:
 def test_without_a_second_method_nothing_is_chosen() -> None:
     engine = tiny_engine(MODEL, FakeProposer(lambda progress: ([], [])))
     assert engine.assignment is None
-    assert engine.snapshot().flags.method == "fake"
+    assert engine.status.snapshot().flags.method == "fake"

@@ -41,12 +41,12 @@ def engine(fraction: float = 1.0, **options: Any) -> Engine:
 
 def idle(subject: Engine) -> AuditCounts:
     """Run the idle work of the engine to its end."""
-    while subject.has_idle_work:
-        subject.use_idle_time()
+    while subject.hooks.has_idle_work:
+        subject.hooks.use_idle_time()
     pool = subject.scheduler.tables.pool
     pool.check()
     assert pool.num_free == pool.num_blocks
-    return subject.snapshot().audit
+    return subject.status.snapshot().audit
 
 
 def requests(count: int, rule: str = "coupled", **sampling: Any) -> list[Request]:
@@ -64,7 +64,7 @@ def test_correct_texts_show_no_drift(rule: str) -> None:
     batch = [replace(one, sampling=replace(one.sampling, n=1)) for one in batch]
     tokens = run(subject, batch).tokens
     assert idle(subject) == AuditCounts(audited=sum(map(len, tokens.values())))
-    assert subject.snapshot().audit.symptoms == ()
+    assert subject.status.snapshot().audit.symptoms == ()
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
@@ -94,7 +94,7 @@ def test_a_fraction_of_the_texts_is_audited() -> None:
 def test_a_request_interrupts_the_audit_and_frees_its_blocks() -> None:
     subject = engine()
     run(subject, requests(1, max_tokens=30))
-    subject.use_idle_time()
+    subject.hooks.use_idle_time()
     pool = subject.scheduler.tables.pool
     assert pool.num_free < pool.num_blocks
     seen = []
@@ -103,7 +103,7 @@ def test_a_request_interrupts_the_audit_and_frees_its_blocks() -> None:
     subject.add(requests(2)[1])
     subject.step()
     assert seen == [1]
-    assert subject.snapshot().kv_used == 2  # the blocks of the request
+    assert subject.status.snapshot().kv_used == 2  # the blocks of the request
     while subject.has_work:
         subject.step()
     assert idle(subject) == AuditCounts(audited=50)
@@ -123,15 +123,15 @@ def test_an_audit_pass_is_small() -> None:
 def test_texts_without_idle_time_are_dropped() -> None:
     subject = engine()
     run(subject, requests(MAX_PENDING + 3, max_tokens=2))
-    assert subject.snapshot().audit.dropped == 3
+    assert subject.status.snapshot().audit.dropped == 3
     counts = idle(subject)
     assert (counts.audited, counts.dropped) == (2 * MAX_PENDING, 3)
     run(subject, requests(1, max_tokens=20))
     for _ in range(MAX_TRIES):
-        subject.use_idle_time()
+        subject.hooks.use_idle_time()
         subject.step()
-    assert not subject.has_idle_work
-    assert subject.snapshot().audit.dropped == 4
+    assert not subject.hooks.has_idle_work
+    assert subject.status.snapshot().audit.dropped == 4
 
 
 def test_cancelled_texts_are_not_audited() -> None:
@@ -139,7 +139,7 @@ def test_cancelled_texts_are_not_audited() -> None:
     subject.add(requests(1)[0])
     subject.step()
     subject.cancel("r0")
-    assert not subject.has_idle_work
+    assert not subject.hooks.has_idle_work
 
 
 def test_only_tokens_generated_here_are_audited() -> None:
@@ -162,20 +162,20 @@ def test_a_failing_audit_is_disabled(caplog: pytest.LogCaptureFixture) -> None:
     assert "no further text is audited" in caplog.text
     subject.runner.forward = forward  # type: ignore[method-assign]
     run(subject, requests(2))
-    assert not subject.has_idle_work
+    assert not subject.hooks.has_idle_work
 
 
 def test_the_loop_audits_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "IDLE_AFTER", 0.01)
     subject = engine()
-    done, use = threading.Event(), subject.use_idle_time
+    done, use = threading.Event(), subject.hooks.use_idle_time
 
     def used() -> None:
         use()
-        if not subject.has_idle_work:
+        if not subject.hooks.has_idle_work:
             done.set()
 
-    subject.use_idle_time = used  # type: ignore[method-assign]
+    subject.hooks.use_idle_time = used  # type: ignore[method-assign]
     loop = EngineLoop(subject)
     try:
         inbox = Inbox()
@@ -187,7 +187,7 @@ def test_the_loop_audits_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(again.tokens()[0]) == 20
     finally:
         loop.close()
-    assert subject.snapshot().audit.audited >= 20
+    assert subject.status.snapshot().audit.audited >= 20
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])

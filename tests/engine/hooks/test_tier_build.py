@@ -39,7 +39,7 @@ def test_cached_blocks_survive_a_restart(tmp_path: Path) -> None:
         assert run_prompt(first) == (expected, 0)
     with llm(model, kv_disk=folder) as second:
         assert run_prompt(second) == (expected, 96)
-        tiers = second.engine.snapshot().tiers
+        tiers = second.engine.status.snapshot().tiers
         assert tiers is not None
         assert tiers.disk_hits == 96
 
@@ -83,7 +83,7 @@ def test_by_default_the_device_is_the_only_tier(tmp_path: Path, build_tiers: Cal
         EngineConfig(model=save_checkpoint(tmp_path / "m"), device="cpu", max_model_len=64, kv_tokens=256)
     )
     assert engine.scheduler.tiers is None
-    assert engine.snapshot().tiers is None
+    assert engine.status.snapshot().tiers is None
 
 
 def test_invalid_sizes_are_refused(tmp_path: Path, build_tiers: Callable[..., Any]) -> None:

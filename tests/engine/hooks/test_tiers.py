@@ -52,12 +52,12 @@ def run_prompts(engine: Engine, **sampling: Any) -> list[list[int]]:
 
 
 def tier_counts(engine: Engine) -> Any:
-    return engine.snapshot().tiers
+    return engine.status.snapshot().tiers
 
 
 def until_saved(engine: Engine) -> None:
-    while engine.has_idle_work or store_of(engine).num_unwritten:
-        engine.use_idle_time()
+    while engine.hooks.has_idle_work or store_of(engine).num_unwritten:
+        engine.hooks.use_idle_time()
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -206,7 +206,7 @@ def test_blocks_of_the_device_survive_a_restart(engines: Callable[..., Engine], 
 def test_an_idle_engine_saves_blocks_and_a_crash_loses_none(engines: Callable[..., Engine], tmp_path: Path) -> None:
     first = engines(tmp_path)
     outputs_of(first, request("r", PROMPTS[0], max_tokens=4))
-    assert first.has_idle_work
+    assert first.hooks.has_idle_work
     until_saved(first)
     assert tier_counts(first).disk_blocks == 6
     folder_of(first).close()  # as the kernel does for a killed process
@@ -274,6 +274,6 @@ def test_without_a_disk_there_is_no_thread_and_nothing_to_save(engines: Callable
     engine = engines()
     plain = run_prompts(engine_of())
     assert run_prompts(engine) == run_prompts(engine) == plain
-    assert not engine.has_idle_work
+    assert not engine.hooks.has_idle_work
     assert tier_counts(engine).host_hits > 0
     assert store_of(engine)._thread is None

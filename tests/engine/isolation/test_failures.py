@@ -11,6 +11,7 @@ from paceline.core.request import Request
 from paceline.core.sequence import Sequence as EngineSequence
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
+from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.isolation.failures import owner_error
 from paceline.engine.loop import EngineLoop
 from paceline.models.runner import ModelRunner, Span
@@ -169,14 +170,14 @@ def test_a_hook_that_fails_after_the_commit_loses_no_token(where: str) -> None:
 
 def test_a_failure_while_text_is_made_ends_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with running() as loop:
-        append: Callable[..., StepOutput] = loop.engine._output.append
+        append: Callable[..., StepOutput] = loop.engine.requests.output.append
 
         def failing(sequence: EngineSequence, *arguments: Any) -> StepOutput:
             if sequence.request_id == POISON.id and sequence.num_output >= 5:
                 raise KeyError("secret of the tokenizer")
             return append(sequence, *arguments)
 
-        monkeypatch.setattr(loop.engine._output, "append", failing)
+        monkeypatch.setattr(loop.engine.requests.output, "append", failing)
         assert "secret" not in str(check_others(loop, POISON, GenerationFailed))
 
 
@@ -201,13 +202,14 @@ def test_a_typed_error_reaches_the_owner_as_it_is() -> None:
 
 
 def test_a_poisoned_request_in_graph_steps_ends_alone() -> None:
-    engine: Engine = tiny_engine(MODEL, runner_kind=PoisonedRunner)
+    built = tiny_engine(MODEL, runner_kind=PoisonedRunner)
     calls: list[str] = []
 
     class Graph:
         """What the engine uses of a graph executor whose steps fail."""
 
         num_inflight, is_loaded, seconds_to_spare = 0, False, 0.0
+        captures = IdleCaptures()
 
         def schedule(self, can_prefill: bool) -> Any:
             calls.append("schedule")
@@ -216,7 +218,8 @@ def test_a_poisoned_request_in_graph_steps_ends_alone() -> None:
         def release(self) -> None:
             calls.append("release")
 
-    engine.graph = Graph()  # type: ignore[assignment]
+    graph: Any = Graph()
+    engine = Engine(built.runner, built.scheduler, built.speculator, built.validator, clock=built.clock, graph=graph)
     with running(engine) as loop:
         check_others(loop, POISON, GenerationFailed)
     assert calls[:2] == ["schedule", "release"]

@@ -264,10 +264,10 @@ def test_flags_reach_all_workers_including_later_ones() -> None:
     a, b = WorkerThread("a"), WorkerThread("b")
     with pool_of(a) as pool:
         pool.set_flags(SpeculationFlags(enabled=True, max_depth=2))
-        until(lambda: a.engine.snapshot().flags.max_depth == 2)
+        until(lambda: a.engine.status.snapshot().flags.max_depth == 2)
         assert isinstance(pool._directory, Members)
         pool._directory.known.append(b.member)
-        until(lambda: b.engine.snapshot().flags.max_depth == 2)
+        until(lambda: b.engine.status.snapshot().flags.max_depth == 2)
         until(lambda: {report.status.flags.max_depth for report in pool.reports()} == {2} and len(pool.reports()) == 2)
     b.stop()
 

@@ -132,7 +132,7 @@ def _run_batches(
     recorder = Recorder(clock)
     vocabulary, prompt_tokens = llm.engine.validator.limits.vocab_size, _prompt_tokens(llm)
     drafts = bool(llm.engine.speculator.proposers)
-    with llm.engine.listening(recorder):
+    with llm.engine.hooks.listening(recorder):
         for number, batch in enumerate(sizes):
             if number >= MIN_SIZES and clock.now() >= deadline:
                 on_part(f"{batch} sequences are left out: the time is over")

@@ -1,4 +1,4 @@
-"""Why a step ran on the host: the labels of `Engine.executor_counts`."""
+"""Why a step ran on the host: the labels of `ExecutorSelector.counts`."""
 
 from enum import StrEnum
 

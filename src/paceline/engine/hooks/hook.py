@@ -1,7 +1,8 @@
 """What listens to the steps of an engine."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from paceline.core.sequence import Sequence
@@ -27,6 +28,13 @@ class HookedEngine(Protocol):
     def speculator(self) -> "Speculator": ...
 
 
+class HookedParts(NamedTuple):
+    """These parts of an engine, without the engine."""
+
+    runner: "ModelRunner"
+    speculator: "Speculator"
+
+
 class StepHook:
     """Base class: every method does nothing. The engine calls them on its own thread, in the order of its hooks.
 
@@ -42,7 +50,7 @@ class StepHook:
         return self.needs_logits
 
     def attach(self, engine: HookedEngine) -> None:
-        """The engine is complete. Called once, before any other method."""
+        """The parts that it may read are complete. Called once, before any other method."""
 
     def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
         """The sequence waits for its first step."""
@@ -94,8 +102,12 @@ class StepHook:
 class StepHooks:
     """The hooks of one engine. An iteration uses the hooks as of its start, so `add` and `remove` are safe from any thread."""
 
-    def __init__(self, hooks: Iterable[StepHook]) -> None:
+    def __init__(self, hooks: Iterable[StepHook], engine: HookedEngine) -> None:
+        """Attaches the hooks to `engine`."""
         self._hooks = tuple(hooks)
+        self._engine = engine
+        for hook in self._hooks:
+            hook.attach(engine)
 
     def __iter__(self) -> Iterator[StepHook]:
         return iter(self._hooks)
@@ -105,3 +117,28 @@ class StepHooks:
 
     def remove(self, hook: StepHook) -> None:
         self._hooks = tuple(other for other in self._hooks if other is not hook)
+
+    @contextmanager
+    def listening(self, hook: StepHook) -> Iterator[None]:
+        """Attach `hook` and call it for every step until the context ends."""
+        hook.attach(self._engine)
+        self.add(hook)
+        try:
+            yield
+        finally:
+            self.remove(hook)
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether `use_idle_time` has something to do."""
+        return any(hook.has_idle_work for hook in self)
+
+    def use_idle_time(self) -> None:
+        """Do a few milliseconds of background work while there are no requests."""
+        for hook in self:
+            hook.use_idle_time()
+
+    def finish_idle_work(self) -> None:
+        """Do all background work now, so that none of it falls into a measurement."""
+        while self.has_idle_work:
+            self.use_idle_time()

@@ -70,7 +70,7 @@ class WorkerFlags:
     def set(self, flags: SpeculationFlags) -> None:
         """Flags that the engine refuses are ignored with a warning."""
         try:
-            self._engine.validate_flags(flags)
+            self._engine.flags.validate(flags)
             self._flags = flags
             self._apply()
         except PacelineError as error:  # the gateway's configuration differs from this worker's
@@ -87,4 +87,4 @@ class WorkerFlags:
 
     def _apply(self) -> None:
         flags = self._pressure.limit(self._flags)
-        self._loop.call(lambda: self._engine.set_flags(flags))
+        self._loop.call(lambda: self._engine.flags.apply(flags))

@@ -47,7 +47,7 @@ class WorkerReports:
             max_num_seqs=engine.scheduler.max_num_seqs,
             max_depth=limits.max_depth,
             methods=sorted(engine.speculator.proposers),
-            default_method=engine.snapshot().flags.method or "",
+            default_method=engine.status.snapshot().flags.method or "",
             events_port=publisher.port if publisher else 0,
             replay_port=publisher.replay_port if publisher else 0,
             weights=self.weights_id,
@@ -55,7 +55,7 @@ class WorkerReports:
         )
 
     def heartbeat(self, nonce: int, gateway: GatewayJobs, is_draining: bool) -> Heartbeat:
-        snapshot, progress = self.engine.snapshot(), self.progress()
+        snapshot, progress = self.engine.status.snapshot(), self.progress()
         return Heartbeat(
             nonce=nonce,
             epoch=self.epoch,
@@ -74,7 +74,7 @@ class WorkerReports:
 
     def status(self, symptoms: tuple[Symptom, ...]) -> StatusReport:
         """`symptoms`: those that the worker itself has found."""
-        snapshot, drafts = self.engine.snapshot(), self.drafts
+        snapshot, drafts = self.engine.status.snapshot(), self.drafts
         status = replace(
             snapshot,
             drafters=() if drafts is None else tuple(drafts.drafters()),

@@ -331,7 +331,7 @@ class TargetWorker:
             self._cancel(gateway, attempt)
 
     def _status(self) -> StatusReport:
-        snapshot = self._engine.snapshot()
+        snapshot = self._engine.status.snapshot()
         if self._flags.observe(snapshot, self._clock.now()) and self._drafts is None:
             self._draft_symptoms.observe(snapshot)
         own = () if self._drafts is not None else tuple(self._draft_symptoms.active)

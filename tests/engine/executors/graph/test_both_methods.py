@@ -43,5 +43,5 @@ def test_the_text_does_not_depend_on_the_choice(arrivals: int) -> None:
         ]
         check(engine, asked, arrivals=arrivals)
     assert set(methods) == {"pool", "fake"}
-    assert engine.executor_counts[GRAPH] > 0
-    assert engine.executor_counts[HostReason.PROPOSER] > 0
+    assert engine.executors.counts[GRAPH] > 0
+    assert engine.executors.counts[HostReason.PROPOSER] > 0

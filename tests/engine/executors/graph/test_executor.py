@@ -323,7 +323,7 @@ def test_warm_up_leaves_the_cache_unchanged():
     runner = engine.runner
     before = [tensor[: runner.num_blocks].clone() for layer in runner.cache for tensor in layer]
     engine.warm_up()
-    engine.finish_idle_work()
+    engine.hooks.finish_idle_work()
     after = [tensor[: runner.num_blocks] for layer in runner.cache for tensor in layer]
     assert all(map(torch.equal, before, after))
     check(engine, requests(2))
@@ -338,7 +338,7 @@ def test_nothing_is_compiled_after_warm_up(monkeypatch):
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, max_num_seqs=4)
     engine.warm_up()
-    engine.finish_idle_work()
+    engine.hooks.finish_idle_work()
     compiled = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **told: compiled.append(told["repr"]))
     check(engine, requests(4))
@@ -352,4 +352,4 @@ def test_no_step_is_submitted_behind_the_last_one(has_draft):
     engine = graph_engine(proposer)
     asked = [replace(one, sampling=replace(one.sampling, max_tokens=6)) for one in requests(2, samplings=SAMPLINGS[:1])]
     check(engine, asked)
-    assert engine.graph.num_steps == engine.executor_counts["graph"] > 0
+    assert engine.graph.num_steps == engine.executors.counts["graph"] > 0

@@ -35,7 +35,7 @@ def arriving(count: int, seed: int = 0, longest: int = 30, **sampling) -> list[R
 
 
 def reasons(engine: Engine) -> dict[str, int]:
-    return {name: count for name, count in engine.executor_counts.items() if name != GRAPH}
+    return {name: count for name, count in engine.executors.counts.items() if name != GRAPH}
 
 
 @pytest.mark.usefixtures("captures_with_a_run")
@@ -45,7 +45,7 @@ def test_requests_that_arrive_join_without_the_host():
     check(engine, [first, *arriving(9)], arrivals=1)
     # The host starts the first, and takes over when the slots are half empty
     assert set(reasons(engine)) <= {HostReason.IDLE, HostReason.RESIZE, HostReason.PREFILL}
-    assert engine.executor_counts[GRAPH] > 30
+    assert engine.executors.counts[GRAPH] > 30
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.interpreted) for seed in (1, 2))])
@@ -61,8 +61,8 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode():
         request("long", [i % 7 for i in range(90)], temperature=1.0, seed=5, max_tokens=5),
     ]
     check(engine, asked, arrivals=1)
-    assert HostReason.ADMISSION not in engine.executor_counts
-    assert engine.executor_counts[HostReason.PREFILL] == 0
+    assert HostReason.ADMISSION not in engine.executors.counts
+    assert engine.executors.counts[HostReason.PREFILL] == 0
 
 
 def test_a_prompt_of_which_one_token_is_left_joins():
@@ -133,7 +133,7 @@ def test_more_choices_share_their_prompt():
         request("many", list(range(20)), temperature=1.0, seed=3, n=3, max_tokens=6),
     ]
     check(engine, asked, arrivals=1)
-    assert HostReason.ADMISSION not in engine.executor_counts
+    assert HostReason.ADMISSION not in engine.executors.counts
 
 
 def test_a_prompt_in_the_prefix_cache_joins_too():
@@ -141,7 +141,7 @@ def test_a_prompt_in_the_prefix_cache_joins_too():
     prompt = [i % 11 for i in range(40)]
     asked = [request(f"r{i}", prompt, temperature=0.0, max_tokens=12) for i in range(4)]
     check(engine, asked, arrivals=1)
-    assert HostReason.ADMISSION not in engine.executor_counts
+    assert HostReason.ADMISSION not in engine.executors.counts
 
 
 def test_a_cache_that_runs_full_preempts_on_the_host():
@@ -157,7 +157,7 @@ def test_a_request_that_needs_the_host_is_admitted_by_it():
         request("last", [7, 8, 9], temperature=0.0, max_tokens=5),
     ]
     check(engine, asked, arrivals=1)
-    assert engine.executor_counts[HostReason.SAMPLING] > 0
+    assert engine.executors.counts[HostReason.SAMPLING] > 0
 
 
 class PlainAtFirst(FixedDepth):
@@ -179,7 +179,7 @@ def test_a_batch_starts_to_draft_without_the_host(max_gap):
     engine = graph_engine(draft_model(model, runner=GpuRunner, max_gap=max_gap), PlainAtFirst(3, 8))
     asked = [replace_tokens(one, 24) for one in arriving(4, seed=2, temperature=0.0)]
     result = check(engine, asked, arrivals=1)
-    assert HostReason.DRAFT_BEHIND not in engine.executor_counts
+    assert HostReason.DRAFT_BEHIND not in engine.executors.counts
     assert result.accepted > 0.8 * result.drafted > 0
 
 
@@ -195,7 +195,7 @@ def test_a_batch_that_drafts_is_joined_without_the_host(depth):
     first = request("first", [1, 2, 3], temperature=0.0, max_tokens=60)
     asked = [first, *(replace_tokens(one, 12) for one in arriving(6, seed=3, temperature=0.0))]
     result = check(engine, asked, arrivals=1)
-    assert set(reasons(engine)) <= {HostReason.IDLE, HostReason.RESIZE, HostReason.PREFILL}, engine.executor_counts
+    assert set(reasons(engine)) <= {HostReason.IDLE, HostReason.RESIZE, HostReason.PREFILL}, engine.executors.counts
     assert result.accepted > 0.8 * result.drafted
 
 
@@ -221,7 +221,7 @@ def test_sequences_that_draft_on_the_host_decode_in_graphs_until_then():
     asked = [request(f"r{i}", ids, max_tokens=30, **SAMPLINGS[i]) for i, ids in enumerate(prompts)]
     result = check(engine, asked, arrivals=2)
     assert result.drafted > 0
-    assert engine.executor_counts[GRAPH] > engine.executor_counts[HostReason.PROPOSER] > 0
+    assert engine.executors.counts[GRAPH] > engine.executors.counts[HostReason.PROPOSER] > 0
 
 
 class DraftsAtFirst(FixedDepth):
@@ -259,7 +259,7 @@ def test_a_request_without_speculation_joins_a_batch_that_drafts():
         request("plain", [4, 5, 6], temperature=0.0, max_tokens=9), speculation=SpeculationParams(enabled=False)
     )
     result = check(engine, [first, plain], arrivals=1)
-    assert HostReason.ADMISSION not in engine.executor_counts
+    assert HostReason.ADMISSION not in engine.executors.counts
     assert result.accepted > 20
 
 
@@ -269,7 +269,7 @@ def test_a_batch_keeps_its_drafts_when_it_shrinks():
     engine = graph_engine(proposer, depth=2, max_num_seqs=6)
     asked = [request(f"r{i}", [1, 2, 3 + i], temperature=0.0, max_tokens=30 - 4 * i) for i in range(5)]
     result = check(engine, asked)
-    assert HostReason.DRAFT_BEHIND not in engine.executor_counts
+    assert HostReason.DRAFT_BEHIND not in engine.executors.counts
     assert result.accepted > 0.6 * result.drafted
 
 

@@ -10,7 +10,7 @@ def test_graph_steps_are_recorded_with_device_times():
     proposer = draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer)
     recorder = Recorder(StepClock())
-    with engine.listening(recorder):
+    with engine.hooks.listening(recorder):
         recorder.label = "drafted"
         run(engine, requests(2))
     drafted = [round_ for round_ in recorder.rounds if round_.is_decode and round_.times.draft > 0]

@@ -95,7 +95,7 @@ class TestEagle:
         now = [*(part[: engine.runner.num_blocks] for part in cache), *(part[: head.num_blocks] for part in head.cache)]
         before = [tensor.clone() for tensor in now]
         engine.warm_up()
-        engine.finish_idle_work()
+        engine.hooks.finish_idle_work()
         assert all(map(torch.equal, before, now))
         check(engine, asked := requests(SAMPLINGS[:1], max_tokens=5), plain_text(model, asked))
 
@@ -106,7 +106,7 @@ class TestEagle:
         few = {"max_num_seqs": 1, "max_batched_tokens": 8, "max_model_len": 32}
         engine = tiny_engine(model, proposer, 7, runner_kind=GpuRunner, graph_depth=7, **few)
         engine.warm_up()
-        engine.finish_idle_work()
+        engine.hooks.finish_idle_work()
         engine.speculator.set_enabled(is_on)
         submit, submitted = GraphBatch.submit, []
         monkeypatch.setattr(GraphBatch, "submit", lambda *args: submitted.append(step := submit(*args)) or step)

@@ -1,0 +1,1 @@
+"""What a running engine reports, and what can be changed in it."""

@@ -1,0 +1,1 @@
+"""The requests of an engine: they are queued, receive their tokens, and end."""

@@ -1,0 +1,102 @@
+"""The requests of an engine, from their arrival to the end of their last sequence."""
+
+import logging
+from collections.abc import Iterable
+
+from paceline.core.clock import Clock
+from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.request import Request
+from paceline.core.sequence import FinishReason, Sequence
+from paceline.engine.hooks.hook import StepHooks
+from paceline.engine.isolation.failures import RequestFailure, contained, is_isolated, owner_error
+from paceline.engine.output import OutputProcessor
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.speculator import Speculator
+from paceline.engine.validator import RequestValidator
+from paceline.speculation.verification.grammar import Grammar
+
+logger = logging.getLogger(__name__)
+
+
+class Requests:
+    """Adds a request to every part of the engine, and removes it from all of them when it ends, is cancelled or fails."""
+
+    def __init__(
+        self,
+        validator: RequestValidator,
+        scheduler: Scheduler,
+        speculator: Speculator,
+        output: OutputProcessor,
+        hooks: StepHooks,
+        clock: Clock,
+    ) -> None:
+        self.output = output
+        self.sequences: dict[str, list[Sequence]] = {}
+        """Sequences of the unfinished requests, by request."""
+        self._validator, self._scheduler, self._speculator = validator, scheduler, speculator
+        self._hooks, self._clock = hooks, clock
+        self._failures: list[RequestFailure] = []
+
+    def add(self, request: Request, grammar: Grammar | None = None) -> None:
+        """Queue a request, which is validated if it was not before. `grammar`: that of its JSON schema, if it is compiled."""
+        validated = self._validator.validate(request)
+        grammar = grammar or self._validator.grammar(validated)
+        if request.id in self.sequences:
+            raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
+        sequences = self._validator.sequences(validated, self._clock.now())
+        self.output.add(sequences, grammar)
+        self.sequences[request.id] = sequences
+        try:
+            for sequence in sequences:
+                self._scheduler.add(sequence)
+                for hook in self._hooks:
+                    hook.sequence_added(sequence, grammar)
+        except BaseException as error:
+            waiting = [sequence for sequence in sequences if sequence in self._scheduler.waiting]
+            for sequence in sequences:
+                if sequence not in waiting:
+                    self.output.remove(sequence)
+            self.sequences[request.id] = waiting
+            self.cancel(request.id)
+            raise owner_error(error) from error
+
+    def cancel(self, request_id: str) -> None:
+        """Free everything the request holds, now. Cancelling a finished or unknown request is not an error."""
+        for sequence in self.sequences.pop(request_id, []):
+            if not sequence.is_finished:
+                sequence.finish_reason = FinishReason.CANCELLED
+                self.finish(sequence)
+        for hook in self._hooks:
+            with contained("a hook"):
+                hook.request_cancelled(request_id)
+
+    def finish(self, sequence: Sequence) -> None:
+        """Free everything a sequence holds. Its request ends with its last sequence."""
+        self._scheduler.remove(sequence)
+        self._speculator.forget((sequence,))
+        self.output.remove(sequence)
+        for hook in self._hooks:
+            with contained("a hook"):
+                hook.sequence_finished(sequence)
+        if all(sibling.is_finished for sibling in self.sequences.get(sequence.request_id, ())):
+            self.sequences.pop(sequence.request_id, None)
+
+    def fail(self, sequence: Sequence, error: BaseException) -> None:
+        """End the request of `sequence` with an error for its owner. Its other choices end with it."""
+        if not is_isolated(error):
+            raise error
+        request_id = sequence.request_id
+        if not isinstance(error, PacelineError):
+            logger.error("request %s failed; the others continue", request_id, exc_info=error)
+        sequence.finish_reason = None
+        self.cancel(request_id)
+        self._failures.append(RequestFailure(request_id, owner_error(error)))
+
+    def take_failures(self) -> list[RequestFailure]:
+        """The requests that failed since the last call. They have ended."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def return_failures(self, failures: Iterable[RequestFailure]) -> None:
+        """Give back failures that were taken, for the next call of `take_failures`."""
+        self._failures[:0] = failures
