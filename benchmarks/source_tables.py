@@ -43,6 +43,7 @@ def roofline(name: str, gpus: int, bandwidth: float, flops: float, price: float,
         H200,
         name=name,
         pass_seconds=Curve(points, "assumed"),
+        prompt_seconds=None,
         context_seconds=assumed(327_680 / (gpus * bandwidth * 0.7)),
         prompt_context_seconds=assumed(0.0),
         draft_seconds=Curve(((1, draft_ms / 1e3), (64, draft_ms / 1e3)), "assumed"),
@@ -139,7 +140,10 @@ def drafts() -> None:
     )
     trace, verify = steady(1), 15.0
     target = replace(
-        H200, pass_seconds=Curve(((1, verify / 1e3), (64, verify / 1e3)), "assumed"), context_seconds=assumed(0.0)
+        H200,
+        pass_seconds=Curve(((1, verify / 1e3), (64, verify / 1e3)), "assumed"),
+        prompt_seconds=None,
+        context_seconds=assumed(0.0),
     )
     plain = report(SimulationConfig(target, streams=1), trace).tpot.mean
     for name, draft_ms, alpha, published in table:
