@@ -85,7 +85,10 @@ def assert_nothing_held(engine: Engine) -> None:
             assert proposer.progress == {}
         if isinstance(proposer, DraftModelProposer | EagleProposer):
             assert proposer.num_free_blocks == proposer.traits.runners[0].num_blocks
+        if isinstance(proposer, DraftModelProposer):
             assert proposer._sequences == {}
+        if isinstance(proposer, EagleProposer):
+            assert proposer._cache.sequences == {}
 
 
 def oracle(text: Sequence[int], wrong: Sequence[int] = ()) -> FakeProposer:

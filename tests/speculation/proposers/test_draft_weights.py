@@ -43,7 +43,7 @@ def test_every_version_has_its_own_salt() -> None:
 def test_blocks_of_other_weights_are_not_used(kind: str) -> None:
     proposer = eagle(TARGET) if kind == "eagle" else distilled(TARGET)
     spare = tiny_eagle(TARGET, seed=1) if kind == "eagle" else tiny_distilled(TARGET, seed=1)
-    tables = proposer._tables if isinstance(proposer, EagleProposer) else proposer.drafter.tables
+    tables = proposer._cache.tables if isinstance(proposer, EagleProposer) else proposer.drafter.tables
     weights = weights_of(proposer)
     engine = tiny_engine(TARGET, proposer, prefix_caching=False)
     opened: list[int] = []

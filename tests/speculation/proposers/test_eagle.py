@@ -10,7 +10,8 @@ from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.drafts.eagle_weights import EagleConfig
 from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposer import Hidden, Progress
-from paceline.speculation.proposers.eagle import BRANCHES, LEVELS, WIDTH, EagleProposer
+from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.trees.eagle_trees import BRANCHES, LEVELS, WIDTH
 from paceline.speculation.trees.growth import Growth
 from paceline.speculation.trees.ranking import draft_row, rank
 from paceline.speculation.trees.tree import depths
@@ -156,7 +157,7 @@ def test_depth_0_computes_nothing_and_keeps_the_states():
     del head._runner.forward
     p = progress(IDS, 7, start=19, end=24)
     assert drafted(head, p) == [reference(p)]
-    assert head._pending.num_rows == 0
+    assert head._cache.pending.num_rows == 0
 
 
 def test_tokens_without_states_are_not_attended_to():
@@ -244,7 +245,7 @@ def test_trees_are_accepted_in_the_engine():
     result = run(engine, mixed_requests(6, TINY.vocab_size, seed=5))
     assert result.accepted > 5
     assert head.num_free_blocks == 64
-    assert head._pending.num_rows == 0
+    assert head._cache.pending.num_rows == 0
 
 
 def test_a_sequence_continues_after_graph_steps():

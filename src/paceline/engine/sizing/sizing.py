@@ -17,8 +17,8 @@ from paceline.models.cuda_graph import MAX_GRAPH_ROWS
 from paceline.models.drafts.eagle import LANE_BLOCKS, EagleModel
 from paceline.models.drafts.load import LoadedHead
 from paceline.models.loading.load import LoadedModel
-from paceline.speculation.proposers.eagle import WIDTH
 from paceline.speculation.proposers.pending_states import PENDING_ROWS
+from paceline.speculation.trees.eagle_trees import WIDTH
 
 DEFAULT_WINDOW = 8192
 CPU_CACHE_BYTES = GIB

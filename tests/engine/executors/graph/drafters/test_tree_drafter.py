@@ -12,7 +12,7 @@ from paceline.engine.executors.graph.drafters.tree_growth import SHAPES
 from paceline.engine.executors.graph.slots import DeviceSlots, Slot
 from paceline.kernels.gpu.speculation.accept_tree import path_buffers
 from paceline.speculation.proposer import Hidden, Progress
-from paceline.speculation.proposers import eagle as eagle_module
+from paceline.speculation.trees import eagle_trees
 from tests.fakes import TINY, tiny_model
 from tests.heads import eagle
 
@@ -41,9 +41,9 @@ class Case:
 
     def __init__(self, monkeypatch, nodes: int, params: SamplingParams, reduced: int | None = None) -> None:
         shape = SHAPES[nodes]
-        monkeypatch.setattr(eagle_module, "DEVICE_LEVELS", shape.levels)
-        monkeypatch.setattr(eagle_module, "WIDTH", shape.width)
-        monkeypatch.setattr(eagle_module, "BRANCHES", shape.branches)
+        monkeypatch.setattr(eagle_trees, "DEVICE_LEVELS", shape.levels)
+        monkeypatch.setattr(eagle_trees, "WIDTH", shape.width)
+        monkeypatch.setattr(eagle_trees, "BRANCHES", shape.branches)
         self.nodes, self.params = nodes, params
         model = tiny_model(device=DEVICE)
         self.host, self.lender = (eagle(model, reduced=reduced) for _ in range(2))

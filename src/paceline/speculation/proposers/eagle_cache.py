@@ -1,0 +1,217 @@
+"""The cache of an EAGLE head: the committed tokens of every sequence, combined with the target's hidden states."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kv.block_tables import BlockTables
+from paceline.models.cuda_graph import StreamTimer
+from paceline.models.drafts.eagle import EagleRunner
+from paceline.models.runner import Span
+from paceline.speculation.drafts import DraftPrefill
+from paceline.speculation.proposer import Hidden, Progress
+from paceline.speculation.proposers.draft_weights import DraftWeights
+from paceline.speculation.proposers.pending_states import PendingStates
+from paceline.speculation.trees.eagle_trees import LEVELS
+from paceline.speculation.trees.ranking import draft_row
+
+
+@dataclass(slots=True)
+class EagleSequence:
+    """The state of one sequence. Tokens without hidden states (prefix hits, speculation off) leave no gap in the head's cache,
+    only in the rotary positions: the head does not attend to them."""
+
+    progress: Progress
+    num_cached: int = 0
+    next_slot: int = 0
+    """Position after the last cached slot; `num_cached` unless slots were skipped."""
+    is_shared: bool = True
+    """Whether other sequences may use its cache: one set of weights has computed it."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the cache is up to date: the last slot combines the newest token with the state before it."""
+        return self.next_slot == len(self.progress.ids) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUpdate:
+    """Hidden states to compute into the cache of a sequence: rows `rows[i]` of `parts[i]`."""
+
+    sequence: EagleSequence
+    parts: tuple[Hidden, ...]
+    rows: tuple[slice, ...]
+    positions: Sequence[int]
+    """Positions of the states."""
+
+    @property
+    def pieces(self) -> list[tuple[Mapping[int, Tensor], slice]]:
+        return [(part.inner, rows) for part, rows in zip(self.parts, self.rows, strict=True)]
+
+    @property
+    def num_cached(self) -> int:
+        """Cached slots of the sequence after it."""
+        return self.sequence.num_cached + len(self.positions)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the cache is up to date after it."""
+        return self.positions[-1] + 2 == len(self.sequence.progress.ids)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it has more tokens than one round commits."""
+        return len(self.positions) > LEVELS + 1
+
+    @property
+    def is_processed(self) -> bool:
+        """Whether the logits of its next token are modified before one is picked."""
+        return draft_row(self.sequence.progress, ()).is_processed
+
+
+class EagleCache:
+    """A cached slot depends on the tokens up to the one after it. The prefix keys of its blocks are therefore those of the
+    tokens shifted by one; the first token is part of the salt."""
+
+    def __init__(self, runner: EagleRunner, max_rows: int, prefix_caching: bool) -> None:
+        """`max_rows`: committed tokens that one call computes."""
+        self.sequences: dict[int, EagleSequence] = {}
+        self.pending = PendingStates()
+        self.tables = BlockTables(runner.num_blocks, prefix_caching)
+        self.weights = DraftWeights(runner.model, self._stop_sharing)
+        self._runner = runner
+        self._max_rows = max_rows
+        self._layers = runner.model.config.state_layers
+        self._prefill = DraftPrefill()
+        """Draft prefill of the current call."""
+
+    def observe(self, progress: Progress) -> None:
+        self.sequences.setdefault(progress.sequence_id, EagleSequence(progress)).progress = progress
+        if progress.hidden is not None:
+            self.pending.add(progress.sequence_id, progress.hidden, keep=progress.depth == 0)
+
+    def close(self, sequence_id: int) -> None:
+        self.sequences.pop(sequence_id, None)
+        self.pending.close(sequence_id)
+        self.tables.close(sequence_id)
+
+    def resume(self, sequence_id: int, num_cached: int, fresh: Hidden) -> None:
+        """Continue a sequence whose first `num_cached` slots the graph executor computed; `fresh`: states of the committed
+        tokens after them."""
+        sequence = self.sequences.get(sequence_id)
+        if sequence is None or sequence_id not in self.tables:
+            return
+        sequence.num_cached, sequence.next_slot = num_cached, fresh.start
+        self.pending.close(sequence_id)
+        self.pending.add(sequence_id, fresh, keep=True)
+        self.tables.shrink(sequence_id, num_cached)
+        self._publish(sequence)
+
+    def newest_state(self, sequence: EagleSequence) -> Hidden | None:
+        """A copy of the state before the newest token; None: it was not observed."""
+        sequence_id = sequence.progress.sequence_id
+        if self.pending.end(sequence_id) != len(sequence.progress.ids) - 1:
+            return None
+        part = self.pending.parts(sequence_id)[-1]
+        return Hidden(part.end - 1, {layer: states[-1:].clone() for layer, states in part.inner.items()}, None)
+
+    def next_updates(self, sequences: Sequence[EagleSequence]) -> list[CacheUpdate]:
+        """Committed tokens to compute, within the budget of rows per call."""
+        budget, updates = self._max_rows, []
+        for sequence in sequences:
+            update = self._next_update(sequence, budget) if budget > 0 else None
+            if update is not None:
+                updates.append(update)
+                budget -= len(update.positions)
+        return updates
+
+    def update(self, updates: Sequence[CacheUpdate]) -> tuple[list[EagleSequence], Tensor]:
+        """Compute committed tokens. Returns the sequences whose cache is up to date, and the states of their last slots."""
+        if not updates:
+            return [], torch.empty(0)
+        pieces = [piece for update in updates for piece in update.pieces]
+        inner = {layer: _joined([states[layer][rows] for states, rows in pieces]) for layer in self._layers}
+        last_rows, count = [], 0
+        for update in updates:
+            count += len(update.positions)
+            last_rows.append(count - 1)
+        states = self._forward([self.span(update) for update in updates], inner)
+        self.advance(updates)
+        done = [i for i, update in enumerate(updates) if update.sequence.is_current]
+        newest = [states[last_rows[i] : last_rows[i] + 1] for i in done]
+        return [updates[i].sequence for i in done], _joined(newest) if done else states[:0]
+
+    def span(self, update: CacheUpdate) -> Span:
+        sequence, positions = update.sequence, update.positions
+        blocks, ids = self.tables.blocks(sequence.progress.sequence_id), sequence.progress.ids
+        return Span(blocks, sequence.num_cached, [ids[p + 1] for p in positions], 0, positions)
+
+    def advance(self, updates: Sequence[CacheUpdate]) -> None:
+        """The updates are computed: forget their states and share the blocks that are full now."""
+        for update in updates:
+            sequence, positions = update.sequence, update.positions
+            full = sequence.num_cached // BLOCK_SIZE
+            sequence.num_cached += len(positions)
+            sequence.next_slot = positions[-1] + 1
+            self.pending.forget_before(sequence.progress.sequence_id, sequence.next_slot)
+            if sequence.num_cached // BLOCK_SIZE > full:
+                self._publish(sequence)
+
+    def take_prefill(self) -> DraftPrefill:
+        """The draft prefill since the last call."""
+        taken, self._prefill = self._prefill, DraftPrefill()
+        return taken
+
+    def _next_update(self, sequence: EagleSequence, budget: int) -> CacheUpdate | None:
+        """The next states to compute, at most `budget` rows; None if the newest state is missing or the cache is full."""
+        progress = sequence.progress
+        if self.pending.end(progress.sequence_id) != len(progress.ids) - 1:
+            return None
+        is_new = progress.sequence_id not in self.tables
+        if is_new:
+            # ids[1:]: keys are shifted by one, see the class
+            salt = self.weights.salt(f"{progress.ids[0]}/{progress.cache_salt}")
+            hit = self.tables.open(progress.sequence_id, progress.ids[1:], salt)
+            sequence.num_cached = sequence.next_slot = hit
+        parts, slices, positions, taken = [], [], list[int](), 0
+        for part in self.pending.parts(progress.sequence_id):
+            first = max(sequence.next_slot - part.start, 0)
+            last = min(part.end - part.start, first + budget - taken)
+            if first < last:
+                parts.append(part)
+                slices.append(slice(first, last))
+                positions.extend(range(part.start + first, part.start + last))
+                taken += last - first
+        if not taken or not self.tables.grow(progress.sequence_id, sequence.num_cached + taken):
+            return None
+        if is_new:  # tokens in the cache, and tokens without hidden states
+            self._prefill += DraftPrefill(parts[0].start + slices[0].start)
+        return CacheUpdate(sequence, tuple(parts), tuple(slices), positions)
+
+    def _forward(self, spans: Sequence[Span], inner: Mapping[int, Tensor]) -> Tensor:
+        """A pass over committed tokens. More of them than one round commits are a draft prefill."""
+        rows = [len(span.tokens) for span in spans]
+        num_prefill = sum(count for count in rows if count > LEVELS + 1)
+        if not num_prefill:
+            return self._runner.forward(spans, inner)
+        timer = StreamTimer(self._runner.model.device)
+        states = self._runner.forward(spans, inner)
+        self._prefill += DraftPrefill(num_prefill, timer.seconds() * num_prefill / sum(rows))
+        return states
+
+    def _stop_sharing(self) -> None:
+        """The weights were exchanged: the open sequences continue a cache of the other weights."""
+        for sequence in self.sequences.values():
+            sequence.is_shared = False
+
+    def _publish(self, sequence: EagleSequence) -> None:
+        if sequence.is_shared and sequence.num_cached == sequence.next_slot:
+            progress = sequence.progress
+            self.tables.publish(progress.sequence_id, progress.ids[1:], sequence.num_cached)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
