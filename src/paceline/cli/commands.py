@@ -2,7 +2,7 @@
 
 import typer
 
-from paceline.cli.advise import advise_command
+from paceline.cli.advise.command import advise_command
 from paceline.cli.api_keys import api_keys
 from paceline.cli.application import application
 from paceline.cli.audit import audit

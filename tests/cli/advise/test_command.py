@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli.advise import DraftPlacement, in_pool
+from paceline.cli.advise.case import DraftPlacement, in_pool
 from paceline.cli.commands import cli
 from paceline.cluster.cost.advice import advise
 from paceline.cluster.cost.cost import Footprint, Method, Target

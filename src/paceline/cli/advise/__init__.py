@@ -1,0 +1,1 @@
+"""`paceline advise`: a recommendation from a short run or from given figures."""

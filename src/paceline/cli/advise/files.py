@@ -1,0 +1,54 @@
+"""The files that `paceline advise` writes."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.advise.case import Case
+from paceline.cluster.cost.advice import Advice
+from paceline.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class AdviceFiles:
+    """A file that is None is not written."""
+
+    plot: Path | None
+    html: Path | None
+    json: Path | None
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` if the folder of a file does not exist."""
+        for file in (self.plot, self.html, self.json):
+            if file is not None and not file.parent.is_dir():
+                raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
+
+    def write(self, advice: Advice, case: Case) -> None:
+        if self.plot is not None or self.html is not None:
+            self._write_plots(advice, case.title)
+        if self.json is not None:
+            self.json.write_text(json.dumps(_to_json(advice, case), indent=2) + "\n", "utf-8")
+
+    def _write_plots(self, advice: Advice, title: str) -> None:
+        from paceline.bench.plots import plot_advice
+        from paceline.cli.render.advice import page
+
+        png = plot_advice(advice, title)
+        if self.plot is not None:
+            self.plot.write_bytes(png)
+        if self.html is not None:
+            self.html.write_text(page(advice, title, png), "utf-8")
+
+
+def _to_json(advice: Advice, case: Case) -> dict[str, Any]:
+    return {
+        "verdict": advice.verdict,
+        "speculate": advice.speculate,
+        "choice": asdict(advice.choice),
+        "reasons": advice.reasons,
+        "cautions": [asdict(caution) for caution in advice.cautions],
+        "table": [asdict(one) for one in advice.table],
+        "target": asdict(case.target),
+        "methods": [asdict(method) for method in case.methods],
+    }
