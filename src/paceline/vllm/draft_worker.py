@@ -2,9 +2,11 @@
 
 import argparse
 import signal
+import sys
 from collections.abc import Sequence
 
 from paceline.core.cluster_config import ClusterConfig, WeightsConfig
+from paceline.core.errors import PacelineError
 from paceline.core.pool_config import PoolConfig, PoolLimits
 from paceline.runtime.deploy.worker import make_worker
 from paceline.runtime.deploy.worker_spec import WorkerSpec, worker_specs
@@ -16,12 +18,16 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerSpec:
     parser = argparse.ArgumentParser(prog="python -m paceline.vllm.draft_worker", description=__doc__)
     parser.add_argument("--draft", required=True, help="a whole model, or a distilled draft of `paceline train`")
     parser.add_argument("--model", required=True, help="the target that vLLM serves")
-    parser.add_argument("--address", default="tcp://127.0.0.1:5555", help="tcp://HOST:PORT or ipc://PATH")
-    parser.add_argument("--keys", help="folder of `paceline keys`; without it connections are not encrypted")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--address", default="tcp://127.0.0.1:5555", help="tcp://HOST:PORT or ipc://PATH (default: %(default)s)"
+    )
+    parser.add_argument("--keys", help="folder of `paceline keys`; without it only this machine can connect")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:N (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads; one per core by default")
-    parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences that it drafts for at once")
-    parser.add_argument("--max-model-len", type=int, default=2048, help="tokens of one sequence")
+    parser.add_argument(
+        "--max-num-seqs", type=int, default=64, help="sequences drafted for at once (default: %(default)s)"
+    )
+    parser.add_argument("--max-model-len", type=int, default=2048, help="tokens of one sequence (default: %(default)s)")
     parser.add_argument("--kv-tokens", type=int, help="tokens of all sequences together; by memory by default")
     given = parser.parse_args(arguments)
     limits = PoolLimits(max_num_seqs=given.max_num_seqs, max_model_len=given.max_model_len, kv_tokens=given.kv_tokens)
@@ -34,9 +40,13 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerSpec:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    spec = parse(arguments)
-    log_as(spec.name, spec.log_level)
-    worker = make_worker(spec)
+    try:
+        spec = parse(arguments)
+        log_as(spec.name, spec.log_level)
+        worker = make_worker(spec)
+    except PacelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda *_: worker.stop())
     print(f"drafting at {worker.address}", flush=True)
