@@ -62,6 +62,8 @@ def test_load_pools_cost_and_decisions(open_page: Open) -> None:
 
 def test_without_a_planner_the_page_says_how_to_start_one(open_page: Open) -> None:
     page = opened(open_page, served(admin_key=KEY))
+    page.wait_for_text("#state", "locked")
     unlock(page)
     assert "paceline planner --url" in page.wait_for_text("#note", "No planner reports to this gateway.")
+    page.wait_for_text("#state", "no planner")
     assert not page.one("#plan").is_displayed()

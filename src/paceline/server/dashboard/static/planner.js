@@ -96,12 +96,14 @@ async function update() {
     show(report);
     showState(report.current.is_acting ? "acting" : "advising", "good");
   } catch (error) {
-    if (error.status === 404) showNote(WITHOUT, COMMANDS);
-    else if (error.status === 401 || error.status === 403) {
+    if (error.status === 404) {
+      showNote(WITHOUT, COMMANDS);
+      showState("no planner", "");
+    } else if (error.status === 401 || error.status === 403) {
       byId("unlock").hidden = false;
       showNote("The decisions of the planner need an admin key.");
-    }
-    showState(error.status ? "no data" : "no connection, retrying", "bad");
+      showState("locked", "");
+    } else showState(error.status ? `error ${error.status}` : "no connection, retrying", "bad");
   }
 }
 
