@@ -89,7 +89,7 @@ class Replay:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.dice = options, random.Random(options.seed)
         padded = PaddedBatch(frozenset({"draft"}), bucket, lambda depth: depth)
-        self.policy, self.drift = GoodputDepth(MAX_DEPTH, padded=padded), DriftTest()
+        self.policy, self.drift = GoodputDepth(MAX_DEPTH, padded=[padded]), DriftTest()
         warm_up = {1 << n: self._pass_seconds(1 << n) * (options.warm_up if n in (7, 8) else 1.0) for n in range(11)}
         self.policy.calibrate(warm_up, PER_TOKEN * options.per_token)
         self._next = 0

@@ -47,7 +47,7 @@ class Served:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         padded = PaddedBatch(frozenset({"draft"}), bucket, lambda depth: depth, MAX_DRAFT_TOKENS)
-        self.policy = GoodputDepth(MAX_DEPTH, padded=padded)
+        self.policy = GoodputDepth(MAX_DEPTH, padded=[padded])
         self.policy.calibrate({1 << n: interpolate(PASSES, 1 << n) for n in range(11)}, PER_TOKEN)
         lines = {size: LinearCost(0.0, seconds * MS) for size, seconds in DRAFTS.items()}
         self.policy.calibrate_drafts("draft", lines, DRAFT_PREFILL)

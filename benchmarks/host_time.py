@@ -37,7 +37,7 @@ CHEAP_DRAFT, SLOW_DRAFT = 1e-4, 5e-3
 
 def build(count: int) -> Engine:
     model, methods = tiny_model(config=SHAPE), frozenset({"fake"})
-    policy = GoodputDepth(8, padded=PaddedBatch(methods, bucket, lambda depth: depth))
+    policy = GoodputDepth(8, padded=[PaddedBatch(methods, bucket, lambda depth: depth)])
     sizes = SHAPE.vocab_size, SHAPE.vocab_size, True, 64 * ROWS
     proposer = DraftModelProposer(GpuRunner(model, 200_000 // 16), ROWS, *sizes)
     policy.calibrate({1 << n: PASS + ROW * (1 << n) for n in range(11)})

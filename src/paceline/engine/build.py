@@ -142,7 +142,9 @@ def _assemble(
     has_graphs = uses_gpu_kernels(device) and ranks is None
     in_graph = graph_proposer(proposers) if has_graphs else None
     graph_methods = frozenset(name for name, proposer in proposers.items() if proposer is in_graph)
-    padded = padded_batch(in_graph, graph_methods, limits.max_draft_tokens) if has_graphs else None
+    padded = (
+        padded_batches(in_graph, graph_methods, frozenset(proposers), limits.max_draft_tokens) if has_graphs else ()
+    )
     speculator = Speculator(
         proposers,
         make_depth(config.speculation, limits.max_depth, padded),
@@ -185,12 +187,18 @@ def graph_proposer(proposers: Mapping[str, Proposer]) -> "GraphProposer | None":
     return None
 
 
-def padded_batch(proposer: "GraphProposer | None", methods: frozenset[str], max_draft_tokens: int) -> PaddedBatch:
-    """How many rows a graph step has."""
+def padded_batches(
+    proposer: "GraphProposer | None", in_graph: frozenset[str], methods: frozenset[str], max_draft_tokens: int
+) -> tuple[PaddedBatch, PaddedBatch]:
+    """How many rows a graph step has, and how many a pass with drafts that are made on the host."""
     from paceline.engine.executors.graph.batch import draft_shape
+    from paceline.models.cuda_graph import MAX_GRAPH_ROWS
     from paceline.models.gpu.runner import bucket
 
-    return PaddedBatch(methods, bucket, lambda depth: draft_shape(proposer, depth).nodes, max_draft_tokens)
+    return (
+        PaddedBatch(in_graph, bucket, lambda depth: draft_shape(proposer, depth).nodes, max_draft_tokens),
+        PaddedBatch(methods - in_graph, bucket, lambda depth: bucket(1 + depth) - 1, MAX_GRAPH_ROWS // 2),
+    )
 
 
 def draft_of(config: EngineConfig) -> str | None:

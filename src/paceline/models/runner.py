@@ -183,6 +183,10 @@ class ModelRunner:
             after_layer,
         )
 
+    def padded_size(self, spans: Sequence[Span]) -> tuple[int, int] | None:
+        """Sequences and rows of the pass over `spans`, padding included; None: nothing is padded."""
+        return None
+
     @property
     def can_pick(self) -> bool:
         """Whether `forward` takes `samplers`: the whole pass is one native call."""

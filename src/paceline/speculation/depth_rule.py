@@ -1,5 +1,6 @@
 """The depth policy and the circuit breaker that a configuration names."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.core.config import PUBLISHED_DEPTHS, SpeculationConfig
@@ -10,8 +11,8 @@ from paceline.speculation.depth.policy import DepthPolicy
 from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
 
 
-def make_depth(config: SpeculationConfig, max_depth: int, padded: PaddedBatch | None = None) -> DepthPolicy:
-    """`padded`: the rows of graph steps, if the engine has any."""
+def make_depth(config: SpeculationConfig, max_depth: int, padded: Sequence[PaddedBatch] = ()) -> DepthPolicy:
+    """`padded`: the rows of padded passes, if the engine has any."""
     if config.depth == "fixed" or max_depth == 0:
         return FixedDepth(max_depth)
     if config.depth == "goodput":

@@ -310,7 +310,7 @@ def steps_until(simulation: Simulation, speedup: float, limit: int) -> int:
 
 def calibrated(world: World, max_depth: int = 8, padded: PaddedBatch | None = None) -> GoodputDepth:
     """A policy calibrated as by the warm-up of a server."""
-    policy = GoodputDepth(max_depth, padded=padded)
+    policy = GoodputDepth(max_depth, padded=(padded,) if padded else ())
     sizes = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
     policy.calibrate({rows: world.rows_seconds(rows) for rows in sizes}, world.per_token)
     return policy

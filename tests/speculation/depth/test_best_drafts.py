@@ -118,7 +118,7 @@ def test_other_sequences_start_anew() -> None:
 
 
 def test_the_decision_to_wait_does_not_hold_for_later_steps() -> None:
-    policy = GoodputDepth(4, padded=SHAPE)
+    policy = GoodputDepth(4, padded=[SHAPE])
     policy.calibrate(PASSES)
     policy.calibrate_drafts("draft", LINES, 1e-6)
     policy.observe(step(4800, batch=16))

@@ -91,7 +91,7 @@ def test_a_calibrated_draft_needs_no_probe() -> None:
         policy.observe(StepObservation(64, 64, 0, (), 5 * MS, 0.0, (), slots=64))
         return found
 
-    policy, blind = (GoodputDepth(4, padded=padded) for _ in range(2))
+    policy, blind = (GoodputDepth(4, padded=[padded]) for _ in range(2))
     for each in (policy, blind):
         each.calibrate({1: 5 * MS, 64: 5 * MS, 256: 7 * MS})
     policy.calibrate_drafts("draft", {1: LinearCost(0.0, 0.6 * MS), 64: LinearCost(0.2 * MS, 1 * MS)}, 1e-6)
@@ -532,6 +532,26 @@ def test_a_padded_batch_drafts_near_the_best(alpha: float) -> None:
 def test_a_padded_batch_reported_as_ragged_does_not() -> None:
     """The test above can fail."""
     assert shrinking(calibrated(World(padded)), 0.9, reports_slots=False) < 0.95
+
+
+def test_the_shape_is_that_of_the_methods_of_a_batch() -> None:
+    """Of four sequences two have good drafts. In a ragged pass those draft deeper; in a padded one all draft alike."""
+    shapes = [PaddedBatch(frozenset({name}), lambda count: count, lambda depth: depth) for name in ("graph", "pool")]
+
+    def depths(method: str) -> list[int]:
+        policy = GoodputDepth(8, padded=shapes)
+        policy.calibrate({1: 5 * MS, 64: 5 * MS})
+        policy.calibrate_drafts(method, {1: LinearCost(0.1 * MS, 0.0)}, 0.0)
+        good, poor = f"{method}/good", f"{method}/poor"
+        policy.restart(good, 0.9)
+        policy.restart(poor, 0.3)
+        batch = [Candidate(i, good if i % 2 else poor, 8, 100, 200) for i in range(4)]
+        policy.decide(batch)
+        policy.observe(StepObservation(4, 4, 0, (), 5 * MS, 0.0, (), slots=4))
+        return policy.decide(batch)
+
+    assert len(set(depths("graph"))) == len(set(depths("pool"))) == 1
+    assert len(set(depths("other"))) == 2
 
 
 def test_a_padded_batch_drafts_for_an_excluded_sequence_if_its_own_gain_pays() -> None:

@@ -57,7 +57,7 @@ class StepResult:
     draft_seconds: float | None = None
     """Time of drafting inside a graph; None: the speculator measured it while proposing."""
     slots: int | None = None
-    """Slots of a padded graph step; None: a ragged pass."""
+    """Slots of a padded pass; None: a ragged one."""
     is_timed: bool = True
     """False if the step did something for the first time, such as a capture."""
     is_graph: bool = False

@@ -36,13 +36,15 @@ class _Submitted:
     drafts: Drafts
     wanted: Mapping[str, HiddenRequest]
     output: ForwardOutput
+    padded: tuple[int, int] | None
+    """Sequences and rows of a padded pass in which every sequence decodes."""
     began: float
     drafted: float
     forward_seconds: float
 
 
 class HostExecutor:
-    """One ragged pass of the target for each step; `collect` always returns the step just submitted."""
+    """One pass of the target for each step; `collect` always returns the step just submitted."""
 
     def __init__(
         self,
@@ -82,7 +84,8 @@ class HostExecutor:
         for hook in self._hooks:
             hook.after_pass(schedule, drafts, output)
         seconds = self._clock.now() - drafted
-        self._submitted = _Submitted(schedule, drafts, wanted, output, self._began, drafted, seconds)
+        padded = self._runner.padded_size(spans) if all(item.num_tokens == 1 for item in schedule.items) else None
+        self._submitted = _Submitted(schedule, drafts, wanted, output, padded, self._began, drafted, seconds)
 
     def collect(self) -> StepResult | None:
         if self._submitted is None:
@@ -96,12 +99,14 @@ class HostExecutor:
         if sources:
             self._runner.move(sources, targets)
         decoding = [item.sequence for item in step.schedule.items if item.sequence.id in verdicts]
+        slots, rows = step.padded or (None, len(verdicts) + sum(len(draft) for draft in step.drafts.values()))
         return StepResult(
             sequences=self._results(step, verdicts),
             times=StepTimes(step.began, step.drafted, verified),
             forward_seconds=step.forward_seconds,
             verify_seconds=verified - step.drafted,
-            rows=len(verdicts) + sum(len(draft) for draft in step.drafts.values()),
+            rows=rows,
+            slots=slots,
             context=sum(len(sequence.ids) for sequence in decoding),
             hidden=hidden,
         )

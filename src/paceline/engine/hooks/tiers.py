@@ -148,7 +148,7 @@ class Tiers(StepHook):
     def verified(self, result: StepResult) -> None:
         """Measure how fast the device computes tokens. Passes without logits do not wait for the device: their tokens are added
         to the next pass that does."""
-        if result.slots is not None:
+        if result.is_graph:
             return
         self._measured = self._measured[0] + result.num_tokens, self._measured[1] + result.verify_seconds
         if any(one.verdict is not None for one in result.sequences):

@@ -125,14 +125,18 @@ class GpuRunner(ModelRunner):
             graph.replay()
         return timer.seconds()
 
+    def padded_size(self, spans: Sequence[Span]) -> tuple[int, int] | None:
+        batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
+        return (batch, batch * rows) if batch * rows <= MAX_GRAPH_ROWS else None
+
     def _graph_of(
         self, spans: Sequence[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False
     ) -> PassGraph | RaggedGraph | None:
         """Graph for this pass; None: it fits no graph."""
         kind = PassKind(any(span.ancestors is not None for span in spans), state_layers, last_hidden)
-        batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
-        if batch * rows <= MAX_GRAPH_ROWS:
-            return self._graph(batch, rows, kind)
+        if (padded := self.padded_size(spans)) is not None:
+            batch, rows = padded
+            return self._graph(batch, rows // batch, kind)
         total = sum(len(span.tokens) for span in spans)
         return self._ragged.get((ragged_size(len(spans), total), kind))
 

@@ -41,8 +41,8 @@ VARY_EVERY = 16
 class GoodputDepth:
     """The depth with the largest expected goodput, learned from the steps that it observes."""
 
-    def __init__(self, max_depth: int = 8, probe_share: float = 0.01, padded: PaddedBatch | None = None) -> None:
-        """`padded`: the shape of batches that decode in graph steps; None: there are none."""
+    def __init__(self, max_depth: int = 8, probe_share: float = 0.01, padded: Sequence[PaddedBatch] = ()) -> None:
+        """`padded`: the shapes of padded batches. The first that covers a batch is its shape; without one it is ragged."""
         if max_depth < 1 or not 0.0 <= probe_share <= 0.01:
             raise InvalidConfig(
                 f"goodput needs max_depth >= 1 and probe_share in [0, 0.01]; got {max_depth}, {probe_share}"
@@ -236,4 +236,4 @@ class GoodputDepth:
         return seconds / plain - accepted / len(batch)
 
     def _shape_of(self, batch: Sequence[Candidate]) -> BatchShape:
-        return self._padded if self._padded is not None and self._padded.covers(batch) else self._ragged
+        return next((shape for shape in self._padded if shape.covers(batch)), self._ragged)

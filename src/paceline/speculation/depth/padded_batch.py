@@ -1,8 +1,8 @@
 """The two shapes of a target pass, and the best drafts for each.
 
-A ragged batch has a row for each scheduled token. A padded batch, which graph steps use, has as many rows for every slot as for
-the sequence with the most drafts: an unused row costs as much as a used one. In a padded batch every sequence therefore drafts
-as deep as the deepest, within its own limit.
+A ragged batch has a row for each scheduled token. A padded batch, which passes on a GPU use, has as many rows for every slot as
+for the sequence with the most drafts: an unused row costs as much as a used one. In a padded batch every sequence therefore
+drafts as deep as the deepest, within its own limit.
 """
 
 from collections import Counter
@@ -48,7 +48,7 @@ class RaggedBatch:
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
     methods: frozenset[str]
-    """Methods whose drafts are made in graph steps."""
+    """Methods whose drafts are verified in passes of this shape."""
     slots: Callable[[int], int]
     nodes: Callable[[int], int]
     """Draft tokens per slot if the deepest request of the batch asks for that depth."""
@@ -63,7 +63,7 @@ class PaddedBatch:
         return self.slots(batch) * (1 + self.nodes(depth))
 
     def covers(self, batch: Sequence[Candidate]) -> bool:
-        """Whether the batch decodes in graph steps: no candidate drafts by another method."""
+        """Whether the batch decodes in passes of this shape: no candidate drafts by another method."""
         return {method_of(category) for category in {c.category for c in batch if c.max_depth}} <= self.methods
 
     def allocate(self, batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
