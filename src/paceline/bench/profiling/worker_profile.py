@@ -23,6 +23,8 @@ STEP_TOKENS = 16
 """Steps of a measured batch."""
 PROMPT_TOKENS = 240
 """Tokens of the prompts of a measured batch, if the cache holds them: the time of a draft step depends on them."""
+CPU_PROMPT_TOKENS = 32
+"""The same on a CPU, where prompts take most of the time of a measurement."""
 MIN_SIZES = 2
 """Sizes of batches that are measured in any case."""
 DEPTH = 4
@@ -156,7 +158,8 @@ def _run_batches(
 def _prompt_tokens(llm: "LLM") -> int:
     """Tokens of the prompts of a measured batch: half of the cache and of the longest sequence are left for outputs."""
     cached = llm.engine.runner.num_blocks * BLOCK // llm.engine.scheduler.max_num_seqs
-    return max(1, min(PROMPT_TOKENS, cached // 2, llm.engine.validator.limits.max_model_len // 2))
+    most = CPU_PROMPT_TOKENS if llm.engine.runner.device.type == "cpu" else PROMPT_TOKENS
+    return max(1, min(most, cached // 2, llm.engine.validator.limits.max_model_len // 2))
 
 
 def _step_seconds(rounds: Iterable[RecordedRound], context_seconds: float, context: int) -> dict[int, float]:
