@@ -94,6 +94,14 @@ def test_an_early_exit_shares_the_cache() -> None:
     pair.check_cache()
 
 
+def test_the_size_of_a_padded_pass_is_that_of_its_longest_span() -> None:
+    runner = GpuRunner(models(SHAPE)[0], BLOCKS)
+    spans = [Span([4], 0, tokens(3), 3), Span([2], 0, tokens(1), 1), Span([8], 0, tokens(1), 1)]
+    assert runner.padded_size(spans) == (4, 16)
+    assert ModelRunner(models(SHAPE)[1], BLOCKS).padded_size(spans) is None
+    assert runner.padded_size([Span([4], 0, tokens(1), 1)] * (gpu_runner.MAX_GRAPH_ROWS + 1)) is None
+
+
 def test_padded_batch_sizes() -> None:
     assert [bucket(count) for count in (1, 2, 3, 5, 64, 65, 129)] == [1, 2, 4, 8, 64, 128, 192]
 
