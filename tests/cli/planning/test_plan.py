@@ -24,7 +24,7 @@ def test_a_plan_with_its_reasons_and_files(tmp_path: Path) -> None:
     files = ("--json", str(figures), "--plot", str(plot))
     result = run(*LOAD, "--alpha", "0.8", "--tpot-ms", "6", "--ttft-ms", "500", "--explain", *files)
     assert result.exit_code == 0, result.output
-    assert "of requests in the objective, at $" in words(result.stdout)
+    assert "of requests meet the objective, at $" in words(result.stdout)
     document = json.loads(figures.read_text("utf-8"))
     assert document["is_met"] is True
     assert document["choice"]["report"]["attainment"] >= 0.99

@@ -9,7 +9,7 @@ from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.objective import Objective
-from paceline.planning.sizing.candidate import Limits, candidates, fewest_targets
+from paceline.planning.sizing.candidate import Candidate, Limits, Placement, candidates, fewest_targets
 from paceline.planning.sizing.plan import HOURS_PER_MONTH, Plan, plan
 from paceline.planning.traces.synthetic import Traffic, synthesize
 from paceline.planning.traces.trace import Trace
@@ -112,6 +112,20 @@ def test_an_objective_that_cannot_be_met_is_reported_with_the_best_cluster() -> 
     assert one.saving_per_month is None
     assert one.choice.attainment == max(other.attainment for other in one.evaluations)
     assert one.reasons[0].startswith("No cluster within the limits meets the objective")
+
+
+@pytest.mark.parametrize(
+    ("targets", "drafts", "placement", "words"),
+    [
+        (1, 0, "none", "1 target worker without drafts"),
+        (1, 0, "device", "1 target worker with drafts on its device"),
+        (2, 0, "device", "2 target workers with drafts on their devices"),
+        (1, 1, "pool", "1 target worker and 1 draft worker"),
+        (4, 2, "pool", "4 target workers and 2 draft workers"),
+    ],
+)
+def test_a_cluster_in_words(targets: int, drafts: int, placement: Placement, words: str) -> None:
+    assert str(Candidate(targets, drafts, placement, 1.0)) == words
 
 
 def test_a_limit_below_one_worker_is_an_error() -> None:

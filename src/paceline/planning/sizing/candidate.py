@@ -40,11 +40,21 @@ class Candidate:
         drafting = None if self.placement == "none" else speculation
         return SimulationConfig(profile, self.targets, self.drafts, drafting, seed=seed)
 
+    @property
+    def workers(self) -> str:
+        """The workers in words."""
+        targets = f"{self.targets} target worker{'s' * (self.targets > 1)}"
+        return targets + (f" and {self.drafts} draft worker{'s' * (self.drafts > 1)}" if self.drafts else "")
+
     def __str__(self) -> str:
-        workers = f"{self.targets} target worker{'s' * (self.targets > 1)}"
         if self.placement == "pool":
-            return f"{workers} and {self.drafts} draft worker{'s' * (self.drafts > 1)}"
-        return f"{workers} with drafts on their devices" if self.placement == "device" else f"{workers} without drafts"
+            return self.workers
+        devices = "its device" if self.targets == 1 else "their devices"
+        return (
+            f"{self.workers} with drafts on {devices}"
+            if self.placement == "device"
+            else f"{self.workers} without drafts"
+        )
 
 
 def candidates(profile: WorkerProfile, speculation: Speculation | None, limits: Limits, fewest: int) -> list[Candidate]:

@@ -97,17 +97,17 @@ def _reasons(
     objective: Objective,
     speculation: Speculation | None,
 ) -> tuple[str, ...]:
-    reached = f"{choice.candidate} reach {choice.attainment:.2%} of requests in the objective"
+    reached = f"{choice.candidate}: {choice.attainment:.2%} of requests meet the objective"
     if not is_met:
         return (
             f"No cluster within the limits meets the objective for {objective.share:.0%} of the requests.",
-            f"The best of {len(evaluations)}: {reached}. Raise the limits, or relax the objective.",
+            f"The best of {len(evaluations)} is {reached}. Raise the limits, or relax the objective.",
         )
     found = [f"{reached}, at ${choice.candidate.dollars_per_hour:.2f} an hour."]
     cheaper = [one for one in evaluations if one.candidate.dollars_per_hour < choice.candidate.dollars_per_hour]
     if cheaper:
         best = max(cheaper, key=lambda one: one.attainment)
-        found.append(f"No cheaper cluster does: the best, {best.candidate}, reaches {best.attainment:.2%}.")
+        found.append(f"No cheaper cluster meets it: the best, {best.candidate}, reaches {best.attainment:.2%}.")
     if speculation is None:
         return tuple(found)
     if choice.candidate.placement == "none":
@@ -117,8 +117,9 @@ def _reasons(
     else:
         saving = (plain.candidate.dollars_per_hour - choice.candidate.dollars_per_hour) * HOURS_PER_MONTH
         found.append(
-            f"Drafts save ${saving:,.0f} a month: {plain.candidate} cost ${plain.candidate.dollars_per_hour:.2f} an hour."
+            f"Drafts save ${saving:,.0f} a month: the cheapest cluster without them, {plain.candidate.workers}, costs "
+            f"${plain.candidate.dollars_per_hour:.2f} an hour."
             if saving > 0.0 and math.isfinite(saving)
-            else f"Drafts cost nothing here: {plain.candidate} cost the same."
+            else f"Drafts cost nothing here: the cheapest cluster without them, {plain.candidate.workers}, costs the same."
         )
     return tuple(found)
