@@ -28,6 +28,7 @@ from paceline.engine.build import (
 from paceline.engine.engine import Engine
 from paceline.engine.sizing import sizing
 from paceline.models.architectures.config import ModelConfig
+from paceline.models.loading.load import LoadedModel
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate
 from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
@@ -181,6 +182,20 @@ def test_goodput_starts_from_a_measurement(target: str, monkeypatch: pytest.Monk
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel):
         build_engine(EngineConfig(model=str(tmp_path / "nothing")))
+
+
+def test_a_draft_that_is_not_there_is_named_before_the_target_is_read(target: str) -> None:
+    def load(*_: object) -> LoadedModel:
+        raise AssertionError("the target was read")
+
+    with pytest.raises(UnsupportedModel, match=r"no draft at 'WRONG'.*set `draft` to `none`"):
+        build_engine(EngineConfig(model=target, draft="WRONG", device="cpu"), load=load)
+
+
+def test_a_draft_that_cannot_be_loaded_is_named(target: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UnsupportedModel, match=r"the draft .*empty cannot be used: "):
+        engine(target, draft=str(tmp_path / "empty"))
 
 
 def test_device_and_dtype() -> None:

@@ -50,6 +50,15 @@ def test_unknown_names_are_rejected_with_the_alternatives(name: str) -> None:
         find_model(name)
 
 
+def test_a_missing_draft_is_called_a_draft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="no draft at 'smollm'"):
+        find_model("smollm", "draft")
+    pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UnsupportedModel, match="the draft owner/absent is not in the local"):
+        find_model("owner/absent", "draft")
+
+
 def test_shipped_drafts() -> None:
     kinds = {name: open_draft_folder(find_model(name)).kind for name in shipped_drafts()}  # type: ignore[union-attr]
     assert kinds == {"smollm2-distilled": "distilled", "smollm2-eagle": "eagle", "smollm2-medusa": "medusa"}

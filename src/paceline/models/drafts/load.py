@@ -34,7 +34,7 @@ def find_draft(name_or_path: str | Path) -> DraftFolder | None:
     """The trained draft with this name; None if the name is that of a whole model."""
     if str(name_or_path).startswith(PREFIX):
         return None
-    path = find_model(name_or_path)
+    path = find_model(name_or_path, "draft")
     return open_draft_folder(path) if path.is_dir() else None
 
 

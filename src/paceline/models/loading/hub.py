@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from paceline.core.errors import MissingDependency, UnsupportedModel
 
@@ -13,8 +14,9 @@ _BEST_DRAFT = f"{EMBEDDED}-eagle"
 """Fastest of the drafts shipped with the embedded model; see docs/drafts.md."""
 
 
-def find_model(name_or_path: str | Path) -> Path:
-    """Folder or .gguf file of a model: a path, `EMBEDDED`, a shipped draft, or a Hugging Face id in the local cache."""
+def find_model(name_or_path: str | Path, role: Literal["model", "draft"] = "model") -> Path:
+    """Folder or .gguf file of a model: a path, `EMBEDDED`, a shipped draft, or a Hugging Face id in the local cache. `role`:
+    what errors call it."""
     path = Path(name_or_path).expanduser()
     if path.exists():
         return path
@@ -25,10 +27,10 @@ def find_model(name_or_path: str | Path) -> Path:
         return _drafts() / name
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise UnsupportedModel(
-            f"no model at {name!r}: give a folder, a .gguf file, a Hugging Face id (owner/name), {EMBEDDED!r}, or "
+            f"no {role} at {name!r}: give a folder, a .gguf file, a Hugging Face id (owner/name), {EMBEDDED!r}, or "
             f"a shipped draft ({', '.join(shipped_drafts())})"
         )
-    return _cached(name)
+    return _cached(name, role)
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:
@@ -84,7 +86,7 @@ def _folders(package: str) -> list[Path]:
     return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
-def _cached(repo_id: str) -> Path:
+def _cached(repo_id: str, role: str) -> Path:
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
@@ -94,5 +96,5 @@ def _cached(repo_id: str) -> Path:
         return Path(snapshot_download(repo_id, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         raise UnsupportedModel(
-            f"{repo_id} is not in the local Hugging Face cache: run `hf download {repo_id}`"
+            f"the {role} {repo_id} is not in the local Hugging Face cache: run `hf download {repo_id}`"
         ) from None
