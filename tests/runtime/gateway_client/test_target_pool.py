@@ -146,7 +146,8 @@ def set_phase(pool: TargetPool, name: str, phase: Phase) -> None:
     until(lambda: pool.targets()[name].member.phase == phase)
 
 
-def test_streams_of_a_draining_worker_finish_and_new_ones_go_elsewhere() -> None:
+def test_streams_of_a_draining_worker_finish_and_new_ones_go_elsewhere(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "paceline")
     a, b = WorkerThread("a", steps=3), WorkerThread("b")
     with pool_of(a, b) as pool:
         reader = StreamReader(pool, *REQUESTS)
@@ -164,6 +165,8 @@ def test_streams_of_a_draining_worker_finish_and_new_ones_go_elsewhere() -> None
         a.thread.join(WAIT)
         assert not a.thread.is_alive()
         assert pool.num_continued == 0
+        until(lambda: "target worker a has exited while draining" in caplog.messages)
+        assert "suspected" not in caplog.text
 
 
 def test_streams_continue_elsewhere_when_the_drain_is_over() -> None:

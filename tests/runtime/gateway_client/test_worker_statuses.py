@@ -63,6 +63,25 @@ def test_rows_of_targets_and_draft_workers() -> None:
     assert (two.running, two.answers, two.hits, two.late, two.round_trip) == (4, 10, 7, 1, 0.001)
 
 
+def test_a_worker_that_drains_and_exits_is_not_called_suspected() -> None:
+    member = Member("target-0", "target", "target", "tcp://127.0.0.1:1")
+    connection = TargetConnection(member, HealthConfig(heartbeat=0.5, misses=4), None, 1)
+    try:
+        connection.take_heartbeat(Heartbeat(1, 9, 5, False, 0, 0, 0, 100), 0.0)
+        connection.poll(0.0)
+        assert connection.condition == "is ready"
+        connection.poll(3.0)
+        assert connection.condition == "is suspected"
+        connection.take_heartbeat(Heartbeat(2, 9, 5, False, 0, 0, 0, 100, is_draining=True), 4.0)
+        connection.poll(7.0)
+        assert connection.condition == "does not answer while it drains"
+        connection.health.disconnected()
+        assert connection.condition == "has exited while draining"
+        assert [row.state for row in worker_statuses([member], [connection])] == ["draining"]
+    finally:
+        connection.close()
+
+
 @pytest.mark.parametrize(
     ("shares", "shown"), [([None], None), ([0.02, None], None), ([0.02], 0.02), ([0.0, 0.5], 0.25)]
 )

@@ -99,6 +99,13 @@ class TargetConnection:
         return self.member.phase == "draining" or (self.heartbeat is not None and self.heartbeat.is_draining)
 
     @property
+    def condition(self) -> str:
+        """Its state as a predicate, for logs. A worker that drains closes its connection, and is not suspected for it."""
+        if self.state is not WorkerState.SUSPECTED or not self.is_draining:
+            return f"is {self.state.value}"
+        return "has exited while draining" if self.health.is_disconnected else "does not answer while it drains"
+
+    @property
     def takes_streams(self) -> bool:
         """Whether streams may be assigned to it. A prefill worker, and a worker on trial, generates canaries only."""
         return (

@@ -365,10 +365,10 @@ class TargetPool:
             before = target.state
             target.poll(now)
             if target.state is not before:
-                logger.info("target worker %s is %s", target.name, target.state.value)
+                logger.info("target worker %s %s", target.name, target.condition)
                 if target.state in (WorkerState.SUSPECTED, WorkerState.UNHEALTHY):
                     has_died = target.health.is_disconnected
-                    self._streams.release(target, f"is {target.state.value}", has_died)
+                    self._streams.release(target, target.condition, has_died)
                 self._send_worker_list()
             if target.takes_streams and not target.is_loading and target.report is not None:
                 self._ready.set()

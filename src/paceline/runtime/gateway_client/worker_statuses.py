@@ -47,7 +47,7 @@ def _state(member: Member, target: TargetConnection | None, state: str) -> str:
     """The state in the table: the member's phase, unless `state` says more."""
     if member.phase == "gone":
         return "gone"
-    if member.phase == "draining" or (target is not None and target.is_draining and state == "ready"):
+    if member.phase == "draining" or (target is not None and target.is_draining and state in ("ready", "suspected")):
         return "draining"
     return "joining" if member.phase == "trial" and state == "ready" else state
 

@@ -176,7 +176,7 @@ class PrefillConnections:
             before = connection.state
             connection.poll(now)
             if connection.state is not before:
-                logger.info("%s worker %s is %s", connection.member.role, connection.name, connection.state.value)
+                logger.info("%s worker %s %s", connection.member.role, connection.name, connection.condition)
                 if connection.state is WorkerState.SUSPECTED:
                     self._fail_prompts(connection, "does not answer")
         usable = [one for one in self._connections.values() if one.is_usable and not one.is_loading]
