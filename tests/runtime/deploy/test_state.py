@@ -14,6 +14,7 @@ from paceline.core.pool_config import PoolConfig
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.state import AlreadyUp, StateFolder
 
+POOLS = (PoolConfig("t", "target", "m"),)
 MEMBER = Member("target-0", "target", "target", "tcp://127.0.0.1:5555", "key")
 
 
@@ -67,10 +68,24 @@ def test_stop_ends_the_supervisor(tmp_path: Path) -> None:
 
 
 def test_location_of_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pools = (PoolConfig("t", "target", "m"),)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert StateFolder.of(ClusterConfig(pools, name="two")).path == tmp_path / "paceline" / "two"
-    assert StateFolder.of(ClusterConfig(pools, state_dir=str(tmp_path / "x"))).path == tmp_path / "x"
+    assert StateFolder.of(ClusterConfig(POOLS, name="two")).path == tmp_path / "paceline" / "two"
+    assert StateFolder.of(ClusterConfig(POOLS, state_dir=str(tmp_path / "x"))).path == tmp_path / "x"
+
+
+def test_running_clusters_are_found_by_their_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert StateFolder.running() == ()
+    one, two, stopped = (StateFolder.of(ClusterConfig(POOLS, name=name)) for name in ("one", "two", "stopped"))
+    for folder in (one, two, stopped):
+        folder.acquire()
+        folder.write([MEMBER])
+    stopped.release()
+    try:
+        assert [folder.path.name for folder in StateFolder.running()] == ["one", "two"]
+    finally:
+        one.release()
+        two.release()
 
 
 def test_folder_that_cannot_be_created(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.cluster import Ray, cluster_of
-from paceline.cli.live.running import FILE, Config, RunningCluster, Wait, finish
+from paceline.cli.cluster import Ray
+from paceline.cli.live.running import Config, RunningCluster, Wait, finish, running_config
 from paceline.cli.render import console
 from paceline.core.errors import InvalidRequest
 from paceline.server.client import ServerClient, ServerUnavailable
@@ -84,7 +84,7 @@ def swap(
             help="A draft pool of the cluster (not with --server), and the new draft, as `model` of the pool or `draft`.",
         ),
     ],
-    config: Config = FILE,
+    config: Config = None,
     server: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Swap the draft inside the engines of this server instead of a draft pool."),
@@ -129,8 +129,8 @@ def _swap_in_server(server: ServerDraft, folder: str, seconds: float, period: fl
         raise typer.Exit(1)
 
 
-def _swap_in_pool(pool: str, model: str, config: Path, seconds: float, wait: float, ray: str | None) -> None:
-    settings = cluster_of(config, ray)
+def _swap_in_pool(pool: str, model: str, config: Path | None, seconds: float, wait: float, ray: str | None) -> None:
+    settings = running_config(config, ray)
     with RunningCluster(settings) as (pools, gateway):
         from paceline.cli.doctor.cluster_checks import require_sound
         from paceline.cluster.pairing.draft_trial import TrialLimits, TrialVerdict
@@ -149,7 +149,9 @@ def _swap_in_pool(pool: str, model: str, config: Path, seconds: float, wait: flo
         finish(gateway, pools, wait)
     if is_kept:
         console.out.print(
-            f"{pool} drafts with {model}: {decision.reason}; set `model: {model}` of the pool in {config}", markup=False
+            f"{pool} drafts with {model}: {decision.reason}; set `model: {model}` of the pool in "
+            f"{config or 'the cluster file'}",
+            markup=False,
         )
     else:
         console.out.print(f"{pool} keeps its draft: {decision.reason}", markup=False)

@@ -4,9 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.cluster import Ray, cluster_of
+from paceline.cli.cluster import Ray
 from paceline.cli.live.running import (
-    FILE,
     Config,
     DrainSeconds,
     ModelChange,
@@ -14,6 +13,7 @@ from paceline.cli.live.running import (
     Surge,
     Wait,
     finish,
+    running_config,
     with_drain_seconds,
 )  # fmt: skip
 from paceline.cli.render import console
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def rollout(
     pool: Annotated[str | None, typer.Argument(help="A pool; default: all pools.")] = None,
-    config: Config = FILE,
+    config: Config = None,
     surge: Surge = None,
     model_change: ModelChange = False,
     drain_seconds: DrainSeconds = None,
@@ -37,10 +37,12 @@ def rollout(
 ) -> None:
     """Replace the workers of a cluster one at a time, with the settings of the file and this version of the program.
 
+    Without a file the workers keep their settings.
+
     A new worker gets traffic after its canary texts agree with those before. If they differ, or it does not start, the change
     stops and is rolled back, with exit status 1.
     """
-    settings = cluster_of(config, ray)
+    settings = running_config(config, ray)
     with RunningCluster(settings) as (pools, gateway):
         names = [one.name for one in settings.pools] if pool is None else [pool]
         if unknown := set(names) - {one.name for one in pools.desired().config.pools}:

@@ -4,8 +4,16 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.cluster import Ray, cluster_of
-from paceline.cli.live.running import FILE, Config, DrainSeconds, RunningCluster, Wait, finish, with_drain_seconds
+from paceline.cli.cluster import Ray
+from paceline.cli.live.running import (
+    Config,
+    DrainSeconds,
+    RunningCluster,
+    Wait,
+    finish,
+    running_config,
+    with_drain_seconds,
+)
 from paceline.cluster.scaling.changes import check_memory
 from paceline.cluster.scaling.desired import DesiredState
 
@@ -13,7 +21,7 @@ from paceline.cluster.scaling.desired import DesiredState
 def scale(
     pool: Annotated[str, typer.Argument(help="A pool of the cluster.")],
     count: Annotated[int, typer.Argument(metavar="N", min=0, help="Workers that it should have.")],
-    config: Config = FILE,
+    config: Config = None,
     drain_seconds: DrainSeconds = None,
     wait: Wait = 600.0,
     ray: Ray = None,
@@ -22,7 +30,7 @@ def scale(
 
     Exit status 1: some worker was not ready, or not gone, in time.
     """
-    settings = cluster_of(config, ray)
+    settings = running_config(config, ray)
     with RunningCluster(settings) as (pools, gateway):
 
         def change(state: DesiredState) -> DesiredState:
@@ -36,7 +44,7 @@ def scale(
 
 def drain(
     worker: Annotated[str, typer.Argument(help="A worker, such as target-1.")],
-    config: Config = FILE,
+    config: Config = None,
     drain_seconds: DrainSeconds = None,
     wait: Wait = 600.0,
     ray: Ray = None,
@@ -45,7 +53,7 @@ def drain(
 
     Its pool is smaller by one afterwards; `paceline scale` starts a new worker.
     """
-    settings = cluster_of(config, ray)
+    settings = running_config(config, ray)
     with RunningCluster(settings) as (pools, gateway):
         pools.edit(lambda state: with_drain_seconds(state.without(worker), settings, drain_seconds))
         finish(gateway, pools, wait)

@@ -81,10 +81,13 @@ class RolloutRun:
     def _act(self, action: Action, expected: Sequence[Tokens] | None) -> None:
         if isinstance(action, SetGoal):
             goal = action.goal
-            self._report(f"{goal.name}: revision {goal.revision}{', on trial' if goal.is_on_trial else ''}")
+            before = self._pools.desired().goal(goal.name)
+            is_started = before is not None and before.revision == goal.revision
+            trial = ", on trial" if goal.is_on_trial else ""
+            self._report(f"{goal.name}: {'serves' if is_started else 'starts'} with revision {goal.revision}{trial}")
             self._pools.edit(lambda state: state.with_goal(goal))
         elif isinstance(action, Remove):
-            self._report(f"{action.name}: drain")
+            self._report(f"{action.name}: drains")
             self._pools.edit(lambda state: state.without_goal(action.name))
         elif isinstance(action, Compare):
             texts = self._texts(action.name)

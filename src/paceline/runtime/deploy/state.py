@@ -62,6 +62,11 @@ class DesiredFile:
             return state
 
 
+def _default_base() -> Path:
+    """The folder of the state folders of clusters without a `state_dir`."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "paceline"
+
+
 class AlreadyUp(PacelineError):
     """Another process supervises this cluster."""
 
@@ -85,8 +90,14 @@ class StateFolder:
     def of(config: ClusterConfig) -> "StateFolder":
         if config.state_dir is not None:
             return StateFolder(Path(config.state_dir).expanduser())
-        base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-        return StateFolder(Path(base).expanduser() / "paceline" / config.name)
+        return StateFolder(_default_base() / config.name)
+
+    @staticmethod
+    def running() -> "tuple[StateFolder, ...]":
+        """Clusters of this user that run as processes of this machine, by name. Those with a `state_dir` are not found."""
+        base = _default_base()
+        folders = (StateFolder(path) for path in sorted(base.iterdir())) if base.is_dir() else ()
+        return tuple(folder for folder in folders if folder.read() is not None)
 
     @property
     def logs(self) -> Path:
