@@ -1,0 +1,95 @@
+"""The cost of drafting between two observed steps: drafting by method, draft prefill, the network, and an idle device."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from paceline.core.clock import Clock
+from paceline.engine.executors.executor import SequenceResult, StepResult
+from paceline.speculation.drafts import DraftCost, DraftPrefill
+
+NO_PREFILL = DraftPrefill()
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What the drafts of one step cost, besides the target's pass."""
+
+    draft_seconds: Mapping[str, float]
+    """Time of drafting by method, without draft prefill and network."""
+    prefills: Mapping[str, DraftPrefill]
+    """Draft prefills by method, since the last step of the method."""
+    network_seconds: float
+    idle_seconds: float
+    """Time in which the device waited for a change of executors, without draft prefill."""
+    is_timed: bool
+    """Whether these times are typical of later steps."""
+
+    @property
+    def total_draft_seconds(self) -> float:
+        """Time of drafting and of draft prefill, of all methods."""
+        return sum(self.draft_seconds.values()) + _seconds(self.prefills)
+
+
+class DraftCosts:
+    """Adds up costs while a step is prepared; `take` returns those of the step that was observed."""
+
+    def __init__(self, clock: Clock, graph_methods: frozenset[str]) -> None:
+        """`graph_methods`: methods that draft inside graph steps."""
+        self._clock, self._graph_methods = clock, graph_methods
+        self._draft_seconds: defaultdict[str, float] = defaultdict(float)
+        self._prefills: defaultdict[str, DraftPrefill] = defaultdict(DraftPrefill)
+        """Draft prefills by method since the last observed step of the method."""
+        self._network_seconds = 0.0
+        self._verify_seconds = 0.0
+        """Time of the target's pass in the last host step."""
+        self._idle_since: float | None = None
+        self._idle_seconds = 0.0
+
+    def deadline(self) -> float:
+        """The time until which a step may wait for drafts. A wait longer than a pass of the target cannot pay."""
+        return self._clock.now() + self._verify_seconds
+
+    def add_collect(self, method: str, seconds: float, cost: DraftCost) -> None:
+        """Add the time of a `collect` call; `cost` tells which parts of it are not drafting."""
+        network = min(seconds, cost.network_seconds)
+        self._network_seconds += network
+        self.add_prefill(method, cost.prefill)
+        self._draft_seconds[method] += max(0.0, seconds - network - cost.prefill.seconds)
+
+    def add_observe(self, method: str, seconds: float) -> None:
+        """Add the time of an `observe` call."""
+        self._draft_seconds[method] += seconds
+
+    def add_prefill(self, method: str, prefill: DraftPrefill) -> None:
+        """Add a draft prefill; the next step that drafts by `method` carries its cost."""
+        self._prefills[method] += prefill
+
+    def graph_paused(self) -> None:
+        """The graph executor handed its sequences to the host: the device waits until the next graph step."""
+        self._idle_since = self._clock.now()
+
+    def graph_resumed(self) -> None:
+        """The graph executor submitted a step."""
+        if self._idle_since is not None:
+            self._idle_seconds, self._idle_since = self._clock.now() - self._idle_since, None
+
+    def take(self, result: StepResult, rounds: Iterable[SequenceResult]) -> StepCost:
+        """The cost of this step, whose drafts were requested for `rounds`. The sums restart."""
+        if result.draft_seconds is not None:  # a graph step, with drafts of one method
+            draft_seconds: Mapping[str, float] = {one.sequence.method: result.draft_seconds for one in rounds}
+            network, is_timed = 0.0, result.is_timed
+        else:
+            self._idle_since = None  # the host had work to do: the device did not wait for a change of executors
+            self._verify_seconds = result.verify_seconds
+            draft_seconds, self._draft_seconds = self._draft_seconds, defaultdict(float)
+            network, self._network_seconds = self._network_seconds, 0.0
+            # A host step of a graph method only starts it or computes its draft prefill
+            is_timed = not any(one.sequence.method in self._graph_methods for one in result.sequences)
+        prefills = {method: self._prefills.pop(method, NO_PREFILL) for method in draft_seconds}
+        idle, self._idle_seconds = max(0.0, self._idle_seconds - _seconds(prefills)), 0.0
+        return StepCost(draft_seconds, prefills, network, idle, is_timed)
+
+
+def _seconds(prefills: Mapping[str, DraftPrefill]) -> float:
+    return sum(prefill.seconds for prefill in prefills.values())

@@ -1,0 +1,96 @@
+"""What the depth policy observes of a committed step."""
+
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+
+from paceline.core.sequence import Sequence
+from paceline.engine.drafting.costs import NO_PREFILL, StepCost
+from paceline.engine.executors.executor import SequenceResult, StepResult
+from paceline.speculation.depth.policy import DraftingObservation, RoundObservation, StepObservation
+
+
+@dataclass(frozen=True, slots=True)
+class StepContents:
+    """The sequences of a step by what they did."""
+
+    rounds: list[SequenceResult]
+    """Results of the sequences that requested drafts."""
+    plain: list[Sequence]
+    """Sequences that decoded and requested no draft."""
+    prefill_rows: int
+    """Rows of prompts, and of drafts that requests brought."""
+
+    @property
+    def batch(self) -> int:
+        """Number of sequences that decoded."""
+        return len(self.rounds) + len(self.plain)
+
+    @classmethod
+    def of(cls, result: StepResult) -> "StepContents":
+        rounds, plain, prefill_rows = [], [], 0
+        for one in result.sequences:
+            if one.verdict is None or one.sequence.draft is not None:
+                prefill_rows += one.num_tokens + one.num_nodes
+                continue
+            prefill_rows += one.num_tokens - 1
+            if one.asked:
+                rounds.append(one)
+            else:
+                plain.append(one.sequence)
+        return cls(rounds, plain, prefill_rows)
+
+
+def observe_rounds(
+    rounds: Iterable[SequenceResult], class_of: Callable[[Sequence], str], behind: Container[int]
+) -> tuple[RoundObservation, ...]:
+    """The outcomes of rounds, by traffic class. `behind`: sequences whose draft prefill goes on."""
+    observed = []
+    for one in rounds:
+        assert one.verdict is not None
+        sequence_id, path = one.sequence.id, one.verdict.path
+        observed.append(
+            RoundObservation(
+                sequence_id,
+                class_of(one.sequence),
+                one.levels,
+                len(path),
+                one.asked,
+                one.num_nodes,
+                path,
+                sequence_id in behind,
+            )
+        )
+    return tuple(observed)
+
+
+def observe_step(
+    result: StepResult, contents: StepContents, cost: StepCost, rounds: tuple[RoundObservation, ...]
+) -> StepObservation:
+    """The outcome and the cost of one step, whose rounds are observed as `rounds`."""
+    return StepObservation(
+        batch=contents.batch,
+        rows=result.rows,
+        prefill_rows=contents.prefill_rows,
+        drafting=_drafting(contents.rounds, cost),
+        verify_seconds=result.verify_seconds,
+        network_seconds=cost.network_seconds,
+        rounds=rounds,
+        context=result.context,
+        is_timed=cost.is_timed,
+        slots=result.slots,
+        switch_on_seconds=cost.idle_seconds if rounds else 0.0,
+    )
+
+
+def _drafting(rounds: list[SequenceResult], cost: StepCost) -> tuple[DraftingObservation, ...]:
+    """The deepest request and the cost of every method."""
+    deepest: dict[str, int] = {}
+    for one in rounds:
+        method = one.sequence.method
+        deepest[method] = max(deepest.get(method, 0), one.asked)
+    observed = []
+    for method, depth in deepest.items():
+        prefill = cost.prefills.get(method, NO_PREFILL)
+        seconds = cost.draft_seconds.get(method, 0.0)
+        observed.append(DraftingObservation(method, depth, seconds, prefill.tokens, prefill.seconds))
+    return tuple(observed)
