@@ -150,3 +150,11 @@ def test_python_m_paceline_and_help_without_torch() -> None:
         [sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
     assert result.stdout.startswith("paceline ")
+
+
+@pytest.mark.parametrize("words", [(), ("serve",), ("plan",), ("rollout",), ("status",), ("draft", "swap"), ("audit",)])
+def test_help_shows_no_type_for_flags_and_single_brackets(words: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(cli, [*words, "--help"], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "--help" in result.output
+    assert not [line for line in result.output.splitlines() if "<bool>" in line or "[[" in line or "BOOL" in line]

@@ -22,6 +22,15 @@ class _Commands(TyperGroup):
             console.fail(str(error))
             raise typer.Exit(2) from None
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_values(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _hide_flag_values(command, ctx)
+        return command
+
     def _invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -29,6 +38,20 @@ class _Commands(TyperGroup):
             if error.name not in ("zmq", "msgspec"):  # imported by up, status and down when they run
                 raise
             raise MissingDependency(error.name, "a cluster", "pool") from error
+
+
+def _hide_flag_values(command: Any, ctx: Any) -> None:
+    """The help of a command and of its commands shows no type beside a flag, which takes no value."""
+    _without_flag_values(command.get_params(ctx))
+    for one in getattr(command, "commands", {}).values():
+        _hide_flag_values(one, ctx)
+
+
+def _without_flag_values(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
 
 
 def application() -> typer.Typer:

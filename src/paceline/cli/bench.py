@@ -40,7 +40,7 @@ def bench(
     prompts: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]",
+            metavar="FILE",
             help="Lines of JSON with `prompt`, `question`, `turns` or `messages`, and a `category`. Default: a built-in set.",
         ),
     ] = None,

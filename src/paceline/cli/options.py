@@ -22,7 +22,7 @@ ENGINE: Mapping[str, Setting] = {
     if name in EngineConfig.__dataclass_fields__ or name.startswith("speculation.")
 }
 """Settings of a command that runs a model itself."""
-METAVARS = {bool: "BOOL", int: "NUM", float: "NUM", str: "TEXT"}
+METAVARS = {bool: "true|false", int: "NUM", float: "NUM", str: "TEXT"}
 
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default="as configured")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Makes sampled text repeatable.", show_default="random")]
@@ -71,7 +71,7 @@ def sampling_params(config: ServerConfig, usual_tokens: int, **given: Any) -> Sa
 
 
 _MODEL = "model_argument"
-_MODEL_ARGUMENT = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model; the same as --model.")]
+_MODEL_ARGUMENT = Annotated[str | None, typer.Argument(metavar="MODEL", help="The model; the same as --model.")]
 _CONFIG = Annotated[
     Path | None,
     typer.Option(

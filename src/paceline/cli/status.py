@@ -29,9 +29,9 @@ Workers = Callable[[], Sequence[WorkerStatus]]
 
 
 def status(
-    place: Annotated[
-        str, typer.Argument(metavar="[CLUSTER.yaml|URL]", help="A cluster, or the address of a server.")
-    ] = ("http://127.0.0.1:8000"),
+    place: Annotated[str, typer.Argument(metavar="CLUSTER.yaml|URL", help="A cluster, or the address of a server.")] = (
+        "http://127.0.0.1:8000"
+    ),
     ray: Annotated[
         str | None, typer.Option(metavar="auto|ADDRESS", help="The Ray cluster that runs the workers.")
     ] = None,

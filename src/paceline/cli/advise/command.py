@@ -29,7 +29,7 @@ def advise_command(
     prompts: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]", help="Prompts to calibrate with: lines of JSON, as for `bench`. Default: a built-in set."
+            metavar="FILE", help="Prompts to calibrate with: lines of JSON, as for `bench`. Default: a built-in set."
         ),
     ] = None,
     max_depth: Annotated[int, typer.Option(min=1, max=MAX_DEPTH, help="Largest depth to consider.")] = 10,

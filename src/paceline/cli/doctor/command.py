@@ -25,7 +25,7 @@ MARKS = {"good": ("✓", "green"), "note": ("•", "yellow"), "problem": ("✗",
 def doctor(
     config: ServerConfig,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[CLUSTER.yaml]", help="Check this cluster instead of one server.")
+        Path | None, typer.Argument(metavar="CLUSTER.yaml", help="Check this cluster instead of one server.")
     ] = None,
 ) -> None:
     """Check that the models fit this machine and each other, and print what to change.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def rollout(
-    pool: Annotated[str | None, typer.Argument(help="A pool; default: all pools.")] = None,
+    pool: Annotated[str | None, typer.Argument(metavar="POOL", help="A pool. Default: all pools.")] = None,
     config: Config = None,
     surge: Surge = None,
     model_change: ModelChange = False,

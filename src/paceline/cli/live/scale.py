@@ -19,7 +19,7 @@ from paceline.cluster.scaling.desired import DesiredState
 
 
 def scale(
-    pool: Annotated[str, typer.Argument(help="A pool of the cluster.")],
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="A pool of the cluster.")],
     count: Annotated[int, typer.Argument(metavar="N", min=0, help="Workers that it should have.")],
     config: Config = None,
     drain_seconds: DrainSeconds = None,
@@ -43,7 +43,7 @@ def scale(
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(help="A worker, such as target-1.")],
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="A worker, such as target-1.")],
     config: Config = None,
     drain_seconds: DrainSeconds = None,
     wait: Wait = 600.0,

@@ -23,7 +23,7 @@ OBJECTIVE = "Objective"
 TraceFile = Annotated[
     Path | None,
     typer.Argument(
-        metavar="[TRACE]",
+        metavar="TRACE",
         help="Trace: .csv (Azure), .jsonl (Mooncake) or .log (of `paceline serve`). Default: synthetic.",
     ),
 ]
