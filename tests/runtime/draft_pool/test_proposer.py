@@ -7,7 +7,7 @@ import pytest
 from paceline.cluster.pairing.ahead import WINDOW
 from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.draft_pool import proposer as pool_proposer
+from paceline.runtime.draft_pool import inbox
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.wire.transport import wait_any
@@ -30,7 +30,7 @@ def test_network_cost_is_at_most_one_round_trip(monkeypatch: pytest.MonkeyPatch)
             worker.run_once(0.05)
             return wait_any(connections, min(seconds, 0.05))
 
-        monkeypatch.setattr(pool_proposer, "wait_any", run_worker_and_wait)
+        monkeypatch.setattr(inbox, "wait_any", run_worker_and_wait)
 
         def drafted() -> DraftBatch:
             return pool.collect([7], WallClock().now() + 5.0)
@@ -71,35 +71,6 @@ def test_worker_reports_that_it_paused_drafting_ahead() -> None:
         assert proposer.inner.status().drafters[0].paused_share == 0.0
 
 
-def test_set_workers_closes_the_connections_to_the_others() -> None:
-    with lockstep(ScriptedCore(lambda ids: ids[-1] + 1), VOCAB) as (proposer, worker):
-        pool = proposer.inner
-        proposer.observe([progress(1, 2)])
-        kept = pool.connections[0]
-        assert pool.status().drafters[0].sequences == 1
-        pool.set_workers([DraftAddress("draft-0", worker.address), DraftAddress("draft-1", "tcp://127.0.0.1:9")])
-        assert pool.connections[0] is kept
-        assert pool.status().drafters[0].sequences == 1
-        pool.set_workers([])
-        assert pool.connections == ()
-        for _ in range(100):
-            worker.run_once(0.05)
-            if not worker.status().peers:
-                break
-        assert worker.status().peers == 0, "it received a goodbye"
-        pool.observe([progress(1, 2, 3)])
-        assert len(pool.collect([7], 0.0).tokens) == 0
-
-
-@pytest.mark.parametrize("address", ["", "nonsense", "tcp://:::", "http://127.0.0.1:1", "tcp://\0"])
-def test_worker_with_an_invalid_address_is_ignored(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    with lockstep(ScriptedCore(lambda ids: ids[-1] + 1), VOCAB) as (proposer, worker):
-        pool = proposer.inner
-        pool.set_workers([DraftAddress("bad", address), DraftAddress("draft-0", worker.address)])
-        assert [one.where.name for one in pool.connections] == ["draft-0"]
-        assert "is ignored" in caplog.text
-
-
 def test_idle_target_measures_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
     """The measured time does not include the time until the next look."""
     with lockstep(ScriptedCore(lambda ids: ids[-1] + 1), VOCAB) as (proposer, worker):
@@ -109,7 +80,7 @@ def test_idle_target_measures_round_trips(monkeypatch: pytest.MonkeyPatch) -> No
             worker.run_once(0.05)
             return wait_any(connections, 0.05)
 
-        monkeypatch.setattr(pool_proposer, "wait_any", run_worker_and_wait)
+        monkeypatch.setattr(inbox, "wait_any", run_worker_and_wait)
         monkeypatch.setattr(connection, "needs_awaited_ping", lambda now: connection._unanswered_since is not None)
         for _ in range(100):  # an answer that arrives before the wait cannot be measured
             connection._next_ping = 0.0

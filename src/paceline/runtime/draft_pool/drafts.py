@@ -1,6 +1,7 @@
 """Received drafts as a `DraftBatch` for verification."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from paceline.runtime.draft_worker.distributions import TOTAL_WEIGHT, DraftDistr
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import RoundDraft
 from paceline.speculation.drafts import DraftBatch, DraftProbs, merge_batches
+from paceline.speculation.proposer import Progress
 
 
 class DraftChain(NamedTuple):
@@ -22,6 +24,12 @@ class DraftChain(NamedTuple):
     """One per token under rejection, otherwise empty."""
     alternatives: tuple[BranchKey, ...] = ()
     """Tokens to verify beside the chain, each with the number of chain tokens before it; none under rejection."""
+
+
+def as_chain(progress: Progress) -> Progress:
+    """Its depth as that of a chain, which ends before the last token of the request."""
+    levels = progress.max_levels
+    return progress if levels is None or progress.depth <= levels else replace(progress, depth=levels)
 
 
 def validated_alternatives(draft: RoundDraft, most: int, vocab_size: int) -> tuple[BranchKey, ...]:
