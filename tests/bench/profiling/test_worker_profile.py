@@ -2,6 +2,7 @@ from pathlib import Path
 
 from paceline.bench.calibrate import calibration_config
 from paceline.bench.profiling.prompt_passes import BLOCK, CHUNK, _spans, draft_prefill_seconds, row_counts
+from paceline.bench.profiling.time_estimate import Progress
 from paceline.bench.profiling.worker_profile import DEPTH, Prices, _merge, _rising, _sizes, measure_profile
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
@@ -21,16 +22,22 @@ def test_a_measured_profile_is_a_file_that_the_simulator_reads(tmp_path: Path) -
 
     target, draft = (save_checkpoint(tmp_path / name, seed=seed) for name, seed in (("target", 0), ("draft", 1)))
     config = calibration_config(EngineConfig(target, draft=draft, **SETTINGS), DEPTH)  # type: ignore[arg-type]
-    parts: list[str] = []
+    seen: list[Progress] = []
     with LLM(**asdict(config)) as llm:
-        profile = measure_profile(llm, "tiny", 1.5, Prices(2.0, 0.5), WallClock(), parts.append)
+        profile = measure_profile(llm, "tiny", 1.5, Prices(2.0, 0.5), WallClock(), seen.append)
         short = measure_profile(
-            llm, "tiny", 1.5, Prices(), WallClock(), parts.append, 0.0, "paceline profile short.json"
+            llm, "tiny", 1.5, Prices(), WallClock(), seen.append, 0.0, "paceline profile short.json"
         )
     assert [batch for batch, _ in short.draft_seconds.points] == [1, 4]
     assert short.about.endswith("Made by: paceline profile short.json")
-    assert "2 sequences are left out: the time is over" in parts
-    assert "4 sequences, with drafts" in parts
+    parts = [one.part for one in seen]
+    assert "2 sequences: left out, the time is over" in parts
+    assert {"contexts", "1 sequence", "4 sequences, with drafts", "prompts"} <= set(parts)
+    first = seen[: parts.index("prompts") + 1]
+    assert first[0].done == 0.0
+    assert [one.done for one in first] == sorted(one.done for one in first)
+    assert 0.0 < first[-1].done < 1.0
+    assert all(one.seconds_left > 0.0 for one in first)
     counts = [rows for rows, _ in profile.pass_seconds.points]
     assert {1, 2, 4, DEPTH + 1, 4 * (DEPTH + 1)} <= set(counts)
     assert [batch for batch, _ in profile.draft_seconds.points] == [1, 2, 4]

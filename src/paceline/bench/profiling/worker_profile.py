@@ -8,8 +8,17 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from paceline.bench.profiling.memory_reads import kv_bytes_per_token
-from paceline.bench.profiling.prompt_passes import BLOCK, attention_seconds, draft_prefill_seconds, pass_seconds
+from paceline.bench.profiling.prompt_passes import (
+    BLOCK,
+    MAX_PASS_SECONDS,
+    MAX_ROWS,
+    attention_seconds,
+    draft_prefill_seconds,
+    pass_seconds,
+    row_counts,
+)
 from paceline.bench.profiling.recorder import RecordedRound, Recorder
+from paceline.bench.profiling.time_estimate import Part, PassTimes, Progress, TimeEstimate, sequences
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
 from paceline.planning.profiles.curve import Curve, Figure
@@ -21,10 +30,18 @@ if TYPE_CHECKING:
 
 STEP_TOKENS = 16
 """Steps of a measured batch."""
+FIRST_TOKENS = 4
+"""Tokens of the run before it, which captures graphs."""
+TOKENS_PER_STEP = 1.2
+"""Tokens of a step with drafts, as random prompts give; for the estimate of the time."""
+PASSES_PER_SIZE = 4
+"""Passes that time one size, for the same estimate."""
 PROMPT_TOKENS = 240
 """Tokens of the prompts of a measured batch, if the cache holds them: the time of a draft step depends on them."""
 CPU_PROMPT_TOKENS = 32
 """The same on a CPU, where prompts take most of the time of a measurement."""
+CONTEXTS, PROMPTS = "contexts", "prompts"
+"""Names of the first and the last measurement."""
 MIN_SIZES = 2
 """Sizes of batches that are measured in any case."""
 DEPTH = 4
@@ -49,7 +66,7 @@ def measure_profile(
     start_seconds: float,
     prices: Prices,
     clock: Clock,
-    on_part: Callable[[str], None] = lambda _: None,
+    on_part: Callable[[Progress], None] = lambda _: None,
     seconds: float = inf,
     source: str = "paceline profile",
 ) -> WorkerProfile:
@@ -62,12 +79,18 @@ def measure_profile(
 
     runner, most = llm.engine.runner, llm.engine.scheduler.max_num_seqs
     deadline = clock.now() + seconds
-    on_part("contexts")
+    times = PassTimes(_decode_seconds(runner, 1, clock), _decode_seconds(runner, most, clock), most)
+    estimate = TimeEstimate(_parts(llm, times, seconds), clock.now())
+
+    def begin(name: str, is_measured: bool = True) -> None:
+        on_part((estimate.begin if is_measured else estimate.leave_out)(name, clock.now()))
+
+    begin(CONTEXTS)
     context = measure_context(runner, most, clock)
-    rounds = _run_batches(llm, _sizes(most), clock, deadline, on_part)
+    rounds = _run_batches(llm, _sizes(most), clock, deadline, begin)
     plain = [one for one in rounds if not one.requested]
     steps = _step_seconds(rounds, context, _prompt_tokens(llm) + STEP_TOKENS)
-    on_part("prompts")
+    begin(PROMPTS)
     attention = attention_seconds(runner, clock)
     largest = max(one.batch for one in plain)
     overhead = max(0.0, steps.get(largest, 0.0) - _decode_seconds(runner, largest, clock))
@@ -127,23 +150,48 @@ def _sizes(most: int) -> list[int]:
     return list(ordered)
 
 
+def _parts(llm: "LLM", times: PassTimes, limit: float) -> list[Part]:
+    """The measurements with the times that they should take. `limit`: as `seconds` of `measure_profile`."""
+    scheduler, prompt_tokens = llm.engine.scheduler, _prompt_tokens(llm)
+    sizes, taken = _sizes(scheduler.max_num_seqs), 0.0
+    parts = [Part(CONTEXTS, 2 * PASSES_PER_SIZE * times.most)]
+    for number, batch in enumerate(sizes):
+        prompts = 2.0 * times.at(batch * prompt_tokens)
+        for depth in _depths(llm):
+            steps = FIRST_TOKENS + STEP_TOKENS * (1 + depth // 2)
+            steps_seconds = steps / (TOKENS_PER_STEP if depth else 1.0) * times.at(batch * (1 + depth))
+            is_left_out = number >= MIN_SIZES and taken >= limit
+            parts.append(Part(_batch_name(batch, depth), 0.0 if is_left_out else prompts + steps_seconds))
+        taken = sum(part.seconds for part in parts)
+    passes = [times.at(rows) for rows in row_counts(min(MAX_ROWS, scheduler.max_batched_tokens))]
+    longest = [one for one in passes if one <= MAX_PASS_SECONDS]
+    return [*parts, Part(PROMPTS, PASSES_PER_SIZE * (sum(longest) + 2.0 * passes[-1]))]
+
+
+def _depths(llm: "LLM") -> tuple[int, ...]:
+    return (0, DEPTH) if llm.engine.speculator.proposers else (0,)
+
+
+def _batch_name(batch: int, depth: int) -> str:
+    return sequences(batch) + ", with drafts" * bool(depth)
+
+
 def _run_batches(
-    llm: "LLM", sizes: Iterable[int], clock: Clock, deadline: float, on_part: Callable[[str], None]
+    llm: "LLM", sizes: Iterable[int], clock: Clock, deadline: float, begin: Callable[[str, bool], None]
 ) -> list[RecordedRound]:
     """Steps of batches of each size, without and with drafts. After the deadline only those of the first two sizes."""
     recorder = Recorder(clock)
     vocabulary, prompt_tokens = llm.engine.validator.limits.vocab_size, _prompt_tokens(llm)
-    drafts = bool(llm.engine.speculator.proposers)
     with llm.engine.hooks.listening(recorder):
         for number, batch in enumerate(sizes):
-            if number >= MIN_SIZES and clock.now() >= deadline:
-                on_part(f"{batch} sequences are left out: the time is over")
-                continue
-            for depth in (0, DEPTH) if drafts else (0,):
+            is_measured = number < MIN_SIZES or clock.now() < deadline
+            for depth in _depths(llm):
+                begin(_batch_name(batch, depth), is_measured)
+                if not is_measured:
+                    continue
                 for is_counted in (False, True):  # the first run captures graphs
-                    on_part(f"{batch} sequences{', with drafts' * bool(depth)}")
                     recorder.label = f"{batch}/{depth}" if is_counted else None
-                    tokens = STEP_TOKENS * (1 + depth // 2) if is_counted else 4
+                    tokens = STEP_TOKENS * (1 + depth // 2) if is_counted else FIRST_TOKENS
                     salt = f"profile/{batch}/{depth}/{is_counted}"
                     llm.generate(
                         [[(97 * i + 31 * j + 7) % vocabulary for j in range(prompt_tokens)] for i in range(batch)],

@@ -1,5 +1,6 @@
 """`paceline profile`: what one worker costs, measured on this machine."""
 
+import logging
 import math
 import shlex
 import sys
@@ -10,11 +11,12 @@ from typing import Annotated
 import typer
 
 from paceline.bench.calibrate import calibration_config
+from paceline.bench.profiling.time_estimate import Progress
 from paceline.bench.profiling.worker_profile import DEPTH, Prices, measure_profile
 from paceline.cli.options import ENGINE, with_settings
 from paceline.cli.planning.options import check_folder
 from paceline.cli.render import console
-from paceline.cli.render.console import loaded
+from paceline.cli.render.console import describe_seconds, loaded
 from paceline.core.clock import WallClock
 from paceline.planning.profiles.profile_file import save_profile
 from paceline.server.config.config import ServerConfig
@@ -35,32 +37,40 @@ def profile_command(
 ) -> None:
     """Measure a worker once: steps by batch, passes by rows, contexts, prompts, drafts, KV cache and start-up.
 
-    `paceline simulate` and `paceline plan` read the file with --profile. Prices, links and the network are not measured.
+    `paceline simulate` and `paceline plan` read the file with --profile. Prices, links and the network are not measured. On a
+    CPU it takes a minute or two; the time left is shown, and --seconds limits it.
     """
     check_folder(file)
+    # Random prompts: a change of the acceptance between two batches means nothing
+    logging.getLogger("paceline.engine.stats").setLevel(logging.ERROR)
     clock = WallClock()
     began = clock.now()
-    with loaded(calibration_config(config.engine, DEPTH)) as llm, console.err.status("warming up") as status:
-        llm.warm_up()
-        started = clock.now() - began
-        llm.finish_idle_work()
+    with loaded(calibration_config(config.engine, DEPTH)) as llm:
+        with console.err.status("warming up"):
+            llm.warm_up()
+            started = clock.now() - began
+            llm.finish_idle_work()
         prices = Prices(price, draft_price, round_trip_us / 1e6)
+        with console.share_bar() as bar:
+            task = bar.add_task("measuring", total=1.0, left="")
 
-        def show(part: str) -> None:
-            status.update(f"measuring: {part}")
-            if not console.err.is_terminal:  # a spinner shows nothing in a log
-                console.err.print(f"{clock.now() - began:6.1f} s  measuring: {part}", markup=False, highlight=False)
+            def show(progress: Progress) -> None:
+                left = f"about {describe_seconds(progress.seconds_left)} left"
+                bar.update(task, description=f"measuring: {progress.part}", completed=progress.done, left=left)
+                if not console.err.is_terminal:  # a bar shows nothing in a log
+                    text = f"{clock.now() - began:6.1f} s  measuring: {progress.part}, {left}"
+                    console.err.print(text, markup=False, highlight=False)
 
-        profile = measure_profile(
-            llm,
-            name or file.stem,
-            started,
-            prices,
-            clock,
-            show,
-            math.inf if seconds is None else seconds,
-            f"paceline {shlex.join(sys.argv[1:])}",
-        )
+            profile = measure_profile(
+                llm,
+                name or file.stem,
+                started,
+                prices,
+                clock,
+                show,
+                math.inf if seconds is None else seconds,
+                f"paceline {shlex.join(sys.argv[1:])}",
+            )
     save_profile(replace(profile, name=name or file.stem), file)
     curves = {"step by rows": profile.pass_seconds, "prompts by rows": profile.prompt_seconds}
     for title, curve in {**curves, "draft step by sequences": profile.draft_seconds}.items():

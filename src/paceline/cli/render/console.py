@@ -35,6 +35,23 @@ def counting_bar() -> Progress:
     )
 
 
+def share_bar() -> Progress:
+    """A progress bar for work of known shares, with the field `left` of its task; it disappears at the end."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%, {task.fields[left]}"),
+        console=err,
+        transient=True,
+        disable=not err.is_terminal,
+    )
+
+
+def describe_seconds(seconds: float) -> str:
+    """A time for people: `40 s`, `3 min`."""
+    return f"{seconds:.0f} s" if seconds < 100.0 else f"{seconds / 60.0:.0f} min"
+
+
 @contextmanager
 def loaded(config: EngineConfig) -> Iterator["LLM"]:
     """Load a model behind a spinner; close it when the block ends."""
