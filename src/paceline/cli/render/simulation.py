@@ -27,7 +27,7 @@ def print_simulation(
     console.print()
     for name, value in figures(report, objective):
         console.print(f"{name:<26}{value}", markup=False)
-    assumed = config.profile.assumed()
+    assumed = dict.fromkeys(name.partition(".")[0] for name in config.profile.assumed())
     if assumed:
         console.print(f"Not measured in this profile: {', '.join(assumed)}.", style="dim", markup=False)
 
