@@ -18,8 +18,8 @@ from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.tracing import Tracing
-from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, FromGateway
-from paceline.runtime.wire.transport import Listener
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, FromGateway, Submit
+from paceline.runtime.wire.transport import Listener, Received
 from tests.engine.harness import engine_of
 
 LENIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)
@@ -54,6 +54,13 @@ class LossyListener(Listener[FromGateway]):
 
     is_cut = False
     lose: Callable[[Any], bool] = staticmethod(lambda message: False)
+    num_submitted = 0
+    """Requests received. Some of them may be finished."""
+
+    def receive(self, seconds: float = 0.0) -> Received[FromGateway] | None:
+        received = super().receive(seconds)
+        self.num_submitted += received is not None and isinstance(received.message, Submit)
+        return received
 
     def send(self, peer: bytes, message: Any) -> bool:
         return True if self.is_cut or self.lose(message) else super().send(peer, message)
@@ -88,6 +95,18 @@ class WorkerThread:
     @property
     def port(self) -> int:
         return int(self.worker.address.rpartition(":")[2])
+
+    def run(self, command: Callable[[], None]) -> None:
+        """Run the command on the worker's thread, after the messages that were received so far."""
+        done = threading.Event()
+
+        def execute() -> None:
+            command()
+            done.set()
+
+        self.worker._commands.append(execute)
+        self.listener.wake()
+        assert done.wait(WAIT)
 
     def stop(self) -> None:
         if self.gate is not None:

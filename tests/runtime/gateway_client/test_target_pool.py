@@ -327,28 +327,31 @@ def test_slow_step_of_an_unmeasured_size_raises_no_alarm() -> None:
         assert texts(reader.read_all()) == EXPECTED
 
 
-def test_streams_that_a_worker_has_dropped_are_continued() -> None:
-    """A worker drops the streams of a gateway that was suspended, and its messages are lost."""
+@pytest.mark.parametrize("num_early", [3, len(REQUESTS)])
+def test_streams_that_a_worker_has_dropped_are_continued(num_early: int) -> None:
+    """A worker drops the streams of a gateway that was suspended, and its messages are lost. Requests that the worker receives
+    after that are not dropped."""
     a = WorkerThread("a", steps=4)
+
+    def drop() -> None:
+        for gateway in a.worker._gateways.values():
+            gateway.last_message = -1e9
+        a.worker._drop_silent_gateways()
+
     with pool_of(a) as pool:
-        reader = StreamReader(pool, *REQUESTS)
+        reader = StreamReader(pool, *REQUESTS[:num_early])
         assert a.gate is not None
         assert a.gate.reached.wait(20)
+        until(lambda: a.listener.num_submitted == num_early)
         a.listener.is_cut = True
-
-        def forget() -> None:
-            """On the worker's thread, where no heartbeat comes between this and the check that drops the gateway."""
-            for gateway in a.worker._gateways.values():
-                gateway.last_message = -1e9
-
-        a.worker._commands.append(forget)
-        a.listener.wake()
-        until(lambda: all(not gateway.jobs for gateway in a.worker._gateways.values()))
+        a.run(drop)
+        reader.submit(*REQUESTS[num_early:])
+        until(lambda: a.listener.num_submitted == len(REQUESTS))
         assert pool.num_continued == 0  # the gateway does not know it yet
         a.listener.is_cut = False
         a.gate.open()
         assert texts(reader.read_all()) == EXPECTED
-        assert pool.num_continued > 0
+        assert 0 < pool.num_continued <= num_early
 
 
 def test_stalled_engine_is_suspected() -> None:

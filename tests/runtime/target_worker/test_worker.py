@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.cluster.health import StallDetector
+from paceline.core.clock import VirtualClock
 from paceline.core.request import ValidatedRequest
 from paceline.runtime.target_worker import gateways, worker
 from paceline.runtime.wire.gateway_messages import (
@@ -65,6 +66,18 @@ def test_requests_of_a_silent_gateway_are_reported_as_failed(monkeypatch: pytest
     finally:
         connection.close()
         one.stop()
+
+
+def test_a_worker_that_was_suspended_drops_no_gateway() -> None:
+    """The clock moves after a message was handled: those of the suspended time are not read yet."""
+    clock = VirtualClock()
+    one = WorkerThread("a", steps=2, clock=clock)
+    with gateway_of(one) as (connection, epoch):
+        connection.send(submission(epoch, 5))
+        until(lambda: one.listener.num_submitted == 1)
+        one.run(lambda: clock.advance(2 * gateways.GATEWAY_TIMEOUT))
+        connection.send(HeartbeatRequest(1))
+        assert receive(connection, Heartbeat).attempts == [5]
 
 
 def test_heartbeat_lists_the_attempts_of_its_gateway() -> None:

@@ -20,6 +20,8 @@ GATEWAY_TIMEOUT = 10.0
 """Seconds without a message after which a gateway's requests are cancelled."""
 CLOSE_SECONDS = 1.0
 """Part of a drain's time that is kept for the end: streams continue elsewhere, and the engine and the sockets close."""
+PAUSE_SECONDS = 1.0
+"""Time between two checks for silent gateways from which the worker itself was suspended."""
 MAX_JOBS = 8192
 """Requests per gateway, far above a gateway's own admission limit."""
 
@@ -33,6 +35,8 @@ class Gateways(dict[Peer, GatewayJobs]):
         self._name, self._listener, self._clock = name, listener, clock
         self._events: deque[tuple[Job, OutputEvent]] = deque()
         self._is_awake = False
+        self._last_check: float | None = None
+        """Time of the last check for silent gateways."""
         self._drain_until: float | None = None
         """Time at which the remaining streams continue elsewhere; None: the worker does not drain."""
 
@@ -91,8 +95,14 @@ class Gateways(dict[Peer, GatewayJobs]):
 
     def fail_silent(self) -> list[Peer]:
         """Gateways without a message for `GATEWAY_TIMEOUT`. Their requests fail: one that was suspended continues its streams
-        when it returns. The caller drops them."""
+        when it returns. The caller drops them. Time in which the worker itself was suspended does not count: messages of that
+        time wait in its queue."""
         now = self._clock.now()
+        paused = 0.0 if self._last_check is None else now - self._last_check
+        self._last_check = now
+        if paused > PAUSE_SECONDS:
+            for gateway in self.values():
+                gateway.last_message = min(now, gateway.last_message + paused)
         silent = [peer for peer, gateway in self.items() if now - gateway.last_message > GATEWAY_TIMEOUT]
         for peer in silent:
             gateway = self[peer]
