@@ -13,8 +13,9 @@ from tests.planning.autoscaling.test_gateway_metrics import page
 
 
 @contextmanager
-def gateway() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server with the metrics of a growing load; it keeps what is put to /admin/plan."""
+def gateway(finished: int = 400) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server with the metrics of a growing load, of which `finished` requests end between two scrapes. It keeps what is put
+    to /admin/plan."""
     plans: list[dict[str, Any]] = []
     scrapes = iter(range(1, 1000))
 
@@ -22,7 +23,12 @@ def gateway() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def do_GET(self) -> None:
             n = next(scrapes)
             text = page(
-                finished=400 * n, started=400 * n, fast=400 * n, prompt=400_000 * n, output=40_000 * n, running=50
+                finished=finished * n,
+                started=400 * n,
+                fast=finished * n,
+                prompt=1000 * finished * n,
+                output=100 * finished * n,
+                running=50,
             )
             self.send_response(200)
             self.end_headers()
@@ -55,13 +61,21 @@ def test_it_advises_with_a_reason_and_reports_to_the_gateway() -> None:
     with gateway() as (url, plans):
         result = run("--url", url, "--interval", "0.1", "--count", "4", "--max-workers", "6")
     assert result.exit_code == 0, result.output
-    assert "advising" in result.stderr
+    assert "advises; --act changes the pools" in " ".join(result.stderr.split())
     text = " ".join(result.stdout.split())
     assert "advise target 1 -> 6" in text
     assert "The limits allow 6 of" in text
     assert len(plans) == 3
     assert plans[-1]["sizes"]["target"] == 6
     assert plans[-1]["is_acting"] is False
+
+
+def test_it_says_once_why_nothing_changes() -> None:
+    with gateway(finished=0) as (url, _):
+        result = run("--url", url, "--interval", "0.1", "--count", "5")
+    text = " ".join(result.stdout.split())
+    assert "keep target 1, draft 1: steady. Fewer than" in text
+    assert text.count("keep") == 1
 
 
 def test_a_gateway_that_does_not_answer_is_one_line() -> None:

@@ -57,7 +57,8 @@ def planner_command(
 ) -> None:
     """Plan the pools of a running cluster: read the gateway's metrics, forecast, decide, and say why.
 
-    Every change is printed with its reason. The gateway shows the decisions at /admin/plan and in its metrics.
+    Every change is printed with its reason, and a decision to keep the sizes when its cause is new. The
+    gateway shows the decisions at /admin/plan and in its metrics.
     """
     if act and config is None:
         raise InvalidRequest(
@@ -75,35 +76,48 @@ def planner_command(
     gateway = ServerClient(url, api_key, TIMEOUT)
     pools = _Pools.open(config) if config is not None else None
     planner, reader = Planner(settings), MetricsReader(settings.objective)
-    console.err.print("acting" if act else "advising: --act changes the pools", markup=False)
+    doing = "changes the pools" if act else "advises; --act changes the pools"
+    console.err.print(f"reads the metrics every {interval:g} s and {doing}. Ctrl-C ends it", markup=False)
+    shown: tuple[object, ...] = ()
     try:
         for number in range(count if count is not None else 2**63):
             if number:
                 time.sleep(interval)
-            _observe(planner, reader, gateway, pools, act)
+            shown = _observe(planner, reader, gateway, pools, act, shown)
     except KeyboardInterrupt:
         pass
 
 
-def _observe(planner: Planner, reader: MetricsReader, gateway: ServerClient, pools: "_Pools | None", act: bool) -> None:
+def _observe(
+    planner: Planner,
+    reader: MetricsReader,
+    gateway: ServerClient,
+    pools: "_Pools | None",
+    act: bool,
+    shown: tuple[object, ...],
+) -> tuple[object, ...]:
+    """Decide once, and print the decision if it changes a size or if its cause is not the one last shown. Returns the cause
+    that is shown."""
     try:
         page = gateway.text("/metrics")
     except PacelineError as error:
         console.fail(f"cannot read the metrics: {error}")
-        return
+        return shown
     seen = reader.read(page, time.time())
     if seen is None:
-        return
+        return shown
     planner.decide(seen if pools is None else with_wanted(seen, pools.sizes()))
     decision = planner.decisions[-1]
     _publish(gateway, decision, act)
-    if decision.changes:
+    cause = (decision.cause, decision.capacity > 0.0)
+    if decision.changes or cause != shown:
         console.out.print(_line(decision, act), markup=False, soft_wrap=True)
     if act and decision.changes and pools is not None:
         try:
             pools.resize(decision.sizes)
         except PacelineError as error:
             console.fail(f"could not change the pools: {error}")
+    return cause
 
 
 def _publish(gateway: ServerClient, decision: Decision, act: bool) -> None:
@@ -123,6 +137,8 @@ def _line(decision: Decision, act: bool) -> str:
     ]
     moment = time.strftime("%H:%M:%S", time.localtime(decision.time))
     verb = "set" if act else "advise"
+    if not moves:
+        verb, moves = "keep", [f"{role} {size}" for role, size in decision.sizes.items()]
     return f"{moment} {verb} {', '.join(moves)}: {decision.cause}. {decision.reason} ${decision.dollars_per_hour:.2f} an hour."
 
 
