@@ -112,9 +112,9 @@ def speed_line(trace: Trace) -> str:
     if summary.tokens_per_round is not None:
         parts.append(f"{summary.tokens_per_round:.2f} tokens a round")
     if summary.draft_acceptance_rate is None:
-        parts.append("no guesses were made")
+        parts.append("no drafts")
     else:
-        parts.append(f"{summary.accepted} of {summary.drafted} guesses kept ({summary.draft_acceptance_rate:.0%})")
+        parts.append(f"{summary.accepted} of {summary.drafted} drafts accepted ({summary.draft_acceptance_rate:.0%})")
     return " · ".join(parts)
 
 
