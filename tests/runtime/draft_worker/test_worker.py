@@ -69,7 +69,7 @@ class Target:
         rounds, sent = worker.status().rounds, traffic.sent
         self.advance(number, round_, base, *tokens)
         while worker.status().rounds == rounds:
-            worker._receive(1.0)
+            worker._inbox.receive(1.0)
         while traffic.sent == sent:
             worker.run_once(0.0)
         answer = self.connection.receive(5.0)
@@ -265,7 +265,7 @@ def test_stale_round_is_not_answered(target):
     assert target.receive().drafts[0].round == 5
     target.advance(1, 4, 2)
     target.send(Ping(3))
-    assert target.receive() == Pong(target.epoch, 3, target.worker._load())
+    assert target.receive() == Pong(target.epoch, 3, target.worker._sender.load())
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_targets_share_a_batch_round_robin():
         many.send(Advance(many.epoch, [RoundRequest(number, 1, 1, [], 8) for number in range(40)]))
         few.advance(1, 1, 1, depth=8)
         while worker.status().waiting < 41:
-            worker._receive(0.05)
+            worker._inbox.receive(0.05)
         few.receive(Drafts)
         assert len(core.steps) <= 12, "it waits for its own eight passes, not for the eighty of the other"
         assert all(len(branches) <= 4 for branches in core.steps)
@@ -375,7 +375,7 @@ def test_sequences_of_different_targets_share_a_pass():
         one.send(Advance(one.epoch, [RoundRequest(1, 1, 1, [], 2)]))
         two.send(Advance(two.epoch, [RoundRequest(1, 1, 1, [], 2)]))
         while worker.status().waiting < 2:
-            worker._receive(0.05)
+            worker._inbox.receive(0.05)
         one.receive(Drafts)
         two.receive(Drafts)
         assert [len(branches) for branches in core.steps] == [2, 2]
@@ -509,7 +509,7 @@ def test_a_drain_ends_after_the_rounds_that_targets_wait_for():
         target.open(1, 5, 6)
         target.advance(1, 1, 2)
         while not worker.status().rounds:
-            worker._receive(1.0)
+            worker._inbox.receive(1.0)
         late.send(Hello(VERSION, 9, TOKENIZER, "late"))
         worker.drain(60.0)
         worker.run()
