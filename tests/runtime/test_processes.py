@@ -92,7 +92,7 @@ def worker_pid(member: Member) -> int:
 
 
 def member(llm: TargetClient, name: str) -> Member:
-    return next(m for m in llm.pool._directory.members() if m.name == name)
+    return next(m for m in llm.pool._watch.directory.members() if m.name == name)
 
 
 def kill_with_streams(llm: TargetClient, pid: int, reader: StreamReader, late: list[Request]) -> None:

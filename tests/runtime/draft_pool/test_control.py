@@ -82,7 +82,7 @@ def test_draft_workers_join_and_leave() -> None:
         assert target.gate is not None
         assert target.gate.reached.wait(20)
         members.known[1:] = [draft_member(second)]
-        until(lambda: [drafter.name for drafter in pool._worker_lists[""].drafts] == ["draft-1"])
+        until(lambda: [drafter.name for drafter in pool._targets._worker_lists[""].drafts] == ["draft-1"])
         target.gate.open()
         assert texts(reader.read_all()) == EXPECTED
         until(lambda: states(pool) == {"target-0": "ready", "draft-1": "ready"})
@@ -107,7 +107,7 @@ def test_speculation_enabled_under_load_is_answered_with_busy() -> None:
         assert target.gate.reached.wait(20)
         assert draft.status().sequences == 0
         pool.set_flags(SpeculationFlags(enabled=True))
-        until(lambda: pool._flags == SpeculationFlags(enabled=True))
+        until(lambda: pool._targets._flags == SpeculationFlags(enabled=True))
         target.gate.open()
         outputs = reader.read_all()
         assert texts(outputs) == EXPECTED

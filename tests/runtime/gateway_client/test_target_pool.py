@@ -133,16 +133,18 @@ def test_stale_outputs_of_a_silent_worker_are_ignored() -> None:
 
 def test_member_without_address_is_listed() -> None:
     with pool_of(WorkerThread("target-1")) as pool:
-        assert isinstance(pool._directory, Members)
-        pool._directory.known.insert(0, Member("target-0", "target", "target", ""))
+        assert isinstance(pool._watch.directory, Members)
+        pool._watch.directory.known.insert(0, Member("target-0", "target", "target", ""))
         until(lambda: [row.state for row in pool.workers() if row.name == "target-1"] == ["ready"])
         until(lambda: len(pool.workers()) == 2)
         assert [(row.name, row.state) for row in pool.workers()] == [("target-0", "joining"), ("target-1", "ready")]
 
 
 def set_phase(pool: TargetPool, name: str, phase: Phase) -> None:
-    assert isinstance(pool._directory, Members)
-    pool._directory.known = [replace(m, phase=phase if m.name == name else m.phase) for m in pool._directory.known]
+    assert isinstance(pool._watch.directory, Members)
+    pool._watch.directory.known = [
+        replace(m, phase=phase if m.name == name else m.phase) for m in pool._watch.directory.known
+    ]
     until(lambda: pool.targets()[name].member.phase == phase)
 
 
@@ -200,8 +202,8 @@ def test_requests_wait_for_the_first_worker() -> None:
         reader = StreamReader(pool, REQUESTS[1])
         late = WorkerThread("late")
         try:
-            assert isinstance(pool._directory, Members)
-            pool._directory.known.append(late.member)
+            assert isinstance(pool._watch.directory, Members)
+            pool._watch.directory.known.append(late.member)
             assert tokens_of(reader.read_all(), "r1") == EXPECTED["r1", 0][0]
             assert pool.wait_ready(5) is not None
         finally:
@@ -268,8 +270,8 @@ def test_flags_reach_all_workers_including_later_ones() -> None:
     with pool_of(a) as pool:
         pool.set_flags(SpeculationFlags(enabled=True, max_depth=2))
         until(lambda: a.engine.status.snapshot().flags.max_depth == 2)
-        assert isinstance(pool._directory, Members)
-        pool._directory.known.append(b.member)
+        assert isinstance(pool._watch.directory, Members)
+        pool._watch.directory.known.append(b.member)
         until(lambda: b.engine.status.snapshot().flags.max_depth == 2)
         until(lambda: {report.status.flags.max_depth for report in pool.reports()} == {2} and len(pool.reports()) == 2)
     b.stop()
@@ -370,8 +372,8 @@ def test_workers_with_other_weights_are_refused_and_continue_no_stream() -> None
     for worker, weights in ((a, "1"), (b, "1"), (other, "2"), (new, "2")):
         worker.worker._reports = replace(worker.worker._reports, weights_id=weights)
     with pool_of(a, b) as pool:
-        assert isinstance(pool._directory, Members)
-        pool._directory.known += [other.member, replace(new.member, revision=1)]
+        assert isinstance(pool._watch.directory, Members)
+        pool._watch.directory.known += [other.member, replace(new.member, revision=1)]
         try:
             until(lambda: {row.name: row.state for row in pool.workers()}.get("other") == "refused")
             assert "its weights are 2" in next(row.refusal for row in pool.workers() if row.name == "other")

@@ -1,12 +1,11 @@
 """A request at the gateway: its committed tokens, whichever workers generated them."""
 
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from paceline.cluster.routing.kv_index import PeerHint
 from paceline.core.output import OutputListener, StepOutput
 from paceline.core.request import Request
-from paceline.runtime.wire.gateway_messages import Output, Recalled
+from paceline.runtime.wire.gateway_messages import Output
 
 
 class StreamGap(Exception):
@@ -104,27 +103,3 @@ class Stream:
             return self.request
         committed = tuple(None if choice.is_finished else tuple(choice.tokens) for choice in self._choices)
         return replace(self.request, committed=committed)
-
-
-class RecallAnswers:
-    """Collects the answers and keeps the longest one: a worker that lost the stream earlier has fewer tokens."""
-
-    def __init__(self, num_asked: int, deadline: float, future: "Future[Recalled | None]") -> None:
-        self._num_missing, self._deadline, self._future = num_asked, deadline, future
-        self._best: Recalled | None = None
-
-    def add(self, answer: Recalled) -> None:
-        self._num_missing -= 1
-        if answer.seed is not None and (self._best is None or _num_tokens(answer) > _num_tokens(self._best)):
-            self._best = answer
-
-    def is_complete(self, now: float) -> bool:
-        return self._num_missing <= 0 or now >= self._deadline
-
-    def finish(self) -> None:
-        if self._future.set_running_or_notify_cancel():
-            self._future.set_result(self._best)
-
-
-def _num_tokens(answer: Recalled) -> int:
-    return sum(map(len, answer.choices))

@@ -1,28 +1,28 @@
-"""The gateway's connections to all target workers: routes requests, watches workers, and continues streams of lost ones."""
+"""All target workers as one: routes requests to them, watches them, and continues the streams of lost ones."""
 
-import itertools
 import logging
-import secrets
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 
 from paceline.cluster.health import WorkerState
 from paceline.cluster.routing.kv_router import KvRouter
 from paceline.cluster.routing.router import Router, make_router
 from paceline.core.clock import Clock, WallClock
 from paceline.core.cluster_config import ClusterConfig
-from paceline.core.errors import EngineClosed, PacelineError
+from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import WorkerStatus
 from paceline.runtime.deploy.directory import Directory, Member
 from paceline.runtime.gateway_client.canaries import Canaries
-from paceline.runtime.gateway_client.stream import RecallAnswers, Stream
+from paceline.runtime.gateway_client.directory_watch import DirectoryWatch
+from paceline.runtime.gateway_client.recalls import Recalls
+from paceline.runtime.gateway_client.stream import Stream
 from paceline.runtime.gateway_client.stream_table import StreamTable
 from paceline.runtime.gateway_client.target_connection import TargetConnection
+from paceline.runtime.gateway_client.targets import Targets
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses
 from paceline.runtime.kv_events.tracker import CacheTracker
 from paceline.runtime.wire.codec import MalformedMessage
@@ -30,32 +30,22 @@ from paceline.runtime.wire.gateway_messages import (
     FromTargetWorker,
     Heartbeat,
     Outputs,
-    Recall,
     Recalled,
     RequestFailed,
-    SetFlags,
     StatusReport,
     StatusRequest,
     SwapDraft,
     Welcome,
-    WorkerAddress,
-    WorkerList,
     check_size,
 )
 from paceline.runtime.wire.keys import KeyPair
-from paceline.runtime.wire.messages import VERSION, Goodbye
+from paceline.runtime.wire.messages import Goodbye
 from paceline.runtime.wire.wakeup import CommandQueue
 
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
 """Time between two polls from which the gateway itself was suspended."""
-RECALL_SECONDS = 2.0
-"""Time that workers have to answer a `Recall`."""
-IN_USE = ("trial", "serving")
-"""Phases of draft workers that targets use: drafts do not change the text, so a trial needs no comparison."""
-DIRECTORY_SECONDS = 0.5
-"""Interval of directory look-ups."""
 
 
 class TargetPool:
@@ -65,34 +55,24 @@ class TargetPool:
         self, config: ClusterConfig, directory: Directory, own: KeyPair | None = None, clock: Clock | None = None
     ) -> None:
         self._config = config
-        self._directory = directory
-        self._own = own
         self._clock = clock or WallClock()
         self._caches = CacheTracker(own, self._clock)
         self._kv_router = (
             KvRouter(self._caches.index, self._clock, config.shares_caches) if config.router == "kv_aware" else None
         )
         router: Router = self._kv_router or make_router(config.router)
-        self._epoch = secrets.randbits(62)
-        self._targets: dict[str, TargetConnection] = {}
+        self._targets = Targets(config, own)
         self._streams = StreamTable(self._targets, router, self._caches.index if config.shares_caches else None)
         self._canaries = Canaries(config.health.canary, self._targets, self._streams.submit)
-        self._max_num_seqs = 1
+        self._recalls = Recalls(self._targets)
         self._last_poll: float | None = None
-        self._worker_lists: dict[str, WorkerList] = {}
-        """By model."""
-        self._flags: SpeculationFlags | None = None
-        self._members: tuple[Member, ...] = ()
         self._commands = CommandQueue()
-        self._numbers = itertools.count(1)
-        self._recalls: dict[int, RecallAnswers] = {}
         self._lock = threading.Lock()  # guards `_is_closed`
         self._is_closed = False
         self._ready = threading.Event()
         self._stop = threading.Event()
-        self._directory_thread = threading.Thread(target=self._watch_directory, name="paceline-members", daemon=True)
         self._thread = threading.Thread(target=self._run, name="paceline-pool", daemon=True)
-        self._directory_thread.start()
+        self._watch = DirectoryWatch(directory, lambda members: self._commands.put(lambda: self._set_members(members)))
         self._thread.start()
 
     @property
@@ -107,16 +87,11 @@ class TargetPool:
     @property
     def max_num_seqs(self) -> int:
         """Sequences that all usable workers run at once. Without a usable worker, the last value."""
-        welcomes = [target.welcome for target in list(self._targets.values()) if target.takes_streams]
-        self._max_num_seqs = sum(one.max_num_seqs for one in welcomes if one is not None) or self._max_num_seqs
-        return self._max_num_seqs
+        return self._targets.max_num_seqs
 
     def wait_ready(self, seconds: float) -> Welcome | None:
         """The `Welcome` of the first ready worker; None after `seconds`."""
-        if not self._ready.wait(seconds):
-            return None
-        targets = [target for target in list(self._targets.values()) if target.member.role == "target"]
-        return next((target.welcome for target in targets if target.welcome is not None), None)
+        return self._targets.first_welcome if self._ready.wait(seconds) else None
 
     def silent_seconds(self, name: str) -> float:
         """Time since the worker's last heartbeat; 0 if it is not connected, or the gateway itself was suspended."""
@@ -129,7 +104,7 @@ class TargetPool:
 
     def workers(self) -> list[WorkerStatus]:
         """The status of every worker in the directory; of every configured one before the directory was read."""
-        pools, members = self._config.pools, self._members
+        pools, members = self._config.pools, self._targets.members
         if not members:
             members = tuple(Member(name, pool.name, pool.role, "") for pool in pools for name in pool.worker_names)
         prices = {pool.name: pool.price for pool in pools}
@@ -137,8 +112,7 @@ class TargetPool:
 
     def reports(self) -> list[StatusReport]:
         """The last report of each usable target."""
-        targets = list(self._targets.values())
-        return [target.report for target in targets if target.report is not None and target.takes_streams]
+        return self._targets.reports
 
     def submit(self, request: Request, listener: OutputListener) -> None:
         """Start a validated request. Without a usable worker it waits for one."""
@@ -165,7 +139,7 @@ class TargetPool:
     def recall(self, key: str) -> "Future[Recalled | None]":
         """The tokens of a resumable stream that any worker has kept; None if no worker knows its key. The stream ends there."""
         future: Future[Recalled | None] = Future()
-        self._commands.put(lambda: self._start_recall(key, future))
+        self._commands.put(lambda: self._recalls.start(key, future, self._clock.now()))
         return future
 
     def cancel(self, request_id: str) -> None:
@@ -175,18 +149,11 @@ class TargetPool:
 
     def set_flags(self, flags: SpeculationFlags) -> None:
         """Send the flags to every worker, including workers that join later."""
-        self._commands.put(lambda: self._send_flags(flags))
+        self._commands.put(lambda: self._targets.send_flags(flags))
 
     def swap_draft(self, swap: SwapDraft) -> None:
         """Send the swap to every target that has a draft of its own, and ask for its status."""
-
-        def send() -> None:
-            for target in self._targets.values():
-                if target.report is not None and target.report.status.draft is not None:
-                    target.send(swap)
-                    target.send(StatusRequest())
-
-        self._commands.put(send)
+        self._commands.put(lambda: self._targets.send_swap(swap))
 
     def close(self) -> None:
         """Fail running requests and disconnect. The workers keep running."""
@@ -196,21 +163,10 @@ class TargetPool:
             self._is_closed = True
         self._stop.set()
         self._commands.put(lambda: None)
-        for thread in (self._thread, self._directory_thread):
-            if threading.current_thread() is not thread:
-                thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._watch.close()
         self._commands.close()
-
-    def _watch_directory(self) -> None:
-        """Read the directory at an interval: a worker may return at another address."""
-        while not self._stop.is_set():
-            try:
-                members = tuple(self._directory.members())
-            except Exception as error:  # the directory's own backend may be unavailable for a while
-                logger.warning("the cluster's directory cannot be read: %s", error)
-            else:
-                self._commands.put(lambda members=members: self._set_members(members))  # type: ignore[misc]
-            self._stop.wait(DIRECTORY_SECONDS)
 
     def _run(self) -> None:
         tick = min(0.05, self._config.health.heartbeat / 2)
@@ -224,8 +180,7 @@ class TargetPool:
             self._poll()
             self._streams.assign()
         self._streams.fail_all(EngineClosed("the gateway was shut down while the request was running"))
-        for recall in self._recalls.values():
-            recall.finish()
+        self._recalls.finish_all()
         for target in self._targets.values():
             target.send(Goodbye("the gateway is stopping"))
             target.close()
@@ -233,50 +188,11 @@ class TargetPool:
 
     def _set_members(self, members: tuple[Member, ...]) -> None:
         """Connect to workers that are new or moved, and disconnect from those that left."""
-        self._members = members
-        current = {m.name: m for m in members if m.role != "draft" and m.phase != "gone" and m.address}
-        for name, target in list(self._targets.items()):
-            member = current.get(name)
-            if member is not None and replace(member, phase=target.member.phase) == target.member:
-                target.member = member
-                continue
-            del self._targets[name]
-            self._caches.remove(name)
+        for target in self._targets.disconnect(members):
+            self._caches.remove(target.name)
             self._streams.release(target, "left the cluster")
             target.close()
-        for name, member in current.items():
-            if name not in self._targets:
-                try:
-                    connection = TargetConnection(member, self._config.health, self._own, self._epoch)
-                except PacelineError as error:
-                    logger.error("worker %s is ignored: %s", name, error)
-                else:
-                    self._targets[name] = connection
-        self._send_worker_list()
-
-    def _send_worker_list(self) -> None:
-        """Send targets the addresses of draft workers, and of prefill workers and other targets of their model, without
-        unhealthy or leaving ones. A draining target still sends its cached blocks to the others."""
-        unhealthy = {target.name for target in self._targets.values() if target.state is WorkerState.UNHEALTHY}
-        worker_lists = {}
-        for model in {target.member.model for target in self._targets.values()}:
-            drafts, prefills, targets = (
-                [
-                    WorkerAddress(member.name, member.address, member.key, member.phase == "trial")
-                    for member in self._members
-                    if member.role == role
-                    and member.address
-                    and member.name not in unhealthy
-                    and member.phase in phases
-                    if role == "draft" or member.model == model
-                ]
-                for role, phases in (("draft", IN_USE), ("prefill", ("serving",)), ("target", ("serving", "draining")))
-            )
-            worker_lists[model] = WorkerList(drafts, prefills, targets if self._config.shares_caches else [])
-        if worker_lists != self._worker_lists or unhealthy:  # another gateway may have sent the unhealthy ones
-            self._worker_lists = worker_lists
-            for target in self._targets.values():
-                target.send(worker_lists[target.member.model])
+        self._targets.connect(members)
 
     def _handle(self, target: TargetConnection, message: FromTargetWorker | MalformedMessage) -> None:
         match message:
@@ -298,12 +214,12 @@ class TargetPool:
             case RequestFailed():
                 self._streams.take_failure(target, message)
             case Welcome():
-                self._handle_welcome(target, message)
+                if self._targets.take_welcome(target, message) and self._kv_router is not None:
+                    self._caches.track(target.member, message)
             case StatusReport():
                 target.report = message
             case Recalled():
-                if message.number in self._recalls:
-                    self._recalls[message.number].add(message)
+                self._recalls.add(message)
             case Goodbye():
                 if target.welcome is None:
                     logger.warning("%s: %s", target.name, message.reason)
@@ -312,51 +228,9 @@ class TargetPool:
             case MalformedMessage():
                 logger.warning("%s sent a malformed message: %s", target.name, message)
 
-    def _handle_welcome(self, target: TargetConnection, message: Welcome) -> None:
-        if message.version != VERSION:
-            text = "%s has protocol version %d, this gateway has %d: upgrade the older one"
-            logger.error(text, target.name, message.version, VERSION)
-            return
-        refusal, target.refusal = target.refusal, self._refusal(target.member, message)
-        if target.refusal:
-            if target.refusal != refusal:
-                logger.error("%s is refused: %s", target.name, target.refusal)
-            return
-        target.welcome = message
-        if self._config.router == "kv_aware":
-            self._caches.track(target.member, message)
-        target.send(self._worker_lists.get(target.member.model, WorkerList([])))
-        if self._flags is not None:
-            target.send(SetFlags(self._flags))
-
-    def _refusal(self, member: Member, welcome: Welcome) -> str:
-        """Why the worker must not generate, if so: its pool has other weights at the same revision of the settings."""
-        for other in self._targets.values():
-            same = (other.member.pool, other.member.revision) == (member.pool, member.revision)
-            if (
-                same
-                and other.welcome is not None
-                and other.welcome.weights not in ("", welcome.weights)
-                and welcome.weights
-            ):
-                return f"its weights are {welcome.weights}, those of {other.name} are {other.welcome.weights}"
-        return ""
-
-    def _start_recall(self, key: str, future: "Future[Recalled | None]") -> None:
-        number = next(self._numbers)
-        targets = [target for target in self._targets.values() if target.welcome is not None]
-        asked = sum(target.send(Recall(number, key)) for target in targets)
-        self._recalls[number] = RecallAnswers(asked, self._clock.now() + RECALL_SECONDS, future)
-
-    def _send_flags(self, flags: SpeculationFlags) -> None:
-        self._flags = flags
-        for target in self._targets.values():
-            target.send(SetFlags(flags))
-
     def _poll(self) -> None:
         now = self._clock.now()
-        for number in [number for number, one in self._recalls.items() if one.is_complete(now)]:
-            self._recalls.pop(number).finish()
+        self._recalls.finish_complete(now)
         paused = now - (now if self._last_poll is None else self._last_poll)
         self._last_poll = now
         for target in self._targets.values():
@@ -369,7 +243,7 @@ class TargetPool:
                 if target.state in (WorkerState.SUSPECTED, WorkerState.UNHEALTHY):
                     has_died = target.health.is_disconnected
                     self._streams.release(target, target.condition, has_died)
-                self._send_worker_list()
+                self._targets.send_worker_lists()
             if target.takes_streams and not target.is_loading and target.report is not None:
                 self._ready.set()
             self._canaries.submit_if_due(target, now)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import GenerationFailed
-from paceline.runtime.gateway_client.stream import RecallAnswers
+from paceline.runtime.gateway_client.recalls import RecallAnswers, Recalls
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.wire.gateway_messages import Recalled
 from tests.engine.harness import PROMPT, SAMPLED, engine_of, outputs_of, request, tokens_of
@@ -62,3 +62,14 @@ def test_a_worker_that_does_not_answer_ends_no_recall() -> None:
     assert answers.is_complete(5.0)
     answers.finish()
     assert future.result() is None
+
+
+def test_a_late_answer_is_ignored() -> None:
+    recalls = Recalls({})
+    futures: list[Future[Recalled | None]] = [Future(), Future()]
+    for future in futures:
+        recalls.start("key", future, now=1.0)
+    recalls.finish_complete(1.0)  # there is no worker to ask
+    assert [future.result(0) for future in futures] == [None, None]
+    recalls.add(Recalled(1, 7, [[1]]))
+    recalls.finish_all()
