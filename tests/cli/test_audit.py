@@ -30,7 +30,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-def run(prompts: Path, models: tuple[str, str], *arguments: str) -> Result:
+def run(prompts: Path | None, models: tuple[str, str], *arguments: str) -> Result:
     options = [
         "--model",
         models[0],
@@ -43,7 +43,8 @@ def run(prompts: Path, models: tuple[str, str], *arguments: str) -> Result:
         "--max-model-len",
         "256",
     ]
-    command = ["audit", str(prompts), *options, "--tokens", "12", *arguments]
+    file = [] if prompts is None else [str(prompts)]
+    command = ["audit", *file, *options, "--tokens", "12", *arguments]
     return CliRunner().invoke(cli, command, env={"COLUMNS": "200"})
 
 
@@ -82,6 +83,12 @@ def test_clean_and_drift(prompts: Path, models: tuple[str, str], tmp_path: Path,
     assert "drift: " in drift.stdout
     assert "Findings" in page.read_text()
     assert not json.loads(figures.read_text())["clean"]
+
+
+def test_without_a_file_the_built_in_prompts_are_used(models: tuple[str, str]) -> None:
+    result = run(None, models, "--limit", "2", "--tokens", "4")
+    assert result.exit_code == 0, result.output
+    assert "2 of the built-in set" in " ".join(result.stdout.split())
 
 
 def test_failed_audit_has_status_2(prompts: Path, models: tuple[str, str], monkeypatch: Any) -> None:

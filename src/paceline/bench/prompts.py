@@ -26,7 +26,12 @@ def load_prompts(path: Path) -> list[BenchPrompt]:
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"cannot read the prompts in {path}: {error}", field="prompts") from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidRequest(
+            f"cannot read the prompts in {path}: {why}. Give a file with one JSON object per line, such as "
+            '{"prompt": "Why is the sky blue?"}',
+            field="prompts",
+        ) from error
     prompts = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise InvalidRequest(f"{path} holds no prompts: give one JSON object per line", field="prompts")

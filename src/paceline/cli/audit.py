@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
 from paceline.cli.options import ENGINE, default_to, with_settings
 from paceline.cli.render import console
@@ -48,9 +49,12 @@ def about() -> None:
 def audit_prompts(
     config: ServerConfig,
     prompts: Annotated[
-        Path,
-        typer.Argument(metavar="PROMPTS.jsonl", help="Lines of JSON with `prompt` or `turns`; the first turn is used."),
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="PROMPTS.jsonl",
+            help="Lines of JSON with `prompt` or `turns`; the first turn is used. Default: a built-in set.",
+        ),
+    ] = None,
     verification: Annotated[
         str | None, typer.Option(help="`coupled` or `rejection`.", show_default="as configured: coupled")
     ] = None,
@@ -138,7 +142,7 @@ def _always_drafting(engine: EngineConfig, verification: str | None, method: str
 
 def _audit(
     engine: EngineConfig,
-    prompts: Path,
+    prompts: Path | None,
     limit: int | None,
     sampling: SamplingParams,
     concurrency: int,
@@ -155,7 +159,7 @@ def _audit(
             raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
     if report_file is not None:
         _check_plots()
-    chosen = select(load_prompts(prompts), limit=limit)
+    chosen = select(load_prompts(prompts) if prompts else DEFAULT_PROMPTS, limit=limit)
     rule: Verification = engine.speculation.verification
     if rule == "rejection":
         require_scipy()
@@ -183,10 +187,11 @@ def _run(auditor: Any, workload: "Workload") -> Any:
         return auditor.run(workload, lambda done: bar.advance(task, done))
 
 
-def _about(llm: "LLM", workload: "Workload", prompts: Path) -> dict[str, Any]:
+def _about(llm: "LLM", workload: "Workload", prompts: Path | None) -> dict[str, Any]:
     from paceline.engine.build import draft_of
 
     engine, sampling = llm.config, workload.sampling
+    source = prompts.name if prompts is not None else "the built-in set"
     return {
         "model": engine.model,
         "draft": draft_of(engine) or "none",
@@ -195,7 +200,7 @@ def _about(llm: "LLM", workload: "Workload", prompts: Path) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p, top_k": f"{sampling.top_p:g}, {sampling.top_k}",
         "depth": llm.engine.validator.limits.max_depth,
-        "prompts": f"{len(workload.prompts)} of {prompts.name}, {workload.concurrency} in a batch",
+        "prompts": f"{len(workload.prompts)} of {source}, {workload.concurrency} in a batch",
         "seed": sampling.seed,
         "tokens per answer": f"up to {sampling.max_tokens}",
     }

@@ -69,7 +69,12 @@ def read_prompts(path: Path, log: RequestLog) -> list[Prompt]:
     try:
         lines = path.read_text("utf-8").split("\n")  # splitlines() also splits at U+2028, which JSON may contain
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"cannot read the prompts in {path}: {error}", field="prompts") from error
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidRequest(
+            f"cannot read the prompts in {path}: {why}. Give a file with one JSON object per line, such as "
+            '{"prompt": "Why is the sky blue?"}, or the log of a server',
+            field="prompts",
+        ) from error
     prompts = []
     for i, line in enumerate(lines, 1):
         if line.strip():
