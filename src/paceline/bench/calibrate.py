@@ -64,19 +64,22 @@ def depths_to_measure(max_depth: int) -> list[int]:
 
 
 def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], None]) -> Calibration:
-    """Measure an engine built with `calibration_config`. `on_part` receives the name of the next measurement."""
+    """Measure an engine built with `calibration_config`. `on_part` receives the name of the next measurement
+    and how many methods are left."""
     from paceline.speculation.proposers.layer_skip import exits
 
     engine = llm.engine
     prompts = list(islice(cycle(trial.prompts), max(len(trial.prompts), trial.batch)))
     half = max(trial.batch, len(prompts) // 2)
+    done: list[str] = []
     methods = _methods(engine.speculator.proposers, trial.methods)
     _run(llm, trial, prompts[: trial.batch], "warm-up", {"enabled": False})
     recorder = Recorder(clock)
     with engine.hooks.listening(recorder):
 
         def measure(label: str, some: Sequence[BenchPrompt], speculation: Mapping[str, Any]) -> list[RecordedRound]:
-            on_part(label)
+            left = len(methods) - len(done)
+            on_part(f"{label}, {left} of {len(methods)} methods left" if left else label)
             recorder.label, before = label, len(recorder.rounds)
             _run(llm, trial, some, label, speculation)
             recorder.label = None
@@ -104,6 +107,7 @@ def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], N
                     measure_method(f"{method}, exit_layer {layer}", method)
                 if not choices:
                     measure_method(method, method)
+            done.append(method)
         measure("plain", prompts[half:] or prompts[:half], {"enabled": False})
         every = [one for one in recorder.rounds if one.is_decode and one.batch == trial.batch]
     found = {

@@ -77,7 +77,13 @@ def measured_case(engine: EngineConfig, trial: Trial, draft: DraftPlacement) -> 
     """A case from a short run of the model on this machine. With a placement, a pool that drafts with the same model is another
     method."""
     with loaded(calibration_config(engine, trial.max_depth)) as llm, console.err.status("calibrating") as status:
-        found = calibrate(llm, trial, WallClock(), lambda part: status.update(f"calibrating: {part}"))
+
+        def show(part: str) -> None:
+            status.update(f"calibrating: {part}")
+            if not console.err.is_terminal:  # a spinner shows nothing in a log
+                console.err.print(f"calibrating: {part}", markup=False, highlight=False)
+
+        found = calibrate(llm, trial, WallClock(), show)
     title = f"{engine.model}, batch {trial.batch}, temperature {trial.sampling.temperature:g}, measured here"
     if found.silent:
         title += f"; drafted nothing: {', '.join(found.silent)}"
