@@ -10,30 +10,18 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
-from paceline.core.config import DepthRule, EngineConfig, SpeculationConfig
+from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, UnsupportedModel
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
-from paceline.core.worker_status import BreakerState
 from paceline.engine import build
-from paceline.engine.build import (
-    build_engine,
-    default_methods,
-    make_breaker,
-    make_depth,
-    pick_device,
-    pick_dtype,
-    pick_method,
-)
+from paceline.engine.build import build_engine, pick_device, pick_dtype
 from paceline.engine.engine import Engine
 from paceline.engine.sizing import sizing
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.loading.load import LoadedModel
 from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.policy import Candidate
-from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.proposers.ngram import NgramProposer
 from tests.fakes import RandomWeights, run
 
 HF = {
@@ -221,59 +209,3 @@ def test_a_gpu_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(InvalidConfig, match="the GPUs are cuda:0 to 1"):
         pick_device("cuda:2")
-
-
-def test_methods() -> None:
-    ngram: Any = {"ngram": NgramProposer()}
-    assert pick_method(SpeculationConfig(), ngram) == "ngram"
-    assert pick_method(SpeculationConfig(), {**ngram, "draft_model": NgramProposer()}) == "draft_model"
-    with pytest.raises(InvalidConfig, match="needs a draft model: set `draft`"):
-        pick_method(SpeculationConfig(method="draft_model"), ngram)
-    with pytest.raises(InvalidConfig, match="choose from: ngram"):
-        pick_method(SpeculationConfig(method="medusa"), ngram)
-
-
-def test_an_engine_chooses_between_a_pool_and_its_draft_unless_a_method_is_configured() -> None:
-    proposers: Any = dict.fromkeys(("ngram", "pool", "medusa", "eagle"), NgramProposer())
-    assert default_methods(SpeculationConfig(), proposers) == ("pool", "eagle")
-    assert default_methods(SpeculationConfig(method="pool"), proposers) == ()
-    del proposers["pool"]
-    assert default_methods(SpeculationConfig(), proposers) == ()
-    assert default_methods(SpeculationConfig(), {"ngram": NgramProposer(), "pool": NgramProposer()}) == ()
-
-
-def test_depth_rules() -> None:
-    kinds = {"goodput": GoodputDepth, "threshold": ThresholdDepth, "additive": AdditiveDepth, "fixed": FixedDepth}
-    for name, kind in kinds.items():
-        assert type(make_depth(SpeculationConfig(depth=name), 8)) is kind  # type: ignore[arg-type]
-        never = make_depth(SpeculationConfig(depth=name), 0)  # type: ignore[arg-type]
-        assert never.decide([Candidate(0, "x", 8)]) == [0]
-    assert make_depth(SpeculationConfig(depth="fixed"), 5).decide([Candidate(0, "x", 8)]) == [5]
-
-
-@pytest.mark.parametrize(("threshold", "state"), [(None, BreakerState.CLOSED), (0.9, BreakerState.OPEN)])
-def test_the_breaker_takes_threshold_and_rounds(threshold: float | None, state: BreakerState) -> None:
-    breaker = make_breaker(SpeculationConfig(acceptance_threshold=threshold, breaker_rounds=2))
-    for i in range(2 * 16):
-        assert breaker.state("x") is BreakerState.CLOSED
-        breaker.record("x", drafted=4, accepted=2 if i % 2 else 4, now=0.0)  # alpha 6/7
-    assert breaker.state("x") is state
-
-
-@pytest.mark.parametrize("rule", ["threshold", "additive"])
-def test_the_published_rules_open_the_breaker_after_three_low_rounds(rule: DepthRule) -> None:
-    breaker = make_breaker(SpeculationConfig(depth=rule, breaker_rounds=3))
-    for accepted in (1, 1, 4, 1, 1):  # a good round in between starts the count again
-        breaker.record("x", drafted=4, accepted=accepted, now=0.0)
-        assert breaker.state("x") is BreakerState.CLOSED
-    breaker.record("x", drafted=4, accepted=1, now=0.0)
-    assert breaker.state("x") is BreakerState.OPEN
-
-
-def test_goodput_opens_the_breaker_on_measured_loss() -> None:
-    """Low acceptance alone does not, and high acceptance does not prevent it."""
-    for gain, accepted, state in ((1.2, 0, BreakerState.CLOSED), (0.9, 4, BreakerState.OPEN)):
-        breaker = make_breaker(SpeculationConfig())
-        for _ in range(3 * 16):
-            breaker.record("x", drafted=4, accepted=accepted, now=0.0, gain=gain)
-        assert breaker.state("x") is state

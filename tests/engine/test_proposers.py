@@ -1,16 +1,19 @@
 """The proposers of an engine: a draft folder selects its method, and the text stays the target's."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidConfig
-from paceline.engine.proposers import prefill_tokens
+from paceline.engine.proposers import default_methods, pick_method, prefill_tokens
 from paceline.engine.schedule import Schedule
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
+from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.trees.tree import depths
 from tests.engine.test_build import engine, save_checkpoint, texts
 from tests.fakes import tiny_model
@@ -92,3 +95,22 @@ def test_a_draft_prefill_takes_about_as_long_as_a_target_pass() -> None:
     assert prefill_tokens(32, 16_000, 270) == 14 * 32
     assert prefill_tokens(512, 1000, 270) == 512  # hardly smaller
     assert prefill_tokens(512, 270, 16_000) == 512
+
+
+def test_methods() -> None:
+    ngram: Any = {"ngram": NgramProposer()}
+    assert pick_method(SpeculationConfig(), ngram) == "ngram"
+    assert pick_method(SpeculationConfig(), {**ngram, "draft_model": NgramProposer()}) == "draft_model"
+    with pytest.raises(InvalidConfig, match="needs a draft model: set `draft`"):
+        pick_method(SpeculationConfig(method="draft_model"), ngram)
+    with pytest.raises(InvalidConfig, match="choose from: ngram"):
+        pick_method(SpeculationConfig(method="medusa"), ngram)
+
+
+def test_an_engine_chooses_between_a_pool_and_its_draft_unless_a_method_is_configured() -> None:
+    proposers: Any = dict.fromkeys(("ngram", "pool", "medusa", "eagle"), NgramProposer())
+    assert default_methods(SpeculationConfig(), proposers) == ("pool", "eagle")
+    assert default_methods(SpeculationConfig(method="pool"), proposers) == ()
+    del proposers["pool"]
+    assert default_methods(SpeculationConfig(), proposers) == ()
+    assert default_methods(SpeculationConfig(), {"ngram": NgramProposer(), "pool": NgramProposer()}) == ()

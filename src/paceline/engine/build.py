@@ -1,34 +1,28 @@
-"""Builds an engine from a configuration: loads the models, checks that they match and fit, and assembles the parts."""
+"""Builds an engine from a configuration: loads the models, checks that they match, and calibrates the assembled engine."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
 from paceline.core.clock import WallClock
-from paceline.core.config import EngineConfig, SpeculationConfig, WeightBits
+from paceline.core.config import EngineConfig, WeightBits
 from paceline.core.errors import InvalidConfig, UnsupportedModel
 from paceline.core.timeline import phase
+from paceline.engine.assembly import assemble
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
-from paceline.engine.hooks.tier_build import make_tiers
-from paceline.engine.proposers import make_proposers
-from paceline.engine.scheduler import Scheduler
 from paceline.engine.sizing.calibration import measure_context, measure_passes
 from paceline.engine.sizing.draft_calibration import measure_drafts
-from paceline.engine.sizing.sizing import size_engine
-from paceline.engine.speculator import Speculator
 from paceline.engine.start.draft_gain import MIN_GAIN, measure_gain
 from paceline.engine.start.kernel_cache import KernelCache
 from paceline.engine.start.kernel_compilation import KernelCompilation
-from paceline.engine.validator import Limits, RequestValidator
 from paceline.kernels.cpu import native
 from paceline.kernels.gpu_model import META, uses_gpu_kernels
 from paceline.kernels.quantized import Quantization
 from paceline.kernels.weights import Activations
-from paceline.kv.block_tables import BlockTables
 from paceline.models.drafts.compatibility import check_compatible
 from paceline.models.drafts.eagle import EagleModel
 from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
@@ -36,21 +30,13 @@ from paceline.models.loading.hub import pick_draft
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.parallel.commands import RankSpec
 from paceline.models.parallel.ranks import Ranks
-from paceline.models.parallel.runner import ParallelRunner, load_parallel
+from paceline.models.parallel.runner import load_parallel
 from paceline.models.runner import ModelRunner
-from paceline.models.runners import make_runner
 from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth_rule import make_breaker, make_depth
 from paceline.speculation.proposer import Proposer
-
-if TYPE_CHECKING:
-    from paceline.engine.executors.graph.drafters.drafter import GraphProposer
 
 logger = logging.getLogger(__name__)
 
-DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
-"""Methods that need `draft`; the first available one is the default."""
 CPU_ROWS, CPU_SEQUENCES, CPU_CONTEXT = 64, 8, 2048
 """Limits of the calibration on a CPU: rows of a pass, sequences with context, and tokens of context in all."""
 
@@ -81,7 +67,8 @@ def build_engine(
             RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization, config.activations)
         )
         try:
-            engine = _assemble(config, target, ranks, pool, hooks, extra_proposers, weights_id)
+            draft = _load_draft(config, target)
+            engine = assemble(config, target, draft, ranks, pool, hooks, extra_proposers, weights_id)
             calibrate(engine, config)
             return engine
         except BaseException:
@@ -91,7 +78,8 @@ def build_engine(
         with phase("read weights") as reading:
             target = load(config.model, device, dtype, quantization, config.activations)
             reading.note = f"{target.model.weight_bytes / 1e9:.1f} GB"
-        engine = _assemble(config, target, None, pool, hooks, extra_proposers, weights_id)
+        draft = _load_draft(config, target)
+        engine = assemble(config, target, draft, None, pool, hooks, extra_proposers, weights_id)
         compilation.wait()
     if target.model.is_complete and device.type != "meta":
         with phase("calibrate"):
@@ -99,107 +87,16 @@ def build_engine(
     return engine
 
 
-def _assemble(
-    config: EngineConfig,
-    target: LoadedModel,
-    ranks: Ranks | None,
-    pool: Callable[[LoadedModel], Proposer] | None,
-    hooks: Sequence[StepHook],
-    extra_proposers: Mapping[str, Proposer] | None,
-    weights_id: str = "",
-) -> Engine:
-    device = target.model.device
+def _load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead | None:
+    """The draft that the engine uses: None if the configuration selects none, or if an optional one would not pay."""
     name = draft_of(config)
-    draft = None
-    if name is not None:
-        with phase("read draft"):
-            draft = load_second(name, config, target)
-    if is_optional(config, device) and isinstance(draft, LoadedHead) and not _pays(target, draft):
-        draft = None
-    sizing = size_engine(config, target, draft, device)
-    window, limits, fit = sizing.window, sizing.limits, sizing.memory
-    if config.max_model_len is not None and window < config.max_model_len:
-        logger.warning("max_model_len is %d, but the model supports %d: using that", config.max_model_len, window)
-    logger.info("%s, sequences of up to %d", sizing.description, window)
-    clock = WallClock()
-    kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
-    if ranks is None:
-        runner = make_runner(target.model, fit.num_blocks, kv_dtype, weights_id)
-    else:
-        runner = ParallelRunner(target.model, fit.num_blocks, ranks, kv_dtype, weights_id)
-    tables = BlockTables(fit.num_blocks, config.prefix_caching)
-    proposers = make_proposers(config, limits, target, draft, runner, tables, kv_dtype)
-    if pool is not None:
-        proposers["pool"] = pool(target)
-    proposers.update(extra_proposers or {})
-    method = pick_method(config.speculation, proposers)
-    validator = RequestValidator(
-        Limits(target.config.vocab_size, window, limits.max_depth),
-        config.speculation.verification,
-        method,
-        proposers,
-        target.tokenizer,
-    )
-    has_graphs = uses_gpu_kernels(device) and ranks is None
-    in_graph = graph_proposer(proposers) if has_graphs else None
-    graph_methods = frozenset(name for name, proposer in proposers.items() if proposer is in_graph)
-    padded = (
-        padded_batches(in_graph, graph_methods, frozenset(proposers), limits.max_draft_tokens) if has_graphs else ()
-    )
-    speculator = Speculator(
-        proposers,
-        make_depth(config.speculation, limits.max_depth, padded),
-        make_breaker(config.speculation),
-        validator,
-        clock,
-        target.config.vocab_size,
-        config.speculation.enabled,
-        graph_methods,
-    )
-    tiers = make_tiers(config, runner, tables, clock, window)
-    scheduler = Scheduler(tables, limits.max_num_seqs, limits.max_batched_tokens, tiers, limits.max_draft_tokens)
-    graph = None
-    if has_graphs:
-        from paceline.engine.executors.graph.executor import GraphExecutor
-        from paceline.models.gpu.runner import GpuRunner
-
-        assert isinstance(runner, GpuRunner)
-        graph = GraphExecutor(runner, in_graph, scheduler, speculator, validator, limits.max_depth, clock)
-    return Engine(
-        runner,
-        scheduler,
-        speculator,
-        validator,
-        tokenizer=target.tokenizer,
-        clock=clock,
-        graph=graph,
-        hooks=hooks,
-        audit_fraction=config.audit_fraction,
-        memory=fit,
-        default_methods=default_methods(config.speculation, proposers),
-    )
-
-
-def graph_proposer(proposers: Mapping[str, Proposer]) -> "GraphProposer | None":
-    """The proposer that drafts inside graph steps: the first that can."""
-    for proposer in proposers.values():
-        if proposer.traits.can_run_in_graph:
-            return cast("GraphProposer", proposer)
-    return None
-
-
-def padded_batches(
-    proposer: "GraphProposer | None", in_graph: frozenset[str], methods: frozenset[str], max_draft_tokens: int
-) -> tuple[PaddedBatch, PaddedBatch]:
-    """How many rows a graph step has, and how many a pass with drafts that are made on the host."""
-    from paceline.engine.executors.graph.batch import draft_shape
-    from paceline.models.cuda_graph import MAX_GRAPH_ROWS
-    from paceline.models.gpu.runner import bucket
-
-    return (
-        PaddedBatch(in_graph, bucket, lambda depth: draft_shape(proposer, depth).nodes, max_draft_tokens),
-        PaddedBatch(methods - in_graph, bucket, lambda depth: bucket(1 + depth) - 1, MAX_GRAPH_ROWS // 2),
-    )
+    if name is None:
+        return None
+    with phase("read draft"):
+        draft = load_second(name, config, target)
+    if is_optional(config, target.model.device) and isinstance(draft, LoadedHead) and not _pays(target, draft):
+        return None
+    return draft
 
 
 def draft_of(config: EngineConfig) -> str | None:
@@ -296,23 +193,3 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def pick_quantization(name: WeightBits) -> Quantization | None:
     return None if name == "none" else name
-
-
-def default_methods(config: SpeculationConfig, proposers: Mapping[str, Proposer]) -> tuple[str, ...]:
-    """The pool and the in-engine draft, if the engine has both and the configuration names no method."""
-    drafts = [name for name in DRAFT_METHODS if name in proposers]
-    if config.method is not None or "pool" not in proposers or not drafts:
-        return ()
-    return "pool", drafts[0]
-
-
-def pick_method(config: SpeculationConfig, proposers: dict[str, Proposer]) -> str:
-    if config.method is None:
-        return next((name for name in ("pool", *DRAFT_METHODS) if name in proposers), "ngram")
-    if config.method not in proposers:
-        draft = DRAFT_METHODS.get(config.method)
-        needs = f" (it needs {draft}: set `draft`)" if draft else ""
-        raise InvalidConfig(
-            f"speculation.method {config.method!r} is not available{needs}; choose from: {', '.join(sorted(proposers))}"
-        )
-    return config.method

@@ -1,9 +1,12 @@
-"""The proposers of an engine by method."""
+"""The proposers of an engine by method, and the methods of requests that name none."""
+
+from collections.abc import Mapping
 
 import torch
 
 from paceline.core.clock import WallClock
-from paceline.core.config import EngineConfig
+from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.errors import InvalidConfig
 from paceline.engine.sizing.defaults import ResolvedLimits
 from paceline.engine.sizing.sizing import num_lanes
 from paceline.kv.block_tables import BlockTables
@@ -31,6 +34,9 @@ PREFILL_ROWS = 512
 LOOKUPS = ("ngram", "suffix")
 MODELS = ("draft_model", "eagle", "medusa", "layer_skip")
 """Methods that `combined` chooses from, if the engine has them."""
+
+DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
+"""Methods that need `draft`; the first available one is the default."""
 
 
 def make_proposers(
@@ -83,3 +89,24 @@ def head_proposer(
         runner = EagleRunner(head.model, num_blocks, num_lanes(limits.max_num_seqs))
         return "eagle", EagleProposer(runner, limits.max_batched_tokens, prefix_caching)
     return "medusa", MedusaProposer(head.model)
+
+
+def default_methods(config: SpeculationConfig, proposers: Mapping[str, Proposer]) -> tuple[str, ...]:
+    """The pool and the in-engine draft, if the engine has both and the configuration names no method."""
+    drafts = [name for name in DRAFT_METHODS if name in proposers]
+    if config.method is not None or "pool" not in proposers or not drafts:
+        return ()
+    return "pool", drafts[0]
+
+
+def pick_method(config: SpeculationConfig, proposers: dict[str, Proposer]) -> str:
+    """The method of a request that names none. Raises `InvalidConfig` if the configured one is not available."""
+    if config.method is None:
+        return next((name for name in ("pool", *DRAFT_METHODS) if name in proposers), "ngram")
+    if config.method not in proposers:
+        draft = DRAFT_METHODS.get(config.method)
+        needs = f" (it needs {draft}: set `draft`)" if draft else ""
+        raise InvalidConfig(
+            f"speculation.method {config.method!r} is not available{needs}; choose from: {', '.join(sorted(proposers))}"
+        )
+    return config.method

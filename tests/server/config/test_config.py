@@ -10,7 +10,6 @@ import yaml
 
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import InvalidConfig
-from paceline.engine.build import make_breaker, make_depth
 from paceline.server.config.config import (
     SETTINGS,
     GatewayConfig,
@@ -20,6 +19,7 @@ from paceline.server.config.config import (
     load_gateway_config,
 )
 from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth_rule import make_breaker, make_depth
 
 DOCS = Path(__file__).parents[3] / "docs"
 

@@ -63,7 +63,7 @@ def attention_seconds(runner: "ModelRunner", clock: Clock) -> float:
 
 def draft_prefill_seconds(llm: "LLM", clock: Clock) -> float:
     """Time per prompt token that the draft computes before it drafts; 0 for a method without a cache of its own."""
-    from paceline.engine.build import pick_method
+    from paceline.engine.proposers import pick_method
     from paceline.engine.sizing.calibration import median_seconds
     from paceline.models.drafts.eagle import EagleRunner
     from paceline.models.runner import ModelRunner
