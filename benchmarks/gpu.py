@@ -255,7 +255,7 @@ def main() -> None:
     parser.add_argument("--depth", dest="depths", type=int, action="append")
     parser.add_argument("--rule", default="fixed", help="depth rule; sweep and served use goodput")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--count", type=int, default=7, help="prompts of one stream")
+    parser.add_argument("--count", type=int, default=7, help="prompts of one stream, of all categories in turn")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--smallest", type=int, default=1, help="smallest size of sweep and served")
     parser.add_argument("--largest", type=int, default=256, help="largest size, and sequences of the engine")
@@ -290,11 +290,13 @@ def main() -> None:
         flush=True,
     )
     template = ChatTemplate.of(engine.tokenizer)
-    prompts = [
-        list(engine.tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))
-        for prompt in select(load_prompts(options.prompts), limit=max(options.count, 128))
-    ]
-    few = prompts[: options.count]
+    few, prompts = (
+        [
+            list(engine.tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))
+            for prompt in select(load_prompts(options.prompts), limit=limit)
+        ]
+        for limit in (options.count, 128)
+    )
     if {"plain", "spec"} & set(options.what):
         streams(engine, few, options)
     if "batch" in options.what:

@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 from vllm_rounds import Tokens
 
 ENGINES = (
-    "plain", "plain_sync", "ngram", "suffix", "combined", "full", "full_suffix", "pool", "pool_gpu", "draft_model", "paceline",
+    "plain", "plain_sync", "ngram", "suffix", "combined", "pool", "pool_gpu", "draft_model", "paceline",
 )  # fmt: skip
 """Processes. The contender `paceline_plain` is a run of `paceline` without speculation."""
-LOCAL = {"ngram": "ngram", "suffix": "suffix", "combined": "combined", "full": "combined", "full_suffix": "suffix"}
+LOCAL = ("ngram", "suffix", "combined")
+"""Methods of the plugin without a pool."""
 POOLS = {"pool": "cpu", "pool_gpu": "cuda"}
 """Device of the draft worker of each contender with a pool."""
-FULL_GRAPHS: dict[str, Any] = {"compilation_config": {"cudagraph_mode": "FULL"}}
-"""CUDA graphs for steps of any shape."""
 SMALL = 64
 """Largest size of contenders that `--large` does not name."""
 DRAFT_MODEL_KV = 1.3
@@ -104,6 +103,15 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
     if has_plugin:
         drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
         goodput, fixed = drafter.loop.depth, FixedDepth(options.depth)
+        propose, plugin_seconds = drafter.propose, [0.0]
+
+        def timed(*args: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            drafts = propose(*args, **options)
+            plugin_seconds[0] += time.perf_counter() - started
+            return drafts
+
+        drafter.propose = timed
 
     def run(request: dict[str, Any]) -> tuple[float, Tokens]:
         prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
@@ -119,7 +127,7 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
         if not has_plugin:
             return {}
         loop = drafter.loop
-        counted = {"steps": loop.num_steps, "padded": loop.num_padded}
+        counted = {"steps": loop.num_steps, "plugin_us": round(1e6 * plugin_seconds[0])}
         counted |= {"drafted": loop.num_drafted, "accepted": loop.num_accepted}
         if name in POOLS:
             counted["pool_rounds"] = sum(connection.counters.rounds for connection in drafter.pool.connections)
@@ -136,11 +144,10 @@ def vllm_arguments(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if name in LOCAL:
         return {
             "speculative_config": {**plugin, "model": "paceline.vllm.LocalProposer"},
-            "additional_config": {"paceline": {"method": LOCAL[name]}},
-            **(FULL_GRAPHS if name.startswith("full") else {}),
+            "additional_config": {"paceline": {"method": name}},
         }
     if name in POOLS:
-        return FULL_GRAPHS | {
+        return {
             "speculative_config": {**plugin, "model": "paceline.vllm.PoolProposer"},
             "additional_config": {"paceline": {"workers": [worker_address(name, options)]}},
         }

@@ -11,8 +11,7 @@ whole run: prompts and stragglers are included. Contenders:
     plain        vLLM as it comes, with async scheduling
     plain_sync   vLLM without async scheduling, in the model runner that custom_class uses
     ngram, suffix, combined   LocalProposer
-    full, full_suffix   `combined` and `suffix` with CUDA graphs for steps of any shape (cudagraph_mode FULL)
-    pool         PoolProposer, with a draft worker on the CPU cores and such graphs
+    pool         PoolProposer, with a draft worker on the CPU cores
     pool_gpu     PoolProposer, with a draft worker on the same GPU
     draft_model  vLLM's own draft model
     paceline     our engine, with DRAFT

@@ -1,7 +1,7 @@
 """The plugin against a model of vLLM's steps on an H200, without vLLM and without a GPU.
 
     python benchmarks/vllm_replay.py
-    python benchmarks/vllm_replay.py --graphs full --sizes 32,64 --rounds 2
+    python benchmarks/vllm_replay.py --method suffix --sizes 32,64 --rounds 2
 
 Lookups, depth policy and the rest of the plugin are the real ones. Their time counts as measured, times `--host`; the time of
 vLLM's steps is computed. Texts are random with copies of earlier parts. New prompts are decoded once, repeated ones again. A
@@ -50,10 +50,8 @@ class HostClock:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """Seconds of vLLM's steps."""
+    """Seconds of vLLM's steps with complete CUDA graphs."""
 
-    is_full: bool
-    """Complete CUDA graphs for every step (`cudagraph_mode: FULL`)."""
     weights: float = 6.0e-3
     sequence: float = 0.015e-3
     row: float = 0.01e-3
@@ -61,8 +59,6 @@ class StepModel:
     free_rows: int = 128
     drafts: float = 2.2e-3
     """Copies and rejection sampling of a step with drafts."""
-    pieces: float = 9.2e-3
-    """Shortest step that runs in pieces."""
 
     def plain(self, batch: int) -> float:
         return self.weights + self.sequence * batch
@@ -70,9 +66,7 @@ class StepModel:
     def step(self, counts: list[int]) -> float:
         """`counts`: drafts of each sequence."""
         batch, rows = len(counts), len(counts) + sum(counts)
-        seconds = self.plain(batch) + self.row * max(0, rows - self.free_rows) + (self.drafts if rows > batch else 0.0)
-        is_complete = self.is_full or all(count == DEPTH for count in counts)
-        return seconds if is_complete else max(seconds, self.pieces)
+        return self.plain(batch) + self.row * max(0, rows - self.free_rows) + (self.drafts if rows > batch else 0.0)
 
 
 def text(generator: random.Random) -> list[int]:
@@ -129,28 +123,25 @@ def main() -> None:
     parser.add_argument("--sizes", default="1,8,32,64")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--host", type=float, default=1.0, help="time of the GPU's host over that of this machine")
-    parser.add_argument("--graphs", choices=("full", "default"), default="full")
     parser.add_argument("--method", choices=("combined", "suffix", "ngram"), default="combined")
     options = parser.parse_args()
-    model, clock = StepModel(options.graphs == "full"), HostClock(options.host)
+    model, clock = StepModel(), HostClock(options.host)
     lookups = Lookups.of(options.method)
     lookup_time = LookupTime.measure(Lookups.of(options.method).proposer({}, clock), clock, DEPTH)
     proposer, policy = lookups.proposer({}, clock), depth_policy("goodput", DEPTH, lookup_time)
-    loop = DraftLoop(
-        METHOD, proposer, policy, DEPTH, VOCABULARY, clock, lookup_time, lambda: not model.is_full, lookups.keep
-    )
+    loop = DraftLoop(METHOD, proposer, policy, DEPTH, VOCABULARY, clock, lookup_time, lookups.keep)
     sizes = [int(size) for size in options.sizes.split(",")]
     generator = random.Random(0)
     for size in sizes:  # the warm-up
         run(loop, clock, model, [text(generator) for _ in range(size)])
-    print("| prompts | sequences | / plain_sync | steps | padded | drafted | accepted |\n|---|---|---|---|---|---|---|")
+    print("| prompts | sequences | / plain_sync | steps | drafted | accepted |\n|---|---|---|---|---|---|")
     for _ in range(options.rounds):
         used = {size: [text(generator) for _ in range(size)] for size in sizes}
         for group in ("new", "repeated"):
             for size in sizes:
-                before = loop.num_steps, loop.num_padded, loop.num_drafted, loop.num_accepted
+                before = loop.num_steps, loop.num_drafted, loop.num_accepted
                 ratio = plain_seconds(model, size) / run(loop, clock, model, used[size])
-                after = loop.num_steps, loop.num_padded, loop.num_drafted, loop.num_accepted
+                after = loop.num_steps, loop.num_drafted, loop.num_accepted
                 counts = " | ".join(str(b - a) for a, b in zip(before, after, strict=True))
                 print(f"| {group} | {size} | {ratio:.2f} | {counts} |", flush=True)
 

@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
     seconds: float
     tokens: Tokens
     counted: dict[str, int]
-    """Steps, drafted and accepted tokens, and padded steps."""
+    """Steps, drafted and accepted tokens, and microseconds of the plugin."""
 
     @classmethod
     def of(cls, run: Run, contender: str, answer: dict[str, Any]) -> "Outcome":

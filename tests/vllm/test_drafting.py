@@ -21,20 +21,13 @@ class FakeVllm:
     """Verifies greedily: the text of every sequence is known beforehand."""
 
     def __init__(
-        self,
-        loop: DraftLoop,
-        clock: VirtualClock,
-        texts,
-        num_prompt: int,
-        row_seconds: float = 0.001,
-        piece_seconds: float = 0.0,
-    ):
-        """`piece_seconds`: what a step takes longer if not all rows have four drafts."""
-        self.loop, self.clock, self.row_seconds, self.piece_seconds = loop, clock, row_seconds, piece_seconds
+        self, loop: DraftLoop, clock: VirtualClock, texts, num_prompt: int, row_seconds: float = 0.001
+    ) -> None:
+        self.loop, self.clock, self.row_seconds = loop, clock, row_seconds
         self.texts = texts
         self.lengths = [num_prompt] * len(texts)
         self.drafts = [[] for _ in texts]
-        self.num_steps = self.num_complete = 0
+        self.num_steps = 0
 
     def step(self) -> None:
         sampled = []
@@ -47,9 +40,7 @@ class FakeVllm:
             self.lengths[i] += len(tokens)
             sampled.append(tokens)
         rows = sum(1 + len(draft) for draft in self.drafts)
-        is_complete = all(len(draft) == 4 for draft in self.drafts)
-        self.num_complete += is_complete
-        self.clock.advance(0.010 + self.row_seconds * rows + (0.0 if is_complete else self.piece_seconds))
+        self.clock.advance(0.010 + self.row_seconds * rows)
         ids = np.zeros((len(self.texts), LONGEST), dtype=np.int32)
         for i, text in enumerate(self.texts):
             ids[i, : self.lengths[i]] = text[: self.lengths[i]]
@@ -60,9 +51,7 @@ class FakeVllm:
 
 def make(method, depth, clock, max_depth=4):
     lookups = Lookups.of(method)
-    return DraftLoop(
-        "plugin", lookups.proposer({}, clock), depth, max_depth, 1000, clock, TIMES, lambda: True, lookups.keep
-    )
+    return DraftLoop("plugin", lookups.proposer({}, clock), depth, max_depth, 1000, clock, TIMES, lookups.keep)
 
 
 @pytest.mark.parametrize("method", ["suffix", "ngram", "combined"])
@@ -109,7 +98,7 @@ def test_a_proposer_that_fails_costs_drafts_only():
             raise RuntimeError("broken")
 
     clock = VirtualClock()
-    loop = DraftLoop("plugin", Broken(), FixedDepth(4), 4, 1000, clock, TIMES, lambda: True)
+    loop = DraftLoop("plugin", Broken(), FixedDepth(4), 4, 1000, clock, TIMES)
     vllm = FakeVllm(loop, clock, [list(range(LONGEST))], num_prompt=3)
     for _ in range(20):
         vllm.step()
@@ -131,8 +120,8 @@ def test_a_draft_is_cut_to_its_depth_the_vocabulary_and_the_row():
 
     clock = VirtualClock()
     ids = np.ones((1, 16), dtype=np.int32)
-    loop = DraftLoop("plugin", Constant(), FixedDepth(4), 4, 1000, clock, TIMES, lambda: True)
-    assert loop.propose(Batch([[9]], np.array([5], dtype=np.int32), ids)) == [[1, 2, 9, 9]]  # padded
+    loop = DraftLoop("plugin", Constant(), FixedDepth(4), 4, 1000, clock, TIMES)
+    assert loop.propose(Batch([[9]], np.array([5], dtype=np.int32), ids)) == [[1, 2]]
     assert loop.propose(Batch([[1]], np.array([14], dtype=np.int32), ids)) == [[1]]
     assert loop.propose(Batch([[1]], np.array([16], dtype=np.int32), ids)) == [[]]
 
@@ -144,19 +133,6 @@ def test_a_row_whose_prompt_is_not_complete_gets_no_draft():
     drafts = loop.propose(Batch([[], [4]], np.array([8, 8], dtype=np.int32), ids))
     assert drafts[0] == []
     assert drafts[1] == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("is_faster", [True, False])
-def test_drafts_are_padded_where_complete_graphs_are_faster(is_faster):
-    clock = VirtualClock()
-    loop = make("ngram", depth_policy("goodput", 4, TIMES), clock)
-    texts = [list(range(LONGEST)), list(range(500, 500 + LONGEST))]  # nothing repeats
-    vllm = FakeVllm(loop, clock, texts, num_prompt=3, row_seconds=0.0001, piece_seconds=0.004 if is_faster else 0.0)
-    for _ in range(100):
-        vllm.step()
-    assert vllm.lengths == [103, 103]
-    assert loop.num_accepted == 0
-    assert vllm.num_complete > 90 if is_faster else vllm.num_complete < 10
 
 
 class Silent:

@@ -1,6 +1,6 @@
 """Coupled sampling in vLLM: a sampled token is argmax(log p + G) with our noise, with and without speculation.
 
-`install` replaces one function of vLLM, `GPUModelRunner._sample`. vLLM still applies penalties, grammars, bad words and biases
+It takes the place of `GPUModelRunner._sample` (`replacements.py`). vLLM still applies penalties, grammars, bad words and biases
 to the logits; temperature, truncation and the choice of a token are ours. A draft token is accepted if it is the token that
 vLLM would have sampled without the draft, so that the text with a seed is the same with speculation on and off.
 """
@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary, proxy
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -18,35 +18,9 @@ from paceline.core.errors import InvalidConfig
 from paceline.core.sampling import SamplingParams
 from paceline.vllm.batch import RowSampling
 from paceline.vllm.picking import PickRows, accept, pick
-from paceline.vllm.versions import check_version
 
 MIN_TEMPERATURE = 1e-5
 """Temperature under which vLLM decodes greedily."""
-REPLACED = "_sample"
-"""The method of vLLM's `GPUModelRunner` that `install` replaces."""
-
-
-def install() -> None:
-    """Replace the sampling of vLLM's model runner in this process; once, whatever the number of calls."""
-    check_version()
-    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-    original = getattr(GPUModelRunner, REPLACED)
-    if getattr(original, "is_coupled", False):
-        return
-
-    of_runner: WeakKeyDictionary[Any, CoupledSampling] = WeakKeyDictionary()
-
-    def sample(runner: Any, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
-        if logits is None or runner.input_batch.sampling_metadata.all_greedy:
-            return original(runner, logits, spec_decode_metadata)
-        sampling = of_runner.get(runner)
-        if sampling is None:
-            sampling = of_runner[runner] = CoupledSampling(runner)
-        return sampling.sample(logits, spec_decode_metadata)
-
-    sample.is_coupled = True  # type: ignore[attr-defined]
-    setattr(GPUModelRunner, REPLACED, sample)
 
 
 @dataclass(frozen=True, slots=True)

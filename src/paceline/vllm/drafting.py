@@ -23,7 +23,6 @@ from paceline.speculation.proposer import Progress, Proposer
 from paceline.vllm.batch import UNKNOWN, Batch, RowSampling, first_chain
 from paceline.vllm.decisions.latency_limit import LatencyLimit
 from paceline.vllm.decisions.lookup_time import LookupTime
-from paceline.vllm.decisions.padding import PaddedDrafts
 from paceline.vllm.decisions.pause import Pause
 from paceline.vllm.decisions.record import categories
 from paceline.vllm.decisions.unverified import UnverifiedDrafts, sample, sample_size
@@ -42,14 +41,13 @@ class DraftLoop:
         vocab_size: int,
         clock: Clock,
         lookups: LookupTime,
-        has_uniform_graphs: Callable[[], bool],
         keep: Callable[[Progress], None] | None = None,
     ) -> None:
-        """`lookups`: how long they take on this host. `has_uniform_graphs`: see `PaddedDrafts`. `keep` takes sequences that
-        have ended without a draft: their texts may be drafts of others."""
+        """`lookups`: how long they take on this host. `keep` takes sequences that have ended without a draft: their texts may
+        be drafts of others."""
         self.num_steps = 0
         self.num_drafted = 0
-        """Tokens returned as drafts, without padding."""
+        """Tokens returned as drafts."""
         self.num_accepted = 0
         self.depth = depth
         """Depth policy; another one may be set between two steps."""
@@ -67,16 +65,10 @@ class DraftLoop:
         """Sequences whose drafts are being verified."""
         self._unread: list[Sequence[Sequence[int]]] = []
         """Tokens of the steps that were left out, one for each row."""
-        self._padding = PaddedDrafts(max_depth, has_uniform_graphs)
         self._pause = Pause()
         self._limit = LatencyLimit(max_depth)
         self._unverified = UnverifiedDrafts(method, max_depth)
         self._keep = keep
-
-    @property
-    def num_padded(self) -> int:
-        """Steps whose drafts were padded."""
-        return self._padding.num_padded
 
     def propose(self, batch: Batch) -> list[list[int]]:
         """A draft for every row, empty where none pays."""
@@ -87,10 +79,8 @@ class DraftLoop:
             if self._pause.covers(batch.sampled, seconds) and not self._unverified.is_waiting:
                 self._lengths += 1
                 self._unread.append(batch.sampled)
-                drafts: list[list[int]] = [[] for _ in batch.sampled]
-                return self._padding.repeat(batch, drafts)
-            self._padding.observe(batch, self._lengths, seconds)
-            return self._padding.apply(batch, self._step(batch, seconds))
+                return [[] for _ in batch.sampled]
+            return self._step(batch, seconds)
         finally:
             self._returned_at = self._clock.now()
             took = self._returned_at - started

@@ -16,6 +16,6 @@ def register() -> None:
     check_version()
     # The second model runner samples on the device by another path
     os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-    from paceline.vllm.coupled import install
+    from paceline.vllm.replacements import replace_sampling
 
-    install()
+    replace_sampling()

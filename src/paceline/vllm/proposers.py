@@ -21,11 +21,10 @@ from paceline.vllm.batch import Batch, RowSampling
 from paceline.vllm.decisions.lookup_time import LookupTime
 from paceline.vllm.drafting import DraftLoop
 from paceline.vllm.plugin import register
+from paceline.vllm.replacements import replace_graphs
 from paceline.vllm.settings import DepthRule, Method, Settings
 from paceline.vllm.versions import check_version
 
-UNIFORM_GRAPHS = {"FULL_AND_PIECEWISE", "FULL_DECODE_ONLY"}
-"""vLLM's graph modes in which only steps with the same number of drafts for all rows have complete CUDA graphs."""
 METHOD = "plugin"
 """The name under which the depth policy knows these drafts."""
 
@@ -70,6 +69,7 @@ class VllmProposer:
     def __init__(self, vllm_config: Any) -> None:
         check_version()
         register()  # where the package is not installed, vLLM has not called it
+        replace_graphs(VllmProposer)
         settings = Settings.read(vllm_config.additional_config)
         clock = WallClock()
         max_depth = vllm_config.speculative_config.num_speculative_tokens
@@ -87,9 +87,6 @@ class VllmProposer:
             vllm_config.model_config.get_vocab_size(),
             clock,
             lookup_time,
-            lambda: (
-                vllm_config.compilation_config.cudagraph_mode.name in UNIFORM_GRAPHS
-            ),  # vLLM may change it after this call
             lookups.keep,
         )
 
