@@ -1,18 +1,15 @@
 """A target worker: serves the requests of gateways with an engine."""
 
-import itertools
 import logging
 import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Protocol
 
 from paceline.cluster.health import StallDetector
 from paceline.core.clock import Clock, WallClock
-from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
-from paceline.core.request import Request
+from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.handoff.handoffs import Handoffs
@@ -22,10 +19,9 @@ from paceline.runtime.target_worker.draft_swaps import DraftSwaps
 from paceline.runtime.target_worker.draft_symptoms import DraftSymptoms
 from paceline.runtime.target_worker.flags import WorkerFlags
 from paceline.runtime.target_worker.gateways import WRONG_EPOCH, Gateways
-from paceline.runtime.target_worker.grammar_thread import GrammarThread
-from paceline.runtime.target_worker.jobs import GatewayJobs, Job
-from paceline.runtime.target_worker.kept_streams import KeptStreams
+from paceline.runtime.target_worker.jobs import GatewayJobs
 from paceline.runtime.target_worker.reports import WorkerReports
+from paceline.runtime.target_worker.submissions import Submissions
 from paceline.runtime.weights.manager import WeightManager
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.gateway_messages import (
@@ -34,22 +30,18 @@ from paceline.runtime.wire.gateway_messages import (
     HeartbeatRequest,
     Prefill,
     Recall,
-    Recalled,
     SetFlags,
     StatusReport,
     StatusRequest,
     Submit,
     SwapDraft,
     WorkerList,
-    check_limits,
 )
 from paceline.runtime.wire.messages import Goodbye, Hello
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)
 
-EXPIRY_SECONDS = 1.0
-"""Interval at which the tokens of resumable streams are checked for their age."""
 IDLE_WAIT = 0.25
 PAUSE_SECONDS = 1.0
 """Time between two turns of the worker's loop from which the process itself was suspended."""
@@ -100,7 +92,6 @@ class TargetWorker:
         self._listener = listener
         self._drafts = drafts
         self._handoffs = handoffs
-        self._requests: Handoffs | EngineLoop = handoffs or loop
         self._prefill_service = prefill_service
         self._tracing = tracing
         self._publisher = publisher
@@ -115,13 +106,10 @@ class TargetWorker:
         self._flags = WorkerFlags(loop)
         self._draft_symptoms = DraftSymptoms()
         self._stop = threading.Event()
-        self._request_numbers = itertools.count()
         self._gateways = Gateways(name, listener, self._clock)
-        self._kept = KeptStreams()
-        self._next_expiry = 0.0
+        self._submissions = Submissions(loop, handoffs, self._gateways, listener.wake)
         self._commands: deque[Callable[[], None]] = deque()
         """Calls of other threads that the thread of `run` makes."""
-        self._grammars = GrammarThread(self._engine.validator, listener.wake)
         self._steps = StallDetector(HANG_SECONDS, UNMEASURED_HANG_SECONDS)
         self._last_turn: float | None = None
 
@@ -150,7 +138,7 @@ class TargetWorker:
                         self._handle(received.peer, received.message)
                     except Exception:  # no message may end the worker for all others
                         logger.exception("a message could not be handled")
-                self._grammars.run_finished()
+                self._submissions.poll(self._clock.now())
                 self._gateways.send_events()
                 while self._commands:
                     self._commands.popleft()()
@@ -171,7 +159,7 @@ class TargetWorker:
     def _close(self, is_hung: bool) -> None:
         self._gateways.say_goodbye(f"{self.name} is stopping")
         self._listener.close()
-        self._grammars.close()
+        self._submissions.close()
         if self._weights is not None:
             self._weights.close()  # first: a forward pass may wait for a layer
         if is_hung:  # all others wait for the engine's thread
@@ -212,10 +200,11 @@ class TargetWorker:
         gateway = self._gateways.heard(peer)
         match message:
             case Submit():
-                self._submit(peer, gateway, message)
+                if self._gateways.accepts(gateway, message, self.epoch):
+                    self._submissions.submit(peer, gateway, message)
             case Cancel():
                 for attempt in message.attempts:
-                    self._cancel(gateway, attempt)
+                    self._submissions.cancel(gateway, attempt)
                     if self._prefill_service is not None:
                         self._prefill_service.cancel(peer, attempt)
             case HeartbeatRequest():
@@ -240,59 +229,9 @@ class TargetWorker:
                 if self._draft_swaps is not None:
                     self._draft_swaps.start(message)
             case Recall():
-                self._recall(peer, message)
+                self._listener.send(peer, self._submissions.recall(message))
             case Goodbye():
                 self._drop(peer)
-
-    def _submit(self, peer: Peer, gateway: GatewayJobs, message: Submit) -> None:
-        if not self._gateways.accepts(gateway, message, self.epoch):
-            return
-        request = replace(message.request, id=f"{next(self._request_numbers)}")
-        job = gateway.jobs[message.attempt] = Job(peer, message.attempt, request)
-        if request.resume_key:
-            job.kept = self._kept.keep(request, lambda: gateway.jobs.get(job.attempt) is job)
-        if request.sampling.json_schema is None:
-            self._start(gateway, job, request, message)
-            return
-
-        def start(error: PacelineError | None) -> None:
-            if gateway.jobs.get(job.attempt) is not job:  # cancelled meanwhile
-                return
-            if error is None:
-                self._start(gateway, job, request, message)
-            else:
-                del gateway.jobs[job.attempt]
-                gateway.fail(job.attempt, error)
-
-        self._grammars.compile(request, start)
-
-    def _start(self, gateway: GatewayJobs, job: Job, request: Request, message: Submit) -> None:
-        """Pass the request to the engine."""
-        try:
-            check_limits(request)
-            if self._handoffs is None:
-                self._loop.submit(request, self._gateways.listener_of(job))
-            else:
-                self._handoffs.submit(request, self._gateways.listener_of(job), message.peer)
-        except PacelineError as error:
-            gateway.jobs.pop(job.attempt, None)
-            gateway.fail(message.attempt, error)
-        except Exception as error:  # no request may end the worker for all others
-            logger.exception("a request could not be started")
-            gateway.jobs.pop(job.attempt, None)
-            text = f"the request cannot be served ({type(error).__name__}): change its parameters"
-            gateway.fail(message.attempt, InvalidRequest(text))
-
-    def _recall(self, peer: Peer, message: Recall) -> None:
-        """Send the tokens of a resumable stream. If it still runs, for a gateway that its client has left, it ends."""
-        stream = self._kept.find(message.key)
-        for gateway in self._gateways.values():
-            for attempt, job in list(gateway.jobs.items()):
-                if stream is not None and job.kept is stream:
-                    self._cancel(gateway, attempt)
-                    gateway.fail(attempt, GenerationFailed("its client has resumed it through another gateway"))
-        choices = [] if stream is None else [list(tokens) for tokens in stream.choices]
-        self._listener.send(peer, Recalled(message.number, None if stream is None else stream.seed, choices))
 
     def _prefill(self, peer: Peer, gateway: GatewayJobs, message: Prefill) -> None:
         try:
@@ -310,16 +249,7 @@ class TargetWorker:
             logger.exception("a prefill could not be started")
             gateway.fail(message.attempt, PacelineError(f"the prefill failed to start: {error!r}"))
 
-    def _cancel(self, gateway: GatewayJobs, attempt: int) -> None:
-        job = gateway.jobs.pop(attempt, None)
-        if job is not None and self._loop.is_running:
-            self._requests.cancel(job.request_id)
-
     def _drop_silent_gateways(self) -> None:
-        now = self._clock.now()
-        if now >= self._next_expiry:
-            self._next_expiry = now + EXPIRY_SECONDS
-            self._kept.expire(now)
         for peer in self._gateways.fail_silent():
             self._drop(peer)
 
@@ -327,8 +257,7 @@ class TargetWorker:
         gateway = self._gateways.pop(peer)
         if self._prefill_service is not None:
             self._prefill_service.cancel_all(peer)
-        for attempt in list(gateway.jobs):
-            self._cancel(gateway, attempt)
+        self._submissions.cancel_all(gateway)
 
     def _status(self) -> StatusReport:
         snapshot = self._engine.status.snapshot()
