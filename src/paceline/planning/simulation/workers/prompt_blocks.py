@@ -5,8 +5,9 @@ from typing import overload
 
 from paceline.planning.traces.trace import BLOCK_TOKENS, TraceRequest
 
-_COPY_BITS = 40
-"""Bits of a block's number that hold its id in the trace; the copy is above them."""
+_COPY_STRIDE = 0x9E3779B97F
+"""Distance between the numbers of a block in two copies, above all ids of a trace: 2^40 over the golden ratio. A dictionary
+places a number by its low bits, and with a power of two those of all copies would be the same."""
 
 
 class PromptBlocks(Sequence[int]):
@@ -45,7 +46,7 @@ def prefix_sums(ids: Sequence[int], first_block: int, before: int) -> Sequence[i
 
 
 def prompt_blocks(request: TraceRequest, block_tokens: int) -> PromptBlocks:
-    offset = (request.copy << _COPY_BITS) + 1  # no block has the number 0
+    offset = request.copy * _COPY_STRIDE + 1  # no block has the number 0
     return PromptBlocks(
         tuple([block + offset for block in request.blocks]), request.prompt_tokens * BLOCK_TOKENS // block_tokens
     )
