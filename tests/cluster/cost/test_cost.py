@@ -7,7 +7,6 @@ from paceline.cluster.cost.cost import (
     Method,
     Target,
     at,
-    best_depth,
     dollars_per_million,
     expected_tokens,
     kv_bytes,
@@ -53,7 +52,7 @@ def test_mean_alpha_is_accepted_over_tested() -> None:
 
 @pytest.mark.parametrize(("alpha", "depth", "speedup"), [(0.7, 4, 1.77), (0.8, 5, 2.17), (0.9, 8, 2.92)])
 def test_the_best_depth(alpha: float, depth: int, speedup: float) -> None:
-    best = best_depth(FLAT, draft(alpha), 16)
+    best = max(prospects(FLAT, draft(alpha), 16), key=lambda one: one.speedup)
     assert (best.depth, round(best.speedup, 2)) == (depth, speedup)
 
 

@@ -184,11 +184,6 @@ def prospects(target: Target, method: Method, max_depth: int) -> list[Prospect]:
     return [prospect(target, method, depth) for depth in depths if depth <= max_depth]
 
 
-def best_depth(target: Target, method: Method, max_depth: int) -> Prospect:
-    """The fastest prospect; ties go to the smaller depth."""
-    return max(prospects(target, method, max_depth), key=lambda one: one.speedup)
-
-
 def _prospect(
     target: Target,
     name: str,

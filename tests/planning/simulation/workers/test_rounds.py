@@ -2,9 +2,10 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.cluster.cost.cost import Method, Target, prospects
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
-from paceline.planning.simulation.workers.rounds import Rounds
+from paceline.planning.simulation.workers.rounds import CONTEXT_STEP, MARGIN, PROMPT_STEP, Rounds
 
 PROFILE = load_profile("h200-8b")
 
@@ -28,3 +29,26 @@ def test_a_batch_waits_for_the_last_of_the_drafts_of_a_pool() -> None:
     several, demand = rounds.waiting_seconds(8, 8, 4), PROFILE.drafting_seconds(8, 4)
     late = max(0.0, PROFILE.drafting_seconds(64, 4) - rounds.pass_seconds(40))
     assert several == pytest.approx(1e-4 + min(demand, late + (1.0 - ready**8) * demand))
+
+
+@pytest.mark.parametrize("network", [0.0, 1e-4])
+@pytest.mark.parametrize("alphas", [(0.8,), (0.9, 0.6, 0.3), (0.3,)])
+def test_the_depth_is_that_of_the_cost_model(alphas: tuple[float, ...], network: float) -> None:
+    rounds, chosen = Rounds(PROFILE, Speculation(alphas, max_depth=6), network), set()
+    for batch in (1, 7, 40, 200):
+        for context, prompt_rows in ((300, 0), (9000, 0), (9000, 2048)):
+            bucket = (context // CONTEXT_STEP + 0.5) * CONTEXT_STEP
+            reading, prompts = (
+                PROFILE.context_seconds.value * bucket * batch,
+                -(-prompt_rows // PROMPT_STEP) * PROMPT_STEP,
+            )
+            passes = {
+                rows: PROFILE.rows_seconds(rows, prompts) + reading for rows in range(batch, 7 * batch + 1, batch)
+            }
+            drafts = {depth: rounds.waiting_seconds(batch, batch, depth) for depth in range(1, 7)}
+            found = prospects(Target(passes, batch), Method("draft_model", alphas, drafts), 6)
+            best = max(found, key=lambda one: one.speedup)
+            depth = best.depth if best.speedup >= MARGIN else 0
+            assert rounds.best(batch, float(context * batch), batch, prompt_rows).depth == depth
+            chosen.add(depth)
+    assert len(chosen) > 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.cluster.cost.cost import Method, Target, best_depth, expected_tokens, survival
+from paceline.cluster.cost.cost import expected_tokens, survival
 from paceline.cluster.pairing.fanout import AlternativeOdds, fan_out
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.config import Speculation
@@ -98,6 +98,12 @@ class Rounds:
         self._kinds = tuple(tuple(min(1.0, alpha * factor) for alpha in alphas) for alphas in kinds)
         self._alphas = pooled_alphas(self._kinds, speculation.max_depth + 1 if speculation else 1)
         """Those of a batch as a whole."""
+        self._tokens = (
+            [expected_tokens(self._alphas, depth) for depth in range(1, speculation.max_depth + 1)]
+            if speculation
+            else []
+        )
+        """Expected tokens of a round by depth, from 1 on."""
 
     @cached_property
     def rows(self) -> list[float]:
@@ -167,16 +173,18 @@ class Rounds:
 
     def _best(self, batch: int, context: float, drafting: int, prompt_rows: int) -> Round:
         speculation = self._speculation
-        if speculation is None or not drafting or expected_tokens(self._alphas, 1) == 1.0:
+        if speculation is None or not drafting or self._tokens[0] == 1.0:
             return self.at_depth(batch, 0, 0)
         if speculation.rule == "fixed":
             return self.at_depth(batch, speculation.max_depth, drafting)
-        depths = range(speculation.max_depth + 1)
         reading = self._profile.context_seconds.value * context
-        passes = {
-            batch * (depth + 1): self.pass_seconds(batch * (depth + 1), prompt_rows) + reading for depth in depths
-        }
-        drafts = {depth: self.waiting_seconds(batch, drafting, depth) for depth in depths[1:]}
-        method = Method("draft_model", self._alphas, drafts)
-        found = best_depth(Target(passes, batch), method, speculation.max_depth)
-        return self.at_depth(batch, found.depth if found.speedup >= MARGIN else 0, drafting)
+        passes = [
+            self.pass_seconds(batch * (depth + 1), prompt_rows) + reading for depth in range(speculation.max_depth + 1)
+        ]
+        # E * t_plain / (t_draft + t_verify), as in `cluster/cost/cost.py`; ties go to the smaller depth
+        speedups = [
+            tokens / (self.waiting_seconds(batch, drafting, depth) + passes[depth]) * passes[0]
+            for depth, tokens in enumerate(self._tokens, 1)
+        ]
+        fastest = max(speedups)
+        return self.at_depth(batch, speedups.index(fastest) + 1 if fastest >= MARGIN else 0, drafting)
