@@ -145,9 +145,7 @@ class KvIndex:
         chain = self._sums(event.tokens, start, before)
         if span == 1 and len(worker.holders) == 1 and self._is_new(worker, keys, chain):
             self._tree.add(1 << worker.number, parent, chain)
-            held = worker.blocks[0]
-            for key, number in zip(keys, chain, strict=True):
-                held[key] = number
+            worker.blocks[0].update(zip(keys, chain, strict=True))
             return
         holders = [1 << holder for level, holder in worker.holders.items() if level >= tier]
         for i, key in enumerate(keys):

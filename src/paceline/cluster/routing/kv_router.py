@@ -80,7 +80,7 @@ class KvRouter:
         token, fixed, positions = costs.token, costs.fixed, costs.positions
         # Most cached first. No worker of a group costs less than computing the rest at the best rate.
         for tokens, numbers in (*groups, (0, costs.all_numbers)):
-            uncached, fetchable = count - tokens, 0
+            uncached, fetchable = float(count - tokens), 0  # a float, as what it multiplies
             if longest > tokens:
                 fetchable = longest - tokens
                 if min_cost * (uncached - fetchable) + min(min_cost, costs.peer) * fetchable > best:
@@ -137,7 +137,7 @@ class KvRouter:
         return next((tokens for tokens, numbers in match.groups if any(number in positions for number in numbers)), 0)
 
     def _best(
-        self, numbers: Sequence[int], uncached: int, fetchable: int, by_tier: TokensByTier, now: float, below: float
+        self, numbers: Sequence[int], uncached: float, fetchable: int, by_tier: TokensByTier, now: float, below: float
     ) -> tuple[float, int]:
         """The least cost and its position, if it is less than `below`; ties go to the worker chosen longest ago. Among many
         workers, the first one that is good enough, or the best of `MAX_CANDIDATES`; each search starts elsewhere.
@@ -176,7 +176,7 @@ class KvRouter:
                         limit = best * ROUNDING
         return best, best_at
 
-    def _cost(self, at: int, uncached: int, fetchable: int, by_tier: TokensByTier, now: float) -> float:
+    def _cost(self, at: int, uncached: float, fetchable: int, by_tier: TokensByTier, now: float) -> float:
         costs = self._costs
         token, share, known = costs.token[at], costs.shares[at], costs.workers[at]
         cost = token * uncached + costs.full_batch * share

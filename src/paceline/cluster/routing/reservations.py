@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 
 from paceline.cluster.routing.kv_index import BLOCK_SIZE
+from paceline.cluster.routing.prefix_tree import NONE
 
 
 class Reservations:
     """The last prompt sent to each worker, for every first block. Prompts are chains of prefix numbers, as in `Match`."""
 
     def __init__(self) -> None:
-        self._by_first: dict[int, dict[int, tuple[str, Sequence[int]]]] = {}
-        """Request and chain, by the key of the first block and by worker."""
+        self._by_first: dict[int, dict[int, tuple[str, int, Sequence[int]]]] = {}
+        """Request, key of its second block and chain, by the key of the first block and by worker."""
         self._keys: dict[str, tuple[int, int]] = {}
         """Keys into `_by_first`, by request."""
 
@@ -25,7 +26,7 @@ class Reservations:
         before = prompts.get(worker)
         if before is not None:
             del self._keys[before[0]]
-        prompts[worker] = request_id, chain
+        prompts[worker] = request_id, _second(chain), chain
         self._keys[request_id] = first, worker
 
     def remove(self, request_id: str) -> None:
@@ -45,11 +46,16 @@ class Reservations:
         prompts = self._by_first.get(chain[0])
         if prompts is None:
             return []
-        second = chain[1:2]
+        second = _second(chain)
         return [
-            (_num_common(chain, other) * BLOCK_SIZE if other[1:2] == second else BLOCK_SIZE, (worker,))
-            for worker, (_, other) in prompts.items()
+            (_num_common(chain, other) * BLOCK_SIZE if other_second == second else BLOCK_SIZE, (worker,))
+            for worker, (_, other_second, other) in prompts.items()
         ]
+
+
+def _second(chain: Sequence[int]) -> int:
+    """Key of the second block, or NONE."""
+    return chain[1] if len(chain) > 1 else NONE
 
 
 def _num_common(chain: Sequence[int], other: Sequence[int]) -> int:
