@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,12 @@ from paceline.cli.render import console
 from paceline.cli.render.console import loaded
 from paceline.core.clock import WallClock
 from paceline.core.errors import InvalidRequest
+from paceline.core.output import Generation
+from paceline.core.sampling import SamplingParams
 from paceline.server.config.config import ServerConfig
+
+if TYPE_CHECKING:
+    from paceline.engine.llm import LLM
 
 MAX_TOKENS = 128
 
@@ -53,26 +58,43 @@ def generate(
         n=n,
         stop=tuple(stop or ()),
     )
-    prompt_or_messages: Any = [{"role": "user", "content": text}] if chat else text
     with loaded(config.engine) as llm:
         if n == 1 and not json_output:
-            for output in llm.stream(prompt_or_messages, sampling):
-                sys.stdout.write(output.text)
-                sys.stdout.flush()
-            sys.stdout.write("\n")
+            _stream(llm, _messages(text) if chat else text, sampling)
             return
         clock = WallClock()
         started = clock.now()
-        generation = llm.chat(prompt_or_messages, sampling) if chat else llm.generate(text, sampling)[0]
+        generation = llm.chat(_messages(text), sampling) if chat else llm.generate(text, sampling)[0]
         seconds = clock.now() - started
-    if not json_output:
-        for completion in generation.completions:
-            console.err.rule(f"{completion.index + 1} of {n}", align="left")
-            sys.stdout.write(completion.text + "\n")
-        return
-    document = {
-        "model": config.engine.model,
-        "prompt": text,
+    if json_output:
+        document = _to_json(config.engine.model, text, generation, seconds)
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    else:
+        _write_texts(generation)
+
+
+def _messages(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def _stream(llm: "LLM", prompt: Any, sampling: SamplingParams) -> None:
+    """Writes the text while it is generated."""
+    for output in llm.stream(prompt, sampling):
+        sys.stdout.write(output.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def _write_texts(generation: Generation) -> None:
+    for completion in generation.completions:
+        console.err.rule(f"{completion.index + 1} of {len(generation.completions)}", align="left")
+        sys.stdout.write(completion.text + "\n")
+
+
+def _to_json(model: str, prompt: str, generation: Generation, seconds: float) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": prompt,
         "prompt_tokens": len(generation.prompt_token_ids),
         "seconds": seconds,
         "completions": [
@@ -87,7 +109,6 @@ def generate(
             for completion in generation.completions
         ],
     }
-    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
