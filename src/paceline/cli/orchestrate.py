@@ -58,10 +58,7 @@ def orchestrate(
     Both servers speak the OpenAI API: Paceline, vLLM, llama.cpp. The text is exactly the target's. Vocabulary and chat template
     are compared first. Standard output receives only the texts.
     """
-    if prompts is not None:
-        questions = [(one.turns[0], one.category) for one in load_prompts(prompts)]
-    else:
-        questions = [(read_prompt(prompt, file), "default")]
+    questions = _questions(prompt, file, prompts)
     sampling = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -81,14 +78,26 @@ def orchestrate(
             target_model=target_model,
             config=SpeculationConfig(depth=depth, max_depth=max_depth),
         ) as orchestrator:
-            console.err.print(f"target: {orchestrator.target}\ndraft: {orchestrator.draft}", style="dim")
-            for check in orchestrator.checks:
-                console.err.print(str(check), style="dim", markup=False)
+            _print_servers(orchestrator)
             if metrics_port is not None:
                 _serve_metrics(orchestrator, metrics_port)
             await _answer_all(orchestrator, questions, sampling, chat, concurrency, json_output)
 
     asyncio.run(run())
+
+
+def _questions(prompt: str | None, file: Path | None, prompts: Path | None) -> list[tuple[str, str]]:
+    """Texts with their categories."""
+    if prompts is not None:
+        return [(one.turns[0], one.category) for one in load_prompts(prompts)]
+    return [(read_prompt(prompt, file), "default")]
+
+
+def _print_servers(orchestrator: Orchestrator) -> None:
+    """Prints both servers, and how their vocabularies and chat templates compare."""
+    console.err.print(f"target: {orchestrator.target}\ndraft: {orchestrator.draft}", style="dim")
+    for check in orchestrator.checks:
+        console.err.print(str(check), style="dim", markup=False)
 
 
 async def _answer_all(
@@ -99,6 +108,7 @@ async def _answer_all(
     concurrency: int,
     is_json: bool,
 ) -> None:
+    """Generates all answers, `concurrency` at a time, and writes them in the order of the questions."""
     limit = asyncio.Semaphore(concurrency)
 
     async def answer(text: str, category: str) -> Answer:
@@ -108,18 +118,21 @@ async def _answer_all(
 
     tasks = [asyncio.create_task(answer(*question)) for question in questions]
     for (text, _), task in zip(questions, tasks, strict=True):
-        found = await task
-        if is_json:
-            values = {**asdict(found), "finish_reason": found.finish_reason.value, "prompt": text}
-            sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
-        else:
-            sys.stdout.write(found.text + "\n")
-        sys.stdout.flush()
-        console.err.print(
-            f"{len(found.token_ids)} tokens in {found.rounds} rounds ({found.tokens_per_round:.2f} per round, "
-            f"{found.accepted} of {found.drafted} drafted accepted), {found.seconds:.2f} s",
-            style="dim",
-        )
+        _write_answer(text, await task, is_json)
+
+
+def _write_answer(prompt: str, found: Answer, is_json: bool) -> None:
+    if is_json:
+        values = {**asdict(found), "finish_reason": found.finish_reason.value, "prompt": prompt}
+        sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
+    else:
+        sys.stdout.write(found.text + "\n")
+    sys.stdout.flush()
+    console.err.print(
+        f"{len(found.token_ids)} tokens in {found.rounds} rounds ({found.tokens_per_round:.2f} per round, "
+        f"{found.accepted} of {found.drafted} drafted accepted), {found.seconds:.2f} s",
+        style="dim",
+    )
 
 
 def _serve_metrics(orchestrator: Orchestrator, port: int) -> None:
