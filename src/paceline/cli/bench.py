@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from paceline.bench.contender import Contender, EngineContender, ProfiledContender
 from paceline.bench.openai_server import connect
-from paceline.bench.presets import DEFAULT, DEFAULT_PROMPTS, PRESETS, find_preset
+from paceline.bench.presets import DEFAULT, DEFAULT_PROMPTS, PRESETS, Preset, find_preset
 from paceline.bench.profiling.profile import Profile, RoundTimes, profile
 from paceline.bench.profiling.recorder import Recorder
 from paceline.bench.prompts import load_prompts, select
@@ -80,20 +81,9 @@ def bench(
     makes a large target from a small model.
     """
     chosen = find_preset(preset)
-    workload = Workload(
-        prompts=select(load_prompts(prompts), limit=limit)
-        if prompts
-        else select(DEFAULT_PROMPTS, chosen.categories, limit),
-        sampling=SamplingParams(
-            **{**chosen.sampling, "max_tokens": tokens or chosen.tokens, "seed": seed}
-            | ({} if temperature is None else {"temperature": temperature})
-        ),
-        concurrency=concurrency or chosen.concurrency,
-        system=chosen.system,
-    )
-    for file in (json_file, plot_file, profile_file):  # before measuring
-        if file is not None and not file.parent.is_dir():
-            raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
+    workload = _workload(chosen, prompts, limit, concurrency, tokens, temperature, seed)
+    files = _Files(json_file, plot_file, profile_file)
+    files.check()  # before measuring
     with loaded(config.engine) as llm:
         recorder = None if profile_file is None else Recorder(WallClock())
         contenders = asyncio.run(_measure(llm, workload, against, api_key, recorder))
@@ -102,19 +92,58 @@ def bench(
     print_report(report, console.out)
     if profiles:
         print_profiles(profiles, console.out)
-    if json_file is not None:
-        figures = report.to_json() | ({"profiles": [one.to_json() for one in profiles]} if profiles else {})
-        json_file.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
-    if plot_file is not None:
-        from paceline.bench.plots import plot_report
-
-        plot_report(report, plot_file)
-    if profile_file is not None and profiles:
-        from paceline.bench.plots import plot_profiles
-
-        plot_profiles(profiles, str(report.about["title"]), profile_file)
+    files.write(report, profiles)
     if contenders[1].differences:  # another server may serve another model
         raise typer.Exit(1)
+
+
+def _workload(
+    preset: Preset,
+    prompts: Path | None,
+    limit: int | None,
+    concurrency: int | None,
+    tokens: int | None,
+    temperature: float | None,
+    seed: int,
+) -> Workload:
+    """The workload of the preset; an option that is not None replaces the preset's value."""
+    own = {} if temperature is None else {"temperature": temperature}
+    return Workload(
+        prompts=select(load_prompts(prompts), limit=limit)
+        if prompts
+        else select(DEFAULT_PROMPTS, preset.categories, limit),
+        sampling=SamplingParams(**{**preset.sampling, "max_tokens": tokens or preset.tokens, "seed": seed} | own),
+        concurrency=concurrency or preset.concurrency,
+        system=preset.system,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files to write; one that is None is not written."""
+
+    json: Path | None
+    plot: Path | None
+    profile: Path | None
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` if the folder of a file does not exist."""
+        for file in (self.json, self.plot, self.profile):
+            if file is not None and not file.parent.is_dir():
+                raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
+
+    def write(self, report: Report, profiles: list[Profile]) -> None:
+        if self.json is not None:
+            figures = report.to_json() | ({"profiles": [one.to_json() for one in profiles]} if profiles else {})
+            self.json.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+        if self.plot is not None:
+            from paceline.bench.plots import plot_report
+
+            plot_report(report, self.plot)
+        if self.profile is not None and profiles:
+            from paceline.bench.plots import plot_profiles
+
+            plot_profiles(profiles, str(report.about["title"]), self.profile)
 
 
 async def _measure(
