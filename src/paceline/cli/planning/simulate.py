@@ -75,17 +75,17 @@ def simulate_command(
     traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     speculation = options.read_speculation(alpha, max_depth, alpha_spread)
     config = SimulationConfig(
-        options.read_profile(profile, price, draft_price),
-        workers,
-        draft_workers,
-        None if speculation is None else replace(speculation, rule=rule),
-        router,
-        mode,
-        streams,
-        seed,
-        prefill_workers,
-        link,
-        tuple(map(parse_fault, fault or ())),
+        profile=options.read_profile(profile, price, draft_price),
+        workers=workers,
+        draft_workers=draft_workers,
+        speculation=None if speculation is None else replace(speculation, rule=rule),
+        router=router,
+        mode=mode,
+        streams=streams,
+        seed=seed,
+        prefill_workers=prefill_workers,
+        link=link,
+        faults=tuple(map(parse_fault, fault or ())),
     )
     objective = options.read_objective(ttft_ms, tpot_ms, 0.99)
     requests = options.read_trace(trace, traffic, seconds, scale, seed)
@@ -96,13 +96,23 @@ def simulate_command(
     if json_file is not None:
         json_file.write_text(json.dumps(_to_json(report, result, objective), indent=2) + "\n", "utf-8")
     if plot_file is not None or html_file is not None:
-        from paceline.bench.simulation_plots import plot_simulation
+        _write_plots(report, result, objective, plot_file, html_file)
 
-        png = plot_simulation(result, objective)
-        if plot_file is not None:
-            plot_file.write_bytes(png)
-        if html_file is not None:
-            html_file.write_text(page(report, result, objective, png), "utf-8")
+
+def _write_plots(
+    report: SimulationReport,
+    result: SimulationResult,
+    objective: Objective,
+    plot_file: Path | None,
+    html_file: Path | None,
+) -> None:
+    from paceline.bench.simulation_plots import plot_simulation
+
+    png = plot_simulation(result, objective)
+    if plot_file is not None:
+        plot_file.write_bytes(png)
+    if html_file is not None:
+        html_file.write_text(page(report, result, objective, png), "utf-8")
 
 
 def _to_json(report: SimulationReport, result: SimulationResult, objective: Objective) -> dict[str, Any]:
