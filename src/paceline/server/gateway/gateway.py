@@ -1,20 +1,18 @@
 """The gateway between HTTP and the target: admission, deadlines, cancellation and draining.
 
-All methods run on one event loop. The target's thread only appends to the inbox and wakes the loop once per burst.
+All methods run on one event loop.
 """
 
 import asyncio
 import hashlib
 import itertools
-import math
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import astuple
 
 from paceline.core.errors import PacelineError
-from paceline.core.output import OutputEvent, StepOutput
+from paceline.core.output import StepOutput
 from paceline.core.request import (
     MAX_NAMED_CATEGORIES,
     MAX_OWNER_CATEGORIES,
@@ -31,6 +29,9 @@ from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.gateway.admission import OUTPUT_COST, AdmissionEntry, AdmissionQueue, Capacity, kv_needed
+from paceline.server.gateway.inbox import Inbox
+from paceline.server.gateway.output_stream import OutputStream
+from paceline.server.gateway.retry_after import RetryAfter
 from paceline.server.learning.sample_ring import SampleRing
 from paceline.server.metrics.metrics import Metrics
 from paceline.server.openai.errors import (
@@ -41,59 +42,10 @@ from paceline.server.openai.errors import (
     Unavailable,
 )
 
-MAX_RETRY_AFTER = 60
-"""Seconds; largest value of the Retry-After header."""
 SCHEMA_THREADS = 32
 """Threads that wait for the check of a JSON schema. Their own: long texts are encoded on those of the event loop."""
 UNKNOWN_KV = 1 << 40
 """KV tokens of a target that has not reported its cache: the choices alone count."""
-NUM_FINISH_TIMES = 64
-"""Finish times that estimate Retry-After."""
-
-
-class OutputStream:
-    """Step outputs of the admitted requests of one session. The gateway writes, the session reads, on the event loop."""
-
-    def __init__(
-        self, requests: Sequence[ValidatedRequest], entries: Sequence[AdmissionEntry], deadline: float
-    ) -> None:
-        """`entries`: the places of the requests in the queue, in the same order."""
-        self.deadline = deadline
-        """Time of the event loop at which the stream fails."""
-        self.entries = {entry.id: entry for entry in entries}
-        self.requests = {request.id: request for request in requests}
-        self.unfinished = {request.id: len(request.unfinished) for request in requests}
-        """Number of unfinished choices by request id; finished requests are absent."""
-        self.error: PacelineError | None = None
-        self._pending: list[StepOutput] = []
-        self._changed = asyncio.Event()
-
-    @property
-    def num_unfinished(self) -> int:
-        return sum(self.unfinished.values())
-
-    def put(self, output: StepOutput) -> None:
-        if not self._pending:
-            self._changed.set()
-        self._pending.append(output)
-
-    def fail(self, error: PacelineError) -> None:
-        """Ends the stream with `error`, after the outputs that came before it. Only the first error counts."""
-        self.error = self.error or error
-        self._changed.set()
-
-    async def __aiter__(self) -> AsyncIterator[list[StepOutput]]:
-        """Yields all outputs since the previous batch."""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            batch, self._pending = self._pending, []
-            if batch:
-                yield batch
-            if self.error is not None and not self._pending:
-                raise self.error
-            if not self.unfinished and not self._pending:
-                return
 
 
 class Gateway:
@@ -133,9 +85,8 @@ class Gateway:
         self._by_request: dict[str, OutputStream] = {}
         self.queue = AdmissionQueue(reserved)
         metrics.add_queue(lambda: self.queue.num_waiting, lambda: self.queue.waiting_tokens)
-        self._finish_times: deque[float] = deque(maxlen=NUM_FINISH_TIMES)
-        self._inbox: deque[tuple[str, OutputEvent]] = deque()
-        self._is_awake = False
+        self._retry_after = RetryAfter()
+        self._inbox = Inbox(self._read_inbox)
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -205,7 +156,7 @@ class Gateway:
         """Refuses waiting requests of other keys in favour of this one, or raises."""
         for entry in self._displaced_by(num_choices, key, tokens):
             self.metrics.record_rejection("displaced")
-            self._by_request[entry.id].fail(Overloaded(self._retry_after()))
+            self._by_request[entry.id].fail(Overloaded(self._retry_after.seconds(self.num_waiting)))
             self.queue.remove(entry)
 
     def _displaced_by(self, num_choices: int, key: ApiKey, tokens: int) -> Sequence[AdmissionEntry]:
@@ -227,7 +178,7 @@ class Gateway:
         )
         if displaced is None:
             self.metrics.record_rejection("overloaded")
-            raise Overloaded(self._retry_after())
+            raise Overloaded(self._retry_after.seconds(self.num_waiting))
         return displaced
 
     def _capacity(self) -> Capacity:
@@ -245,43 +196,22 @@ class Gateway:
         """Starts the requests that are next, as far as the target has room."""
         if not self.queue.num_waiting:
             return
+        assert self._loop is not None
         for entry in self.queue.take(self._capacity()):
             stream = self._by_request[entry.id]
             for other in stream.entries.values():
                 other.is_displaceable = False
             try:
-                self._start(stream.requests[entry.id])
+                self.target.submit(stream.requests[entry.id], self._inbox.listener_of(entry.id, self._loop))
             except PacelineError as error:  # the target was closed
                 stream.fail(error)
 
-    def _retry_after(self) -> int:
-        """Seconds until the queue is empty, at the recent rate of finished choices."""
-        if len(self._finish_times) < 2:
-            return 1
-        seconds = (self._finish_times[-1] - self._finish_times[0]) / (len(self._finish_times) - 1)
-        return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds * self.num_waiting)))
-
-    def _start(self, request: ValidatedRequest) -> None:
-        """Submit a request that the queue has let through; its outputs arrive in the inbox."""
-        request_id = request.id
-
-        def receive(event: OutputEvent) -> None:  # runs on the target's thread
-            self._inbox.append((request_id, event))
-            if not self._is_awake:
-                self._is_awake = True
-                assert self._loop is not None
-                self._loop.call_soon_threadsafe(self._read_inbox)
-
-        self.target.submit(request, receive)
-
     def _read_inbox(self) -> None:
         """Pass what the target's thread has delivered to the output streams, and start the requests that are next."""
-        self._is_awake = False  # before reading: an event that arrives from here on wakes the loop again
         assert self._loop is not None
         now = self._loop.time()
         received: list[tuple[ValidatedRequest, StepOutput]] = []
-        while self._inbox:
-            request_id, event = self._inbox.popleft()
+        for request_id, event in self._inbox.take():
             stream = self._by_request.get(request_id)
             if stream is None:  # cancelled since
                 continue
@@ -304,7 +234,7 @@ class Gateway:
     def _finish_choice(self, request: ValidatedRequest, reason: FinishReason, now: float) -> None:
         stream = self._by_request[request.id]
         self.queue.finish_choice(stream.entries[request.id])
-        self._finish_times.append(now)
+        self._retry_after.add_finish(now)
         stream.unfinished[request.id] -= 1
         if stream.unfinished[request.id] == 0:
             del stream.unfinished[request.id], self._by_request[request.id]
@@ -331,7 +261,7 @@ class Gateway:
         self._streams.discard(stream)
         if not self._streams:
             self._idle.set()
-            self._finish_times.clear()  # an idle period says nothing about the rate of the next burst
+            self._retry_after.clear()
 
 
 def _entry(request: ValidatedRequest, key: ApiKey) -> AdmissionEntry:

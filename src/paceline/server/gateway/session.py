@@ -15,7 +15,8 @@ from paceline.server.auth.api_keys import ApiKey
 from paceline.server.auth.middleware import request_key
 from paceline.server.auth.rate_limit import Account, BodyCharge
 from paceline.server.auth.strict import AuditEntry
-from paceline.server.gateway.gateway import Gateway, OutputStream
+from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.output_stream import OutputStream
 from paceline.server.gateway.request_log import RequestLog
 from paceline.server.learning.sample_ring import SampleCollector, make_collector
 from paceline.server.openai.errors import BadRequest, RateLimited
