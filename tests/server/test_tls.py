@@ -15,7 +15,7 @@ from paceline.models.loading.checksums import weights_checksum
 from paceline.server.auth.api_keys import KeyFile
 from paceline.server.auth.audit_log import verify
 from paceline.server.auth.strict import text_hash
-from paceline.server.serve import TlsFiles
+from paceline.server.tls import TlsFiles
 from tests.engine.test_build import save_checkpoint
 from tests.server.process import server_process
 

@@ -1,7 +1,7 @@
 """The HTTP application: routes, middleware, error handlers and the OpenAPI document."""
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -14,6 +14,7 @@ from paceline.server.auth.middleware import AuthMiddleware, BodyMiddleware, Orig
 from paceline.server.dashboard.overview import Overview
 from paceline.server.gateway.body_process import BodyProcess
 from paceline.server.gateway.body_shape import max_values
+from paceline.server.gateway.gateway import Gateway
 from paceline.server.gateway.loop_watchdog import LoopWatchdog
 from paceline.server.gateway.models import ServedModels
 from paceline.server.learning.routes import LearningMetrics, learning_routes
@@ -55,11 +56,38 @@ class Application(FastAPI):
 
 def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" = None) -> FastAPI:
     """The application of a server. Without `tracing` it makes no spans."""
-    gateway, names = models.first, [one.model for one in models]
+    names = [one.model for one in models]
     overviews = {one.model: Overview(one, names, access.has_admin_routes) for one in models}
-    watchdog = LoopWatchdog(gateway.metrics.loop_lag.observe)
     most_values = max_values(max(one.target.max_model_len for one in models))
     large = BodyProcess(BodyLimits(most_values, {one.model: one.max_chars for one in models}))
+    app = Application(
+        title="Paceline",
+        version=VERSION,
+        redirect_slashes=False,
+        responses=ERRORS,
+        lifespan=_lifespan(models, overviews, large),
+        docs_url=None,  # FastAPI's pages load their scripts from another site
+        redoc_url=None,
+    )
+    app.state.large_bodies = large
+    _register_learning_metrics(models)
+    _include_routes(app, models, overviews)
+    if access.has_admin_routes:
+        _include_admin_routes(app, models)
+    install_error_handlers(app)
+    _add_middleware(app, models.first, access, most_values, large)
+    if tracing is not None:
+        from paceline.server.tracing import TracingMiddleware
+
+        app.add_middleware(TracingMiddleware, tracing=tracing)
+    return app
+
+
+def _lifespan(
+    models: ServedModels, overviews: Mapping[str, Overview], large: BodyProcess
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """What runs beside the application: the watchdog of its event loop, the overviews, and the process for large bodies."""
+    watchdog = LoopWatchdog(models.first.metrics.loop_lag.observe)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -69,41 +97,44 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
             stack.callback(large.close)
             yield
 
-    app = Application(
-        title="Paceline",
-        version=VERSION,
-        redirect_slashes=False,
-        responses=ERRORS,
-        lifespan=lifespan,
-        docs_url=None,  # FastAPI's pages load their scripts from another site
-        redoc_url=None,
-    )
+    return lifespan
+
+
+def _register_learning_metrics(models: ServedModels) -> None:
+    for one in models:
+        if one.samples is not None:
+            one.metrics.registry.register(LearningMetrics(one.model, one.samples))
+
+
+def _include_routes(app: FastAPI, models: ServedModels, overviews: Mapping[str, Overview]) -> None:
     app.include_router(generation_routes(models))
     app.include_router(model_routes(models))
     app.include_router(health_routes(models))
     app.include_router(overview_routes(models, overviews))
     app.include_router(dashboard_routes())
-    for one in models:
-        if one.samples is not None:
-            one.metrics.registry.register(LearningMetrics(one.model, one.samples))
-    if access.has_admin_routes:
-        app.include_router(admin_routes(models))
-        app.include_router(learning_routes(models))
-        board = PlanBoard()
-        gateway.metrics.registry.register(board)
-        app.include_router(plan_routes(board))
-    install_error_handlers(app)
-    app.state.large_bodies = large
+
+
+def _include_admin_routes(app: FastAPI, models: ServedModels) -> None:
+    app.include_router(admin_routes(models))
+    app.include_router(learning_routes(models))
+    board = PlanBoard()
+    models.first.metrics.registry.register(board)
+    app.include_router(plan_routes(board))
+
+
+def _add_middleware(app: FastAPI, gateway: Gateway, access: Access, most_values: int, large: BodyProcess) -> None:
+    """Adds the checks of every request. The middleware that is added last runs first."""
+    config, metrics = gateway.config, gateway.metrics
     app.add_middleware(
         BodyMiddleware,
-        limit=gateway.config.max_body_bytes,
+        limit=config.max_body_bytes,
         limits=gateway.limits,
         most_values=most_values,
-        metrics=gateway.metrics,
+        metrics=metrics,
         large=large,
     )
-    app.add_middleware(AuthMiddleware, access=access, metrics=gateway.metrics)
-    origins = parse_origins(gateway.config.cors_origins)
+    app.add_middleware(AuthMiddleware, access=access, metrics=metrics)
+    origins = parse_origins(config.cors_origins)
     if origins:
         app.add_middleware(
             CORSMiddleware,
@@ -112,12 +143,6 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
             allow_headers=("*",),
             expose_headers=("Retry-After",),
         )
-    # The middleware that is added last runs first
-    app.add_middleware(OriginMiddleware, origins=origins, metrics=gateway.metrics)
-    hosts = parse_hosts(gateway.config.allowed_hosts)
-    app.add_middleware(HostMiddleware, hosts=hosts, has_keys=access.has_keys, metrics=gateway.metrics)
-    if tracing is not None:
-        from paceline.server.tracing import TracingMiddleware
-
-        app.add_middleware(TracingMiddleware, tracing=tracing)
-    return app
+    app.add_middleware(OriginMiddleware, origins=origins, metrics=metrics)
+    hosts = parse_hosts(config.allowed_hosts)
+    app.add_middleware(HostMiddleware, hosts=hosts, has_keys=access.has_keys, metrics=metrics)

@@ -67,83 +67,95 @@ def generation_routes(models: ServedModels) -> APIRouter:
 
     @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": EVENTS}})
     async def chat(body: ChatBody, http: Request) -> Response:
-        one = served[models.of(body.model)]
-        session, target = RequestSession.open(one.gateway, http, body), one.target
-        session.check_limits(1, body.n or 1)
-        tool_use = ToolUse.from_body(body)
-        tools = tool_use.tools if tool_use else ()
-        prompt = await one.encoder.encode_messages(
-            body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs
-        )
-        prompt = truncate_prompt(prompt, body, target.max_model_len)
-        if len(prompt) >= target.max_model_len:
-            raise PromptTooLong(len(prompt), target.max_model_len, field="messages")
-        sampling = sampling_params(
-            body,
-            one.defaults,
-            max_tokens=body.token_limit or one.max_output or target.max_model_len,
-            logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            prompt_logprobs=body.prompt_logprobs,
-            seed=draw_seed(),
-            json_schema=tool_use.json_schema if tool_use else response_schema(body),
-            extra_stops=tool_use.stops if tool_use else (),
-        )
-        bare = build_requests(http, body, session, [prompt], sampling, last_user_text(body.messages))
-        requests = await session.validate(bare, body.timeout, "tools" if tool_use else "response_format")
-        answer = ChatAnswer(requests, one.context, body, tool_use)
-        return await respond(session, answer, body, http)
+        return await _chat(served[models.of(body.model)], body, http)
 
     @router.post("/v1/completions", responses={200: {"model": Completion, "content": EVENTS}})
     async def completions(body: CompletionBody, http: Request) -> Response:
-        one = served[models.of(body.model)]
-        session, target = RequestSession.open(one.gateway, http, body), one.target
-        session.check_limits(len(body.prompts), len(body.prompts) * (body.n or 1))
-        prompts = [
-            await one.encoder.encode_text(prompt, body.add_special_tokens) if isinstance(prompt, str) else tuple(prompt)
-            for prompt in body.prompts
-        ]
-        prompts = [truncate_prompt(prompt, body, target.max_model_len) for prompt in prompts]
-        max_tokens = body.max_tokens or one.max_output or DEFAULT_MAX_TOKENS
-        sampling = sampling_params(
-            body,
-            one.defaults,
-            max_tokens=1 if body.max_tokens == 0 else max_tokens,
-            logprobs=body.logprobs,
-            prompt_logprobs=body.engine_prompt_logprobs,
-            seed=draw_seed(),
-            json_schema=response_schema(body),
-        )
-        requests = await session.validate(build_requests(http, body, session, prompts, sampling), body.timeout)
-        answer = CompletionAnswer(requests, one.context, body)
-        return await respond(session, answer, body, http)
+        return await _complete(served[models.of(body.model)], body, http)
 
     @router.post("/v1/verify", responses={200: {"model": VerifyResponse}})
     async def verify(body: VerifyBody, http: Request) -> Response:
-        one = served[models.of(body.model)]
-        session, target = RequestSession.open(one.gateway, http, body), one.target
-        if session.is_strict:
-            raise InvalidRequest("strict mode generates without drafts: use /v1/completions", field="draft")
-        session.check_limits(1, 1)
-        sampling = sampling_params(
-            body,
-            one.defaults,
-            max_tokens=body.max_tokens or one.max_output or DEFAULT_MAX_TOKENS,
-            logprobs=None,
-            prompt_logprobs=None,
-            seed=0,  # a greedy text has no noise
-            json_schema=response_schema(body),
-        )
-        bare = build_requests(http, body, session, [tuple(body.prompt)], sampling)
-        round_ = replace(
-            bare[0],
-            committed=(tuple(body.output),) if body.output else (),
-            draft=tuple(body.draft),
-            speculation=SpeculationParams(enabled=False),
-        )
-        requests = await session.validate([round_], body.timeout)
-        return GenerationResponse(session, VerifyAnswer(requests[0], one.context, body, target.max_model_len), False)
+        return await _verify(served[models.of(body.model)], body, http)
 
     return router
+
+
+async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
+    """Encodes the messages with the chat template and generates the next model."""
+    session, target = RequestSession.open(model.gateway, http, body), model.target
+    session.check_limits(1, body.n or 1)
+    tool_use = ToolUse.from_body(body)
+    tools = tool_use.tools if tool_use else ()
+    prompt = await model.encoder.encode_messages(
+        body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs
+    )
+    prompt = truncate_prompt(prompt, body, target.max_model_len)
+    if len(prompt) >= target.max_model_len:
+        raise PromptTooLong(len(prompt), target.max_model_len, field="messages")
+    sampling = sampling_params(
+        body,
+        model.defaults,
+        max_tokens=body.token_limit or model.max_output or target.max_model_len,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        seed=draw_seed(),
+        json_schema=tool_use.json_schema if tool_use else response_schema(body),
+        extra_stops=tool_use.stops if tool_use else (),
+    )
+    bare = build_requests(http, body, session, [prompt], sampling, last_user_text(body.messages))
+    requests = await session.validate(bare, body.timeout, "tools" if tool_use else "response_format")
+    answer = ChatAnswer(requests, model.context, body, tool_use)
+    return await respond(session, answer, body, http)
+
+
+async def _complete(model: _Model, body: CompletionBody, http: Request) -> Response:
+    """Generates the text after each prompt."""
+    session, target = RequestSession.open(model.gateway, http, body), model.target
+    session.check_limits(len(body.prompts), len(body.prompts) * (body.n or 1))
+    prompts = [
+        await model.encoder.encode_text(prompt, body.add_special_tokens) if isinstance(prompt, str) else tuple(prompt)
+        for prompt in body.prompts
+    ]
+    prompts = [truncate_prompt(prompt, body, target.max_model_len) for prompt in prompts]
+    max_tokens = body.max_tokens or model.max_output or DEFAULT_MAX_TOKENS
+    sampling = sampling_params(
+        body,
+        model.defaults,
+        max_tokens=1 if body.max_tokens == 0 else max_tokens,
+        logprobs=body.logprobs,
+        prompt_logprobs=body.engine_prompt_logprobs,
+        seed=draw_seed(),
+        json_schema=response_schema(body),
+    )
+    requests = await session.validate(build_requests(http, body, session, prompts, sampling), body.timeout)
+    answer = CompletionAnswer(requests, model.context, body)
+    return await respond(session, answer, body, http)
+
+
+async def _verify(model: _Model, body: VerifyBody, http: Request) -> Response:
+    """Verifies the draft of another server in one step."""
+    session, target = RequestSession.open(model.gateway, http, body), model.target
+    if session.is_strict:
+        raise InvalidRequest("strict mode generates without drafts: use /v1/completions", field="draft")
+    session.check_limits(1, 1)
+    sampling = sampling_params(
+        body,
+        model.defaults,
+        max_tokens=body.max_tokens or model.max_output or DEFAULT_MAX_TOKENS,
+        logprobs=None,
+        prompt_logprobs=None,
+        seed=0,  # a greedy text has no noise
+        json_schema=response_schema(body),
+    )
+    bare = build_requests(http, body, session, [tuple(body.prompt)], sampling)
+    round_ = replace(
+        bare[0],
+        committed=(tuple(body.output),) if body.output else (),
+        draft=tuple(body.draft),
+        speculation=SpeculationParams(enabled=False),
+    )
+    requests = await session.validate([round_], body.timeout)
+    return GenerationResponse(session, VerifyAnswer(requests[0], model.context, body, target.max_model_len), False)
 
 
 def model_routes(models: ServedModels) -> APIRouter:
