@@ -39,7 +39,8 @@ def test_the_workers_of_a_server(url: str) -> None:
 def test_a_server_that_does_not_answer() -> None:
     result = paceline("status", "http://127.0.0.1:9")
     assert result.exit_code == 2
-    assert "no server answers at http://127.0.0.1:9" in result.output
+    words = " ".join(result.output.split())
+    assert "no server answers at http://127.0.0.1:9 (Connection refused): start one with `paceline serve`" in words
 
 
 def test_a_refusal_has_the_text_of_the_server(url: str) -> None:

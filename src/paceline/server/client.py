@@ -52,7 +52,9 @@ class ServerClient:
                 raise _refusal(self.url, path, error) from None
         except OSError as error:
             reason = getattr(error, "reason", error)
-            raise ServerUnavailable(f"no server answers at {self.url}: {reason}") from None
+            why = (isinstance(reason, OSError) and reason.strerror) or reason
+            hint = "start one with `paceline serve`, or give its URL"
+            raise ServerUnavailable(f"no server answers at {self.url} ({why}): {hint}") from None
 
 
 def _refusal(url: str, path: str, error: urllib.error.HTTPError) -> PacelineError:

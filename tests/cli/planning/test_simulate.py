@@ -81,6 +81,7 @@ def test_the_production_policy_needs_the_stepwise_mode() -> None:
         (("--ttft-ms", "0"), "times above 0"),
         (("--fault", "worker:target-5@1"), "a fault names target-5"),
         (("--fault", "worker:target-0@9-2"), "cannot read the fault"),
+        (("--fault", "foo"), "cannot read the fault 'foo' (it has no kind or no time)"),
         (("--fault", "storm:1@2"), "unknown kind of fault"),
         (("--prefill-workers", "1", "--link", "string"), "has no link 'string'"),
     ],

@@ -27,10 +27,15 @@ def find_model(name_or_path: str | Path, role: Literal["model", "draft"] = "mode
         return _drafts() / name
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise UnsupportedModel(
-            f"no {role} at {name!r}: give a folder, a .gguf file, a Hugging Face id (owner/name), {EMBEDDED!r}, or "
-            f"a shipped draft ({', '.join(shipped_drafts())})"
+            f"no {role} at {name!r}: give a folder, a .gguf file, a Hugging Face id (owner/name), or {_shipped(role)}"
         )
     return _cached(name, role)
+
+
+def _shipped(role: str) -> str:
+    """What needs no files, for an error."""
+    drafts = f", or a shipped draft ({', '.join(shipped_drafts())})" if role == "draft" else ", the embedded model"
+    return repr(EMBEDDED) + drafts
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:

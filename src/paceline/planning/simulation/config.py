@@ -31,7 +31,7 @@ class Speculation:
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0.0 <= alpha <= 1.0 for alpha in self.alphas):
-            raise InvalidConfig(f"alpha must be in [0, 1], got {self.alphas}")
+            raise InvalidConfig(f"alpha must be in [0, 1], got {', '.join(f'{alpha:g}' for alpha in self.alphas)}")
         if self.max_depth < 1:
             raise InvalidConfig(f"the largest depth must be at least 1, got {self.max_depth}")
         if not 0.0 <= self.spread <= MAX_SPREAD:

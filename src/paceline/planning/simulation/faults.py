@@ -44,8 +44,10 @@ Fault = WorkersLost | SlowLinks | AlphaDrift
 def parse_fault(text: str) -> Fault:
     """The fault of a command line; see `FORMS`."""
     try:
-        kind, rest = text.split(":", 1)
-        what, when = rest.rsplit("@", 1)
+        kind, colon, rest = text.partition(":")
+        what, at, when = rest.rpartition("@")
+        if not (colon and at):
+            raise ValueError("it has no kind or no time")
         first, _, last = when.partition("-")
         start, end = float(first), float(last) if last else None
         if not (start >= 0.0 and (end is None or end > start)):
