@@ -1,9 +1,10 @@
 from pathlib import Path
 
 from paceline.bench.calibrate import calibration_config
+from paceline.bench.profiling.batch_steps import DEPTH
 from paceline.bench.profiling.prompt_passes import BLOCK, CHUNK, _spans, draft_prefill_seconds, row_counts
 from paceline.bench.profiling.time_estimate import Progress
-from paceline.bench.profiling.worker_profile import DEPTH, Prices, _merge, _rising, _sizes, measure_profile
+from paceline.bench.profiling.worker_profile import Prices, _merge, _rising, measure_profile
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.planning.profiles.profile_file import load_profile, save_profile
@@ -80,12 +81,6 @@ def test_the_draft_prefill_is_that_of_the_method_that_drafts(tmp_path: Path) -> 
         config = EngineConfig(target, draft=draft, speculation=speculation, **SETTINGS)  # type: ignore[arg-type]
         with LLM(**asdict(config)) as llm:
             assert (draft_prefill_seconds(llm, WallClock()) > 0.0) is drafts
-
-
-def test_the_ends_of_the_batch_sizes_are_measured_first() -> None:
-    assert _sizes(256) == [1, 256, 16, 4, 64, 2, 8, 32, 128]
-    assert _sizes(6) == [1, 6, 2, 4]
-    assert (_sizes(2), _sizes(1)) == ([1, 2], [1])
 
 
 def test_a_slow_measurement_does_not_raise_the_later_ones() -> None:

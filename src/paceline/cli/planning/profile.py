@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from paceline.bench.calibrate import calibration_config
+from paceline.bench.profiling.batch_steps import DEPTH
 from paceline.bench.profiling.time_estimate import Progress
-from paceline.bench.profiling.worker_profile import DEPTH, Prices, measure_profile
+from paceline.bench.profiling.worker_profile import Prices, measure_profile
 from paceline.cli.options import ENGINE, with_settings
 from paceline.cli.planning.options import check_folder
 from paceline.cli.render import console
