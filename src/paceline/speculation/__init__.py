@@ -1,1 +1,1 @@
-"""Guessing tokens and checking the guesses: proposers, drafts, verification, depth."""
+"""Drafting and verification: proposers, drafts, acceptance rules, depth."""
