@@ -152,6 +152,17 @@ def test_python_m_paceline_and_help_without_torch() -> None:
     assert result.stdout.startswith("paceline ")
 
 
+@pytest.mark.parametrize(
+    ("group", "others"), [("learn", "paceline learn status"), ("audit", "paceline audit verify"), ("bench", "inflate")]
+)
+def test_the_help_of_a_default_command_names_the_others(group: str, others: str) -> None:
+    for _ in range(2):  # the second does not repeat them
+        result = CliRunner().invoke(cli, [group, "--help"], env={"COLUMNS": "200"}, prog_name="paceline")
+        last = result.output[result.output.rindex("Other commands: ") :]
+        assert others in last
+        assert result.output.count("Other commands: ") == 1
+
+
 @pytest.mark.parametrize("words", [(), ("serve",), ("plan",), ("rollout",), ("status",), ("draft", "swap"), ("audit",)])
 def test_help_shows_no_type_for_flags_and_single_brackets(words: tuple[str, ...]) -> None:
     result = CliRunner().invoke(cli, [*words, "--help"], env={"COLUMNS": "200"})

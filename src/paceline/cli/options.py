@@ -116,9 +116,18 @@ def _panel(setting: Setting) -> str:
 
 
 def default_to(name: str) -> type[TyperGroup]:
-    """A command group that runs `name` unless the first argument is one of its commands."""
+    """A command group that runs `name` unless the first argument is one of its commands. Its help lists the others."""
 
     class Group(TyperGroup):
+        def get_command(self, ctx: Any, cmd_name: str) -> Any:
+            command = super().get_command(ctx, cmd_name)
+            if command is not None and cmd_name == name:
+                others = ", ".join(f"`{ctx.command_path} {other}`" for other in self.commands if other != name)
+                line = f"Other commands: {others}"
+                known = (command.epilog or "").removesuffix(line).rstrip()
+                command.epilog = f"{known}\n\n{line}".lstrip()
+            return command
+
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click's context
             return super().parse_args(ctx, args if args and args[0] in self.commands else [name, *args])
 
