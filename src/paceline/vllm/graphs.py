@@ -37,13 +37,15 @@ class DecodeGraphs(CudagraphDispatcher):  # type: ignore[misc]
         return mode, batch
 
 
-def use_decode_graphs(runner: Any, attention_backends: Iterable[Iterable[Any]], kv_cache_groups: Iterable[Any]) -> None:
-    """Give a model runner `DecodeGraphs`, before it decides which graphs to capture."""
-    runner.uniform_decode_query_len = 1
-    runner.cudagraph_dispatcher = DecodeGraphs(runner.vllm_config)
-    config = runner.compilation_config
+def use_decode_graphs(
+    vllm_runner: Any, attention_backends: Iterable[Iterable[Any]], kv_cache_groups: Iterable[Any]
+) -> None:
+    """Give a model runner of vLLM `DecodeGraphs`, before it decides which graphs to capture."""
+    vllm_runner.uniform_decode_query_len = 1
+    vllm_runner.cudagraph_dispatcher = DecodeGraphs(vllm_runner.vllm_config)
+    config = vllm_runner.compilation_config
     supports_any_batch = all(
-        backend.get_builder_cls().get_cudagraph_support(runner.vllm_config, group.kv_cache_spec)
+        backend.get_builder_cls().get_cudagraph_support(vllm_runner.vllm_config, group.kv_cache_spec)
         == AttentionCGSupport.ALWAYS
         for backends, group in zip(attention_backends, kv_cache_groups, strict=False)
         for backend in backends
