@@ -50,11 +50,12 @@ def batch_sizes(most: int) -> list[int]:
 def expected_parts(llm: "LLM", times: PassTimes, limit: float) -> list[Part]:
     """The measurements with the times that they should take. `limit`: as `seconds` of `measure_profile`."""
     scheduler, tokens = llm.engine.scheduler, prompt_tokens(llm)
-    sizes, taken = batch_sizes(scheduler.max_num_seqs), 0.0
+    sizes, taken, computed = batch_sizes(scheduler.max_num_seqs), 0.0, 0
     parts = [Part(CONTEXTS, 2 * PASSES_PER_SIZE * times.most)]
     for number, batch in enumerate(sizes):
-        prompts = 2.0 * times.at(batch * tokens)
         for depth in _depths(llm):
+            prompts = times.at(max(1, batch - computed) * tokens)
+            computed = max(computed, batch)
             steps = FIRST_TOKENS + STEP_TOKENS * (1 + depth // 2)
             steps_seconds = steps / (TOKENS_PER_STEP if depth else 1.0) * times.at(batch * (1 + depth))
             is_left_out = number >= MIN_SIZES and taken >= limit
@@ -81,12 +82,11 @@ def run_batches(
                 for is_counted in (False, True):  # the first run captures graphs
                     recorder.label = f"{batch}/{depth}" if is_counted else None
                     tokens = STEP_TOKENS * (1 + depth // 2) if is_counted else FIRST_TOKENS
-                    salt = f"profile/{batch}/{depth}/{is_counted}"
                     llm.generate(
                         [[(97 * i + 31 * j + 7) % vocabulary for j in range(length)] for i in range(batch)],
                         SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=0),
                         speculation={"enabled": True, "max_depth": depth} if depth else {"enabled": False},
-                        cache_salt=salt,
+                        cache_salt="profile",  # batches share prompts: a prompt is computed once, if the cache holds it
                     )
         recorder.label = None
     return [one for one in recorder.rounds if one.is_decode and one.label.partition("/")[0] == str(one.batch)]
