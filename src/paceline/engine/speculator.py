@@ -56,8 +56,8 @@ class Speculator:
         self._validator, self._clock, self._vocab_size = validator, clock, vocab_size
         self._guard = ProposerGuard(proposers)
         self._costs = DraftCosts(clock, graph_methods)
-        self._labels = TrafficLabels(proposers, self.traffic, depth)
-        self._depths = DepthDecisions(proposers, depth, self.traffic, self._labels, self._guard, validator, clock)
+        self._labels = TrafficLabels(proposers, self.traffic)
+        self._depths = DepthDecisions(proposers, self.traffic, self._labels, self._guard, validator, clock)
         self._behind: set[int] = set()
         """Sequences without a draft in this step because their draft prefill goes on."""
         self._ended: list[int] = []
@@ -96,13 +96,8 @@ class Speculator:
         """Report the outcome and the cost of a committed step to the depth policy, the breaker and the statistics."""
         contents = StepContents.of(result)
         cost = self._costs.take(result, contents.rounds)
-        self.totals.add(
-            contents.prefill_rows,
-            bool(contents.rounds),
-            cost.total_draft_seconds,
-            cost.network_seconds,
-            result.verify_seconds,
-        )
+        prefill, drafted = contents.prefill_rows, bool(contents.rounds)
+        self.totals.add(prefill, drafted, cost.total_draft_seconds, cost.network_seconds, result.verify_seconds)
         if self.enabled:
             for sequence in contents.plain:
                 if sequence.depth:
@@ -143,7 +138,7 @@ class Speculator:
     def decide(self, ready: Seq[Sequence]) -> None:
         """Set the depth of sequences that are about to decode."""
         if self.enabled:
-            self._depths.decide(ready)
+            self._depths.decide(ready, self.depth)
         else:
             set_plain(ready)
 
@@ -195,11 +190,11 @@ class Speculator:
 
     def forget_label(self, methods: Collection[str], label: str) -> None:
         """Discard what was learned under `label`."""
-        self._labels.forget(methods, label)
+        self._restart_classes(self._labels.forget(methods, label))
 
     def adopt_label(self, methods: Collection[str], label: str) -> None:
         """Let what was learned under `label` hold for the classes without it."""
-        self._labels.adopt(methods, label)
+        self._restart_classes(self._labels.adopt(methods, label))
 
     def _valid(self, collected: Mapping[int, Draft], limits: Mapping[int, int]) -> dict[int, Draft]:
         """The valid drafts of sequences with rows, cut to their rows (`limits`)."""
@@ -244,3 +239,9 @@ class Speculator:
         """Restart the depth policy for traffic classes that changed."""
         for change in changes:
             self.depth.restart(change.category, change.after)
+
+    def _restart_classes(self, alphas: Mapping[str, float]) -> None:
+        """Restart all that was learned of these traffic classes; `alphas` is their new acceptance."""
+        for category, alpha in alphas.items():
+            self.traffic.restart(category)
+            self.depth.restart(category, alpha)

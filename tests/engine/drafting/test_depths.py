@@ -5,7 +5,7 @@ from paceline.core.sequence import Sequence as Generation
 from paceline.speculation.depth.breaker import BreakerRule
 from paceline.speculation.drafts import Draft
 from paceline.speculation.verification.verify import Verdict
-from tests.engine.drafting.case import Case
+from tests.engine.drafting.case import Case, RecordedDepth
 
 
 def test_candidates_have_their_tokens_and_what_remains() -> None:
@@ -16,6 +16,14 @@ def test_candidates_have_their_tokens_and_what_remains() -> None:
     (candidate,) = case.depth.candidates[-1]
     assert candidate.num_tokens == len(sequence.ids)
     assert candidate.remaining == case.validator.remaining(sequence)
+
+
+def test_the_policy_can_be_replaced() -> None:
+    case, other = Case(), RecordedDepth()
+    sequence = case.sequence()
+    case.speculator.depth = other
+    case.speculator.prepare_next([sequence])
+    assert (len(case.depth.candidates), len(other.candidates)) == (0, 1)
 
 
 def test_depth_is_the_smallest_limit() -> None:

@@ -21,19 +21,18 @@ class DepthDecisions:
     def __init__(
         self,
         proposers: Mapping[str, Proposer],
-        policy: DepthPolicy,
         traffic: TrafficClasses,
         labels: TrafficLabels,
         guard: ProposerGuard,
         validator: RequestValidator,
         clock: Clock,
     ) -> None:
-        self._proposers, self._policy, self._traffic, self._labels = proposers, policy, traffic, labels
+        self._proposers, self._traffic, self._labels = proposers, traffic, labels
         self._guard, self._validator, self._clock = guard, validator, clock
 
-    def decide(self, ready: Seq[Sequence]) -> None:
+    def decide(self, ready: Seq[Sequence], policy: DepthPolicy) -> None:
         """Set the depth of sequences that are about to decode."""
-        if self._policy.skip_step(len(ready)):
+        if policy.skip_step(len(ready)):
             set_plain(ready)
             self._traffic.count_declined(self._classes(ready))
             return
@@ -43,9 +42,7 @@ class DepthDecisions:
             return
         candidates = self._candidates(ready, limits)
         decisions = []
-        for sequence, candidate, most, depth in zip(
-            ready, candidates, limits, self._policy.decide(candidates), strict=True
-        ):
+        for sequence, candidate, most, depth in zip(ready, candidates, limits, policy.decide(candidates), strict=True):
             sequence.depth = depth
             if most:  # a request without speculation is neither a decision nor a fallback
                 decisions.append((candidate.category, depth, candidate.max_depth > 0))

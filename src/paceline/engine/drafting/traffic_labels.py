@@ -6,7 +6,6 @@ from paceline.core.sequence import Sequence
 from paceline.core.worker_status import TrafficStatus
 from paceline.engine.stats import TrafficClasses, traffic_class
 from paceline.speculation.depth.acceptance import PRIOR_ALPHA
-from paceline.speculation.depth.policy import DepthPolicy
 from paceline.speculation.proposer import Proposer
 
 
@@ -14,8 +13,8 @@ class TrafficLabels:
     """A draft on trial is learned in classes whose names end with a label. At the end of the trial they are discarded or
     adopted."""
 
-    def __init__(self, proposers: Mapping[str, Proposer], traffic: TrafficClasses, depth: DepthPolicy) -> None:
-        self._proposers, self._traffic, self._depth = proposers, traffic, depth
+    def __init__(self, proposers: Mapping[str, Proposer], traffic: TrafficClasses) -> None:
+        self._proposers, self._traffic = proposers, traffic
         self._labels: dict[str, str] = {}
         """Labels by method; empty or missing: none is tried."""
 
@@ -29,21 +28,18 @@ class TrafficLabels:
         """Use the classes that end with `label` for sequences of these methods; empty: the classes of before."""
         self._labels.update(dict.fromkeys(methods, label))
 
-    def forget(self, methods: Collection[str], label: str) -> None:
-        """Discard what was learned under `label`."""
-        for status in self._labelled(methods, label):
-            self._restart(f"{status.method}/{status.category}", PRIOR_ALPHA)
+    def forget(self, methods: Collection[str], label: str) -> dict[str, float]:
+        """Discard what was learned under `label`. Returns the classes to restart, with the new acceptance of each."""
+        return {f"{one.method}/{one.category}": PRIOR_ALPHA for one in self._labelled(methods, label)}
 
-    def adopt(self, methods: Collection[str], label: str) -> None:
-        """Let what was learned under `label` hold for the classes without it."""
-        for status in self._labelled(methods, label):
-            if status.alphas:
-                self._restart(f"{status.method}/{status.category.removesuffix(label)}", status.alphas[0])
+    def adopt(self, methods: Collection[str], label: str) -> dict[str, float]:
+        """Let what was learned under `label` hold for the classes without it. Returns the same as `forget`."""
+        return {
+            f"{one.method}/{one.category.removesuffix(label)}": one.alphas[0]
+            for one in self._labelled(methods, label)
+            if one.alphas
+        }
 
     def _labelled(self, methods: Collection[str], label: str) -> list[TrafficStatus]:
         report = self._traffic.report()
         return [status for status in report if status.method in methods and status.category.endswith(label)]
-
-    def _restart(self, category: str, alpha: float) -> None:
-        self._traffic.restart(category)
-        self._depth.restart(category, alpha)
