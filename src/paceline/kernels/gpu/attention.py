@@ -85,8 +85,10 @@ def _launch(
 ) -> None:
     heads, width, kv_heads = q.shape[1], q.shape[2], key_cache.shape[2]
     num_warps, num_stages = 4, 2
-    if plan.tile > 64:  # as registers and shared memory allow
-        num_warps, num_stages = (4, 3) if width * q.element_size() <= 256 else (8, 2)
+    if plan.tile > 64:
+        # As registers and shared memory allow. A program that combines the parts of a context waits less with more warps
+        is_large = plan.num_splits > 1 or width * q.element_size() > 256
+        num_warps, num_stages = (8, 2) if is_large else (4, 3)
     _attention[(plan.num_tiles, kv_heads, plan.num_splits)](
         q,
         key_cache,
