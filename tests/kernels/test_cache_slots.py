@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.cache_slots import CacheSlots, copy_slots_reference
+from paceline.kernels.cache_slots import CacheSlots, Planes, copy_rows, copy_rows_reference, copy_slots_reference
 from tests.kernels.cases import needs_native
 
 
@@ -29,3 +29,20 @@ def test_copies_equal_the_reference(dtype: torch.dtype, sources: list[int], targ
 def test_slots_outside_the_cache_are_refused(slots: tuple[list[int], list[int]]) -> None:
     with pytest.raises(IndexError):
         CacheSlots(caches(torch.float32)).copy(*slots)
+
+
+@needs_native
+def test_rows_equal_the_reference() -> None:
+    planes = [torch.randint(256, (7, 40), dtype=torch.uint8) for _ in range(3)]
+    found = [torch.zeros(2, 3, 40, dtype=torch.uint8) for _ in range(2)]
+    for copy, one in zip((copy_rows, copy_rows_reference), found, strict=True):
+        rows = Planes.interleaved(one.device, one.data_ptr(), 3, 40)
+        copy(Planes.of(planes), [6, 2], rows, [1, 0])
+        assert all(torch.equal(one[:, i], plane[[2, 6]]) for i, plane in enumerate(planes))
+        back = [torch.zeros(5, 40, dtype=torch.uint8) for _ in planes]
+        copy(rows, [1], Planes.of(back), [4])
+        assert all(
+            torch.equal(target[4], plane[6]) and not target[:4].any()
+            for target, plane in zip(back, planes, strict=True)
+        )
+    copy_rows(Planes.of(planes), [], Planes.of(planes), [])

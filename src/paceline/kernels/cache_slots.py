@@ -1,8 +1,9 @@
-"""Copies of slots in the paged caches of all layers of a model, on a CPU in one native call."""
+"""Copies of slots and blocks of the paged caches of all layers of a model, in one native call or one launch."""
 
 import ctypes
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -50,3 +51,68 @@ def copy_slots_reference(caches: Sequence[Tensor], sources: Sequence[int], targe
     for values in caches:
         flat = values.view(-1, *values.shape[2:])
         put(flat, target, take(flat, source))
+
+
+@dataclass(frozen=True, slots=True)
+class Planes:
+    """Rows in memory: row `i` of a plane has `row_bytes` bytes, `i * stride` bytes after its address. The memory must exist as
+    long as a copy runs."""
+
+    device: torch.device
+    addresses: tuple[int, ...]
+    stride: int
+    row_bytes: int
+    """A multiple of 8."""
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> "Planes":
+        """Contiguous tensors of one shape and type; their first dimension is that of the rows."""
+        first = tensors[0]
+        assert all(one.is_contiguous() and one.shape == first.shape and one.device == first.device for one in tensors)
+        row = first.nbytes // len(first)
+        return Planes(first.device, tuple(one.data_ptr() for one in tensors), row, row)
+
+    @staticmethod
+    def interleaved(device: torch.device, address: int, num_planes: int, row_bytes: int) -> "Planes":
+        """One array [rows, num_planes, row_bytes]."""
+        addresses = tuple(address + i * row_bytes for i in range(num_planes))
+        return Planes(device, addresses, num_planes * row_bytes, row_bytes)
+
+
+def copy_rows(source: Planes, read: Sequence[int], target: Planes, written: Sequence[int]) -> None:
+    """Copy row `read[i]` of every plane of `source` to row `written[i]` of `target`, on one device. On a GPU it only starts.
+    Rows must exist; the two memories do not overlap."""
+    assert source.row_bytes == target.row_bytes
+    assert len(source.addresses) == len(target.addresses)
+    assert len(read) == len(written)
+    if not read:
+        return
+    if source.device.type == "cuda":
+        from paceline.kernels.gpu.cache.rows import copy_rows as launch
+
+        addresses = source.addresses, target.addresses
+        launch(*addresses, read, written, (source.stride, target.stride), source.row_bytes, source.device)
+        return
+    loaded = native.library()
+    if loaded is None:
+        copy_rows_reference(source, read, target, written)
+        return
+    tables = [array("q", values) for values in (source.addresses, target.addresses, read, written)]
+    sources, targets, rows, other_rows = (table.buffer_info()[0] for table in tables)
+    loaded.long.paceline_copy_rows(
+        sources,
+        source.stride,
+        targets,
+        target.stride,
+        len(source.addresses),
+        rows,
+        other_rows,
+        len(read),
+        source.row_bytes,
+    )
+
+
+def copy_rows_reference(source: Planes, read: Sequence[int], target: Planes, written: Sequence[int]) -> None:
+    for at, other in zip(source.addresses, target.addresses, strict=True):
+        for row, other_row in zip(read, written, strict=True):
+            ctypes.memmove(other + other_row * target.stride, at + row * source.stride, source.row_bytes)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.version import VERSION
+from paceline.kernels.cache_slots import Planes, copy_rows
 from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.runner import Cache, ModelRunner
@@ -103,36 +104,32 @@ def row_shape(shares: Sequence[HeadShare]) -> tuple[int, int, int, int]:
 
 
 def gather(sources: Sequence[Tensor], blocks: Sequence[int]) -> Tensor:
-    """[len(blocks), len(sources), BLOCK_SIZE, E] on the device, with one launch per plane."""
-    index = _index(blocks, sources[0].device)
+    """[len(blocks), len(sources), BLOCK_SIZE, E] on the device, with one launch."""
     shape = len(blocks), len(sources), *sources[0].shape[1:]
     out = torch.empty(shape, dtype=torch.uint8, device=sources[0].device)
-    for i, plane in enumerate(sources):
-        out[:, i] = plane[index]
+    copy_rows(Planes.of(sources), blocks, _rows_of(out), range(len(blocks)))
     return out
 
 
 def scatter(targets: Sequence[Tensor], blocks: Sequence[int], values: Tensor) -> None:
-    """Copy `values`, as `gather` returned them, to these blocks of the planes."""
-    index = _index(blocks, targets[0].device)
-    for i, plane in enumerate(targets):
-        plane[index] = values[:, i]
+    """Copy `values`, as `gather` returned them, to these blocks of the planes, with one launch."""
+    copy_rows(_rows_of(values), range(len(blocks)), Planes.of(targets), blocks)
 
 
 @torch.inference_mode()
 def copy_blocks(
     sources: Sequence[Tensor], numbers: Sequence[int], shares: Sequence[HeadShare], blocks: Sequence[int]
 ) -> None:
-    """Start to copy blocks `numbers` of `sources`, planes on a device with the heads of all ranks, to `blocks` of all ranks."""
-    index = _index(numbers, sources[0].device)
+    """Start to copy blocks `numbers` of `sources`, planes on a device with the heads of all ranks, to `blocks` of all ranks, in
+    one launch unless they are divided among ranks."""
     for number, share in enumerate(shares):
         for targets in (share.planes, *share.copies):
-            to = _index(blocks, targets[0].device)
+            if len(shares) == 1 and targets[0].device == sources[0].device:
+                copy_rows(Planes.of(sources), numbers, Planes.of(targets), blocks)
+                continue
+            index, to = _index(numbers, sources[0].device), _index(blocks, targets[0].device)
             for source, target in zip(sources, targets, strict=True):
-                if len(shares) > 1:
-                    own = source.view(len(source), BLOCK_SIZE, len(shares), -1)[:, :, number]
-                else:  # as words: indexing costs as much for a byte as for eight
-                    own, target = _words(source), _words(target)
+                own = source.view(len(source), BLOCK_SIZE, len(shares), -1)[:, :, number]
                 target.index_copy_(0, to, own.index_select(0, index).to(target.device))
 
 
@@ -158,6 +155,15 @@ def cache_fingerprint(runner: ModelRunner, weights: str, quantization: str) -> b
         ("kernels", f"{VERSION} {platform.machine()} {'native' if is_native else 'torch'}"),
     )
     return hashlib.sha256("".join(f"{name}: {value}\n" for name, value in parts).encode()).digest()
+
+
+def load_kernels(runner: ModelRunner) -> None:
+    """Load the kernels of all copies, which takes a moment the first time, before a request waits for one."""
+    if runner.device.type == "cuda":
+        with torch.cuda.device(runner.device):
+            first = [torch.zeros_like(plane[:1]) for plane in planes(runner)[:2]]
+            scatter(first, [0], gather(first, [0]))
+            copy_blocks(first, [0], [HeadShare([torch.zeros_like(plane) for plane in first], [])], [0])
 
 
 def copy_out(share: HeadShare, blocks: Sequence[int], rows: Sequence[ByteArray]) -> None:
@@ -190,7 +196,10 @@ def _read(shares: Sequence[HeadShare], blocks: Sequence[int], out: ByteArray) ->
     for number, share in enumerate(shares):
         rows = out[:, :, :, number]
         if share.planes[0].device.type == "cpu":
-            copy_out(share, blocks, list(rows))
+            if len(shares) == 1:
+                copy_rows(Planes.of(share.planes), blocks, _rows_in(rows), range(len(blocks)))
+            else:
+                copy_out(share, blocks, list(rows))
             continue
         for part in chunks(blocks, out.nbytes // max(1, len(blocks))):
             torch.from_numpy(rows[part]).copy_(gather(share.planes, blocks[part]))
@@ -201,13 +210,17 @@ def _write(shares: Sequence[HeadShare], blocks: Sequence[int], data: ByteArray) 
     for number, share in enumerate(shares):
         rows = data[:, :, :, number]
         if share.planes[0].device.type == "cpu":
-            copy_in(share, blocks, list(rows))
+            if len(shares) == 1:
+                for targets in (share.planes, *share.copies):
+                    copy_rows(_rows_in(rows), range(len(blocks)), Planes.of(targets), blocks)
+            else:
+                copy_in(share, blocks, list(rows))
             continue
         for part in chunks(blocks, data.nbytes // max(1, len(blocks))):
             # torch rejects read-only memory
             values = torch.from_numpy(rows[part] if rows.flags.writeable else rows[part].copy())
             for targets in (share.planes, *share.copies):
-                scatter(targets, blocks[part], values.to(targets[0].device))
+                scatter(targets, blocks[part], values.to(targets[0].device).contiguous())
     finish_writes(shares)
 
 
@@ -216,8 +229,15 @@ def _index(blocks: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(blocks, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
-def _words(plane: Tensor) -> Tensor:
-    return plane.view(len(plane), -1).view(torch.int64)
+def _rows_of(values: Tensor) -> Planes:
+    """[n, planes, BLOCK_SIZE, E], contiguous, as rows."""
+    return Planes.interleaved(values.device, values.data_ptr(), values.shape[1], values.shape[2] * values.shape[3])
+
+
+def _rows_in(rows: ByteArray) -> Planes:
+    """The same in host memory, which may be read-only."""
+    assert rows.flags.c_contiguous
+    return Planes.interleaved(torch.device("cpu"), rows.ctypes.data, rows.shape[1], rows.shape[2] * rows.shape[3])
 
 
 def _planes(cache: Cache) -> list[Tensor]:

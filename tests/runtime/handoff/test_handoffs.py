@@ -396,6 +396,13 @@ def _replies(prefill_worker: PrefillWorker, messages: list[Prefill]) -> list[Any
         connection.close()
 
 
+@pytest.fixture
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of 8 blocks, as of a large model. Blocks of the tiny model are small, and a part would have all of them."""
+    monkeypatch.setattr("paceline.engine.hooks.handoff_plan.SEGMENT_BLOCKS", (8, 8))
+
+
+@pytest.mark.usefixtures("_small_parts")
 def test_parts_arrive_while_the_prompt_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Any] = []
     write = PromptImport.write
@@ -418,6 +425,7 @@ def test_parts_arrive_while_the_prompt_is_computed(monkeypatch: pytest.MonkeyPat
         assert tokens_of(stream.read_all(), "greedy") == EXPECTED["greedy", 0][0]
 
 
+@pytest.mark.usefixtures("_small_parts")
 def test_blocks_that_arrived_before_a_failure_are_not_computed_again() -> None:
     engine = engine_of(tokenizer=True, max_batched_tokens=128)
     target, prefill_worker = Target("t"), PrefillWorker("p", engine, steps=1)

@@ -8,10 +8,12 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.kv_blocks import layer_bytes
 from paceline.models.runner import ModelRunner
 
-SEGMENT_BLOCKS = 8
-"""Minimum blocks of a part. Smaller parts cost more in messages than they save in waiting."""
-IN_PLACE_BLOCKS = 32
-"""The same of blocks that are read in place, all layers at once: the copy takes less time than a message."""
+SEGMENT_BYTES = 1 << 20
+"""Bytes of a part. Smaller parts cost more in messages than they save in waiting."""
+SEGMENT_BLOCKS = 8, 32
+"""Least and most blocks of a part of `SEGMENT_BYTES`."""
+IN_PLACE_BLOCKS = 512
+"""Blocks of a part that is read in place, all layers at once: the copy takes less time than a message."""
 NUMBER = struct.Struct("<i")
 """A block number in a part."""
 MAX_PARTS = 8192
@@ -140,9 +142,13 @@ class HandoffPlan:
 
     @property
     def _segment_blocks(self) -> int:
-        per_segment = 2 if self.in_place else self.layout.num_layers + 1
-        least = IN_PLACE_BLOCKS if self.in_place else SEGMENT_BLOCKS
-        return max(least, -(-(self.end - self.first) * per_segment // MAX_PARTS))
+        if self.in_place:
+            per_segment, blocks = 2, IN_PLACE_BLOCKS
+        else:
+            least, most = SEGMENT_BLOCKS
+            per_segment = self.layout.num_layers + 1
+            blocks = min(most, max(least, -(-SEGMENT_BYTES // self.layout.layer_bytes)))
+        return max(blocks, -(-(self.end - self.first) * per_segment // MAX_PARTS))
 
 
 def pack_numbers(blocks: Sequence[int]) -> memoryview:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.kv_blocks import layer_bytes, planes
+from paceline.models.kv_blocks import layer_bytes, load_kernels, planes
 from paceline.models.runner import ModelRunner
 from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.messages import MemoryRegion
@@ -40,6 +40,7 @@ class PeerCaches:
         self._tested: dict[bytes, bool] = {}
         """Whether a process's memory can be mapped here."""
         self._planes: dict[bytes, list[Tensor]] = {}
+        load_kernels(runner)
 
     def can_open(self, region: MemoryRegion | None) -> bool:
         """Whether this process can read caches of the worker that has this memory. The first call for a worker maps it."""

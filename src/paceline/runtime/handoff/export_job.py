@@ -75,17 +75,20 @@ class ExportJob:
         self._defer(self, lambda: self._fill_states(start, states, ready))
 
     def _fill_layer(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
+        """Copy all parts of the layer that are ready, at once."""
         ready.wait()
-        indices = self._parts_of_layer[layer]
-        while self._num_filled[layer] < len(indices):
-            index = indices[self._num_filled[layer]]
-            part = self.parts[index]
-            if part.stop > len(blocks):
-                return
-            out = staging_bytes(self.transfer.sizes[index], self._runner.device)
-            read_layer(self._runner, layer, blocks[part.start : part.stop], out)
-            self._fill(index, out)
-            self._num_filled[layer] += 1
+        waiting = self._parts_of_layer[layer][self._num_filled[layer] :]
+        indices = [index for index in waiting if self.parts[index].stop <= len(blocks)]
+        if not indices:
+            return
+        start, stop = self.parts[indices[0]].start, self.parts[indices[-1]].stop
+        data = staging_bytes((stop - start) * self.plan.layout.layer_bytes, self._runner.device)
+        read_layer(self._runner, layer, blocks[start:stop], data)
+        for index in indices:
+            size = self.transfer.sizes[index]
+            self._fill(index, data[:size])
+            data = data[size:]
+        self._num_filled[layer] += len(indices)
 
     def _fill_numbers(self, blocks: tuple[int, ...], ready: StreamEvent) -> None:
         ready.wait()

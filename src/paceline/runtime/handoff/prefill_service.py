@@ -18,6 +18,7 @@ from paceline.core.worker_status import HandoffCounts
 from paceline.engine.hooks.handoff_plan import CacheLayout, HandoffPlan
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
+from paceline.models.kv_blocks import load_kernels
 from paceline.runtime.handoff.cache_memory import share_cache
 from paceline.runtime.handoff.export_job import ExportJob
 from paceline.runtime.transfer.device_memory import DeviceMemory
@@ -185,6 +186,7 @@ class PrefillService:
         device = self._engine.runner.device
         stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
         with stream:
+            load_kernels(self._engine.runner)
             while (item := self._copies.get()) is not None:
                 job, copy = item
                 try:

@@ -92,11 +92,15 @@ class RemotePrompt:
         incoming, plan = self.incoming, self.incoming.plan
         parts, buffers = plan.parts(), dict[int, memoryview]()
         copied: set[int] = set()
+        spare: dict[int, list[memoryview]] = {}
+        """Buffers of parts that are in the cache, by size."""
 
         def get_buffer(index: int) -> memoryview:
-            is_small = isinstance(parts[index], NumberPart)
             size = handle.sizes[index]
-            buffers[index] = memoryview(bytearray(size)) if is_small else staging_bytes(size, incoming.runner.device)
+            if isinstance(parts[index], NumberPart):
+                buffers[index] = memoryview(bytearray(size))
+            else:
+                buffers[index] = spare[size].pop() if spare.get(size) else staging_bytes(size, incoming.runner.device)
             return buffers[index]
 
         def on_part(index: int) -> None:
@@ -107,6 +111,8 @@ class RemotePrompt:
             else:
                 incoming.write(part, data)
                 missing.discard(index)
+                if isinstance(part, BlockPart):  # hidden states keep theirs
+                    spare.setdefault(data.nbytes, []).append(data)
 
         if handle.sizes != [plan.size(part) for part in parts]:
             raise TransferFailed("the transfer has other sizes than requested")

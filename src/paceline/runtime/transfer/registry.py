@@ -26,7 +26,8 @@ class Registry:
 
         def on_change() -> None:
             self._changed.append(id)
-            self._wakeup.notify()
+            if len(self._changed) == 1:  # otherwise the server has a notice, and takes all changes at once
+                self._wakeup.notify()
 
         with self._lock:
             self._transfers[id] = transfer, on_change

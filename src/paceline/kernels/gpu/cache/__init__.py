@@ -1,0 +1,1 @@
+"""Kernels that move blocks of a paged cache."""
