@@ -87,6 +87,7 @@ def test_fields_that_were_not_measured_are_named() -> None:
         ({"price_per_hour": {"value": 3, "origin": "heard"}}, "origin must be one of"),
         ({"pass_seconds": {"points": [1], "origin": "measured"}}, "pairs of a count and seconds"),
         ({"links": []}, "links must be an object"),
+        ({"is_padded": 1}, "is_padded must be true or false"),
         ({"name": 1}, "name must be text"),
         ({"kv_tokens": {"value": 0, "origin": "assumed"}}, "kv_tokens must be at least 1"),
     ],

@@ -138,6 +138,7 @@ def _to_profile(
         draft_price_per_hour=assumed(prices.draft, "command line"),
         round_trip_seconds=assumed(prices.round_trip_seconds, "command line"),
         links={kind: assumed(rate, "nominal rate") for kind, rate in NOMINAL_LINKS.items()},
+        is_padded=runner.device.type == "cuda",
         about=f"{llm.config.model}, draft {llm.config.draft or 'none'}, on {_device(runner)}. Made by: {source}",
     )
 

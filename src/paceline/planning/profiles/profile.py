@@ -51,6 +51,9 @@ class WorkerProfile:
     """Bytes per second by kind of link."""
     prompt_seconds: Curve | None = None
     """Time of a pass by rows of prompts, of which few have logits. None: that of `pass_seconds`."""
+    is_padded: bool = False
+    """Whether steps are padded, as those of CUDA graphs are: a number of slots, and as many rows for each as for the deepest
+    draft."""
     about: str = ""
 
     def __post_init__(self) -> None:

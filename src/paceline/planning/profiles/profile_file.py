@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent
 SHIPPED = tuple(sorted(path.stem for path in FOLDER.glob("*.json")))
 """Names of the profiles of the package."""
 CURVES = ("pass_seconds", "prompt_seconds", "draft_seconds")
-OPTIONAL = ("links", "about", "prompt_seconds")
+OPTIONAL = ("links", "about", "prompt_seconds", "is_padded")
 TEXTS = ("name", "about")
 
 
@@ -67,6 +67,10 @@ def _value(key: str, value: Any, where: str) -> Any:
     if key in TEXTS:
         if not isinstance(value, str):
             raise InvalidConfig(f"{key} must be text")
+        return value
+    if key == "is_padded":
+        if not isinstance(value, bool):
+            raise InvalidConfig("is_padded must be true or false")
         return value
     if key == "links":
         if not isinstance(value, Mapping):

@@ -1,15 +1,19 @@
 """The draft prefill of the production policy in the simulation."""
 
+import random
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
+from paceline.models.gpu.runner import bucket
 from paceline.planning.profiles.curve import Figure
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.simulation import simulate
-from paceline.planning.simulation.workers.depths import BESIDE_DECODING, PolicyDepths
+from paceline.planning.simulation.workers.batches import num_accepted
+from paceline.planning.simulation.workers.depths import BESIDE_DECODING, PolicyDepths, padded_slots
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.rounds import Rounds
 from paceline.planning.simulation.workers.worker import DeviceDrafts
@@ -74,3 +78,41 @@ def test_a_slow_draft_prefill_costs_time_while_drafting_pays() -> None:
         return simulate(SimulationConfig(profile, speculation=SPECULATION, mode="stepwise", streams=4), trace).seconds
 
     assert seconds(slow_prefill(0.0)) < seconds(slow_prefill(1e-5)) < seconds(slow_prefill(1e-4))
+
+
+def test_slots_of_a_padded_pass_are_those_of_the_gpu_runner() -> None:
+    assert all(padded_slots(count) == bucket(count) for count in range(1, 300))
+
+
+@pytest.mark.parametrize(("is_padded", "prompt_rows", "rows"), [(False, 0, 10), (True, 0, 20), (True, 64, 15)])
+def test_rows_of_a_padded_step(is_padded: bool, prompt_rows: int, rows: int) -> None:
+    """Three sequences of which the deepest drafts four tokens: four slots, or three sequences beside prompts."""
+    profile = replace(PROFILE, is_padded=is_padded)
+    step = PolicyDepths(profile, 8).round_of([4, 2, 1], Rounds(profile, SPECULATION), 3, prompt_rows)
+    assert step.rows == rows
+
+
+def test_a_padded_batch_waits_for_the_draft_prefills_of_most_of_it() -> None:
+    jobs = [job(number, has_draft=number == 0) for number in range(4)]
+    steps = run_steps(PolicyDepths(replace(PROFILE, is_padded=True), 8), jobs)
+    [prefill] = [number for number, (_, extra) in enumerate(steps) if extra > 1e-9]
+    assert steps[prefill][0] == [0] * 4
+    assert any(all(depths) for depths, _ in steps[prefill + 1 :])
+
+
+def test_a_step_with_draft_prefills_alone_does_not_make_drafts_free() -> None:
+    """The policy learns the time of drafts from steps that draft: deeper if they take no time."""
+
+    def mean_depth(draft_seconds: float) -> float:
+        curve = replace(PROFILE.draft_seconds, points=((1, draft_seconds),))
+        policy, dice, seen = PolicyDepths(replace(PROFILE, draft_seconds=curve), 8), random.Random(0), []
+        rounds, jobs = Rounds(replace(PROFILE, draft_seconds=curve), SPECULATION), [job(i) for i in range(64)]
+        for _ in range(120):
+            depths = policy.decide(jobs)
+            step = policy.round_of(depths, rounds, 1)
+            accepted = [num_accepted(step.kinds[0], depth, dice) for depth in depths]
+            policy.observe(jobs, depths, accepted, 300 * len(jobs), step, 0, rounds)
+            seen += [max(depths)] if max(depths) else []
+        return fmean(seen[20:])
+
+    assert mean_depth(1e-3) + 1.0 < mean_depth(1e-6)

@@ -238,7 +238,7 @@ class SteppedBatch:
         if self._policy is None or not drafting:
             return self._rounds.best(self.count, self.context, drafting, prompt_rows)
         self._depths = self._policy.decide(self._jobs)
-        return self._policy.round_of(self._depths, self._rounds, drafting)
+        return self._policy.round_of(self._depths, self._rounds, drafting, prompt_rows)
 
     def max_steps(self, step: Round) -> int:
         return 1

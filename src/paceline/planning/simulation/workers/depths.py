@@ -8,6 +8,7 @@ from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.rounds import Round, Rounds
 from paceline.speculation.depth.draft_time import LinearCost
 from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 
 METHOD, CATEGORY = "draft_model", "draft_model/simulated"
@@ -15,17 +16,24 @@ BESIDE_DECODING = 3.0
 """Time of a draft prefill beside decoding steps over its time alone, as `speculation/depth/start_costs.py` has it."""
 
 
+def padded_slots(count: int) -> int:
+    """Sequences that a padded pass over `count` has rows for, as `models/gpu/runner.py` has it."""
+    return 1 << (count - 1).bit_length() if count <= 64 else -(-count // 64) * 64
+
+
 class PolicyDepths:
     """`goodput` of one worker. It starts from the times of passes and drafts in the profile, as a worker does from its warm-up.
 
     A sequence that did not join others that draft has its draft prefill beside the step in which it is first to draft, and no
-    draft in it.
+    draft in it. A device that pads its passes (`WorkerProfile.is_padded`) has as many rows for every slot as for the deepest
+    draft, and beside prompts for every sequence.
     """
 
     def __init__(self, profile: WorkerProfile, max_depth: int, on_device: bool = True) -> None:
         """`on_device`: the target's device computes the prompts of the draft model."""
-        self._max_depth = max_depth
-        self._policy = GoodputDepth(max_depth)
+        self._max_depth, self._is_padded = max_depth, profile.is_padded
+        padded = PaddedBatch(frozenset({METHOD}), padded_slots, lambda depth: depth)
+        self._policy = GoodputDepth(max_depth, padded=(padded,) if profile.is_padded else ())
         self._policy.calibrate(dict(profile.pass_seconds.points), profile.context_seconds.value)
         lines = {sequences: LinearCost(0.0, seconds) for sequences, seconds in profile.draft_seconds.points}
         self._policy.calibrate_drafts(METHOD, lines, profile.draft_prefill_seconds.value)
@@ -41,17 +49,24 @@ class PolicyDepths:
             return [0] * len(jobs)
         depths = self._policy.decide([self._candidate(job) for job in jobs])
         if self._row_seconds:
+            drafting = sum(depth > 0 for depth in depths)
             for i, job in enumerate(jobs):
                 if depths[i] and not job.has_draft:
                     job.has_draft = True
                     self._behind[job.id] = depths[i]
                     self._prefill_tokens += job.length + job.generated
                     depths[i] = 0
+            if self._is_padded and 2 * len(self._behind) > drafting:  # the others wait for them
+                depths = [0] * len(jobs)
         return depths
 
-    def round_of(self, depths: Sequence[int], rounds: Rounds, drafting: int) -> Round:
+    def round_of(self, depths: Sequence[int], rounds: Rounds, drafting: int, prompt_rows: int = 0) -> Round:
         """A round with these depths; `tokens` and `variance` are those of the deepest."""
-        full, rows = rounds.at_depth(len(depths), max(depths), drafting), len(depths) + sum(depths)
+        batch, deepest, rows = len(depths), max(depths), len(depths) + sum(depths)
+        if self._is_padded:
+            rows = (batch if prompt_rows else padded_slots(batch)) * (1 + deepest)
+            drafting = padded_slots(drafting)
+        full = rounds.at_depth(batch, deepest, drafting)
         waiting = full.waiting + self._prefill_seconds
         return replace(full, seconds=waiting + rounds.pass_seconds(rows), rows=rows, waiting=waiting)
 
@@ -83,7 +98,9 @@ class PolicyDepths:
                 verify_seconds=rounds.pass_seconds(step.rows, prompt_rows) + self._context_seconds * context,
                 network_seconds=network,
                 rounds=tuple(self._rounds(jobs, depths, accepted)),
+                is_timed=not self._behind,
                 context=context,
+                slots=padded_slots(len(jobs)) if self._is_padded else None,
             )
         )
 
@@ -102,4 +119,5 @@ class PolicyDepths:
 
     def _candidate(self, job: Job) -> Candidate:
         remaining = job.left - job.generated
-        return Candidate(job.id, CATEGORY, min(self._max_depth, remaining), job.length + job.generated, remaining)
+        tokens = job.length + job.generated
+        return Candidate(job.id, CATEGORY, min(self._max_depth, remaining), tokens, remaining, job.length)
