@@ -36,7 +36,8 @@ class Run:
     """Requests per second; None: a closed loop."""
     streams: int | None
     requests: Sequence[tuple[float, int, int]]
-    """Time of arrival, prompt tokens and output tokens; the times of a closed loop are not used."""
+    """Time of arrival, prompt tokens and output tokens. Of the times of a closed loop, only those of the first request of each
+    stream are used."""
     ttft: Sequence[float]
     tpot: Sequence[float]
     tokens: int
@@ -70,6 +71,12 @@ class Run:
             return self.streams, f"{self.streams} streams, {len(self.requests)} requests"
         assert self.rate is not None
         return self.rate, f"{self.rate:g} requests/s"
+
+    @property
+    def ramp_seconds(self) -> float:
+        """Mean time between the first requests of two streams; 0: the run has none."""
+        first = sorted(arrival for arrival, _, _ in self.requests[: self.streams or 0])
+        return (first[-1] - first[0]) / (len(first) - 1) if len(first) > 1 else 0.0
 
     @property
     def figures(self) -> Figures:
@@ -135,17 +142,12 @@ def text_rounds(rounds: Sequence[int], drafted: Sequence[float]) -> TextRounds:
     return TextRounds(tuple(tested), tuple(accepted))
 
 
-def simulated(
-    setting: Setting, speculation: Speculation | None, profile: WorkerProfile, run: Run, gateway: float
-) -> list[Figures]:
+def simulated(config: SimulationConfig, run: Run, gateway: float) -> list[Figures]:
     """Figures of the same requests in the simulator, for each seed. `gateway`: seconds that are added to every TTFT."""
     trace = Trace("fidelity", tuple(TraceRequest(*one) for one in run.requests))
     found: list[Figures] = []
-    for seed in range(SEEDS if speculation else 1):
-        config = SimulationConfig(
-            profile, setting.workers, 0, speculation, "least_loaded", "stepwise", streams=run.streams, seed=seed
-        )
-        result = simulate(config, trace)
+    for seed in range(SEEDS if config.speculation else 1):
+        result = simulate(replace(config, streams=run.streams, seed=seed), trace)
         jobs = result.jobs
         waits = 1.0 if run.streams is None else len(jobs) / run.streams  # of one stream, one after the other
         rate = sum(job.output_tokens for job in jobs) / (result.seconds + waits * gateway)
@@ -205,11 +207,15 @@ def print_report(
     if speculation is not None and texts_alike:
         speculation = alike(speculation)
 
+    ramp = fmean(run.ramp_seconds for run in fit)
+    cluster = SimulationConfig(profile, setting.workers, 0, speculation, "least_loaded", "stepwise", ramp_seconds=ramp)
+
     def simulate_run(own: WorkerProfile, run: Run, gateway: float) -> list[Figures]:
-        return simulated(setting, speculation, own, run, gateway)
+        return simulated(replace(cluster, profile=own), run, gateway)
 
     factor, gateway = fitted(profile, fit, lambda own, run, seconds: mean(simulate_run(own, run, seconds)))
-    print(f"fit: times x {factor:.3f}, gateway {1e3 * gateway:.1f} ms; {described(speculation)}\n")
+    added = f"gateway {1e3 * gateway:.1f} ms, a stream every {1e3 * ramp:.2f} ms"
+    print(f"fit: times x {factor:.3f}, {added}; {described(speculation)}\n")
     print("| load | figure | real, mean | real, runs | simulated / real | fitted: simulated / real | seeds | goal |")
     print("|---|---|---|---|---|---|---|---|")
     cases: defaultdict[tuple[float, str], list[Run]] = defaultdict(list)

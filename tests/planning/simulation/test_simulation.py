@@ -164,6 +164,15 @@ def test_streams_send_the_next_request_when_one_ends() -> None:
         assert sum(other.arrival <= job.arrival < other.finished for other in jobs) <= 4
 
 
+def test_streams_start_one_after_the_other() -> None:
+    trace = Trace("t", tuple(TraceRequest(0.0, 100, 8) for _ in range(6)))
+    jobs = simulate(SimulationConfig(H200, streams=3, ramp_seconds=0.01), trace).jobs
+    assert [job.arrival for job in jobs[:3]] == pytest.approx([0.0, 0.01, 0.02])
+    late = simulate(SimulationConfig(H200, streams=3, ramp_seconds=60.0), trace).jobs
+    assert len(late) == 6
+    assert late[-1].finished < 60.0  # the first stream has sent them all
+
+
 def test_a_draft_pool_costs_its_price_and_shares_its_time() -> None:
     speculation = Speculation((0.8,))
     wide = report(SimulationConfig(H200, 2, 2, speculation=speculation))
@@ -188,6 +197,7 @@ def test_figures_of_the_report() -> None:
         ({"workers": 0}, "needs a target worker"),
         ({"draft_workers": 1}, "need an alpha"),
         ({"streams": 0}, "streams must be"),
+        ({"ramp_seconds": -1.0}, "between two streams"),
         ({"speculation": Speculation((0.5,), rule="policy")}, "use the stepwise mode"),
     ],
 )

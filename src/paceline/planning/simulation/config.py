@@ -1,6 +1,7 @@
 """The cluster to simulate."""
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 from paceline.core.cluster_config import RouterPolicy
@@ -52,6 +53,8 @@ class SimulationConfig:
     """`closed_form`: steps between two events are one event. `stepwise`: every step is an event with sampled acceptance."""
     streams: int | None = None
     """Requests in flight: each end starts the next request. None: requests arrive at their times."""
+    ramp_seconds: float = 0.0
+    """Time between the first requests of two streams."""
     seed: int = 0
     prefill_workers: int = 0
     """Workers that compute long prompts for the targets; they have the profile and the price of a target."""
@@ -71,6 +74,8 @@ class SimulationConfig:
             raise InvalidConfig("the production policy decides in every step: use the stepwise mode")
         if self.streams is not None and self.streams < 1:
             raise InvalidConfig(f"streams must be at least 1, got {self.streams}")
+        if not 0.0 <= self.ramp_seconds < inf:
+            raise InvalidConfig(f"the time between two streams must be at least 0, got {self.ramp_seconds}")
         if self.prefill_workers and self.link not in self.profile.links:
             known = ", ".join(self.profile.links) or "none"
             raise InvalidConfig(f"profile {self.profile.name} has no link {self.link!r}; it has: {known}")

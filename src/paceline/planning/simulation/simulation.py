@@ -65,12 +65,10 @@ class _Simulation:
         self._note_sizes()
 
     def run(self) -> SimulationResult:
-        requests, streams = self._trace.requests, self._config.streams
+        requests, streams, ramp = self._trace.requests, self._config.streams, self._config.ramp_seconds
         ends, timers, never = self._cluster.ends, self._timers, float("inf")
         members, count = self._cluster.members.all, len(requests)
-        for _ in range(min(streams or 0, len(requests))):
-            self._arrive(0.0)
-        arrival = requests[0].arrival if streams is None else never
+        arrival, num_streams = 0.0 if streams else requests[0].arrival, 0
         while True:
             timer = timers[0][0] if timers else never
             if ends and (end := ends[0][0]) <= timer and end < arrival:
@@ -78,8 +76,13 @@ class _Simulation:
                 if members[number].worker.end == time:  # type: ignore[union-attr]
                     self._end_segment(time, number)
             elif arrival <= timer and arrival < never:
-                self._arrive(arrival)
-                arrival = requests[self._next].arrival if self._next < count else never
+                if self._next < count:
+                    self._arrive(arrival)
+                num_streams += 1
+                if self._next == count or num_streams == streams:
+                    arrival = never
+                else:
+                    arrival = requests[self._next].arrival if streams is None else num_streams * ramp
             elif timer < never and self._num_ended < len(self._jobs) + (arrival < never):
                 self._set_time(timer)
                 heappop(timers)[2]()
