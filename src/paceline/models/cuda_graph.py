@@ -5,7 +5,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -107,6 +107,11 @@ class SideStream:
         with torch.cuda.stream(self._stream):
             event.block()
             yield
+
+
+def side_stream(device: torch.device) -> AbstractContextManager[object]:
+    """Work inside it does not wait for the engine's. It can be entered again."""
+    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
 
 
 class StreamEvent:

@@ -9,6 +9,7 @@ from paceline.kernels.experts import Experts, Routing
 from paceline.kernels.formats.four_bit import FourBitWeight, Kind
 from paceline.kernels.gpu.attention import paged_attention
 from paceline.kernels.gpu.attention_plan import attention_plan
+from paceline.kernels.gpu.cache.rows import copy_rows
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
@@ -76,5 +77,6 @@ if __name__ == "__main__":
     compile_four_bit(100, "bfloat16")
     compile_four_bit(1, "mxfp4")
     gated(zeros(2, 256), "gelu_tanh")
+    copy_rows([0], [0], [0], [0], (4096, 8192), 4096, torch.device("cpu"))
     prompt_attention(zeros(256, 4, 128), zeros(300, 1, 128), zeros(300, 1, 128), 0, 256, 0.1, zeros(256, 512))
     print(" ".join(sorted(COMPILED)))

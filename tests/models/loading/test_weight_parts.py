@@ -24,7 +24,6 @@ from paceline.models.loading.weight_manifest import (
     config_from_json,
     config_to_json,
     empty_part,
-    part_checksum,
     piece_tensors,
     tensor_bytes,
     weight_form,
@@ -36,6 +35,7 @@ from paceline.models.loading.weight_parts import (
     tokenizer_from_tensor,
     tokenizer_to_tensor,
 )
+from paceline.models.memory_checksum import memory_checksum
 from paceline.models.runner import ModelRunner, Span, early_exit
 from tests.engine.harness import letters
 from tests.models import tiny
@@ -75,7 +75,7 @@ def transfer(exported: ExportedWeights, manifest: Manifest) -> StreamedWeights:
         tensors = empty_part(part, pinned=False)
         for tensor, given in zip(tensors, exported.tensors(i), strict=True):
             tensor_bytes(tensor)[:] = tensor_bytes(given)
-        assert part_checksum(tensors) == part.sum
+        assert memory_checksum(tensors) == part.sum
         streamed.put(i, assemble(part, tensors, CPU))
     return streamed
 

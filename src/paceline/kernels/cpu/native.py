@@ -57,6 +57,7 @@ _ARGUMENTS = {
     "paceline_top": [c_void_p] * 4 + [c_int64] * 3,
     "paceline_sample": [c_void_p] * 12 + [c_int64] * 3,
     "paceline_crc32": [c_void_p, c_int64, c_void_p, c_void_p],
+    "paceline_word_sum": [c_void_p, c_int64, c_void_p],
 }
 _INSTRUCTIONS = {
     "portable": "-DPORTABLE -O1",

@@ -4,13 +4,13 @@ Weights are transferred as they are in memory: fused, packed for the kernels, qu
 use each other's bytes.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,8 +24,10 @@ from paceline.kernels.weights import Activations
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.decoder import matrix_names
 from paceline.models.architectures.rope import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
+from paceline.models.cuda_graph import side_stream
 from paceline.models.loading.load import LoadedModel
 from paceline.models.loading.weight_parts import Parts, Piece, part_of, tokenizer_to_tensor
+from paceline.models.memory_checksum import memory_checksum
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -34,6 +36,7 @@ DTYPES = {
     )
 }  # fmt: skip
 MAX_PART_BYTES = 1 << 36
+ALIGNMENT = 64
 _NEEDED = {0: ("tokenizer",), 1: ("embedding", "final_norm")}
 """Required pieces of the parts other than layers."""
 _SCALINGS = {kind.__name__: kind for kind in (LinearScaling, Llama3Scaling, FrequencyFactors, YarnScaling)}
@@ -67,7 +70,7 @@ class PieceForm:
 class PartForm:
     pieces: tuple[PieceForm, ...]
     sum: str
-    """sha256 of the bytes of all its tensors, in order."""
+    """`memory_checksum` of its tensors, in order."""
 
     @property
     def tensors(self) -> list[TensorForm]:
@@ -137,17 +140,18 @@ class ExportedWeights:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Manifest of all parts. The first call reads all weights, which takes about a second per 1.5 GB."""
+        """Manifest of all parts. The first call reads all weights."""
         if self._loaded_manifest is not None:
             return self._loaded_manifest
         loaded = self._loaded
-        parts = tuple(self._part(part) for part in range(self._parts.count))
+        with side_stream(self.device):
+            parts = tuple(self._part(part) for part in range(self._parts.count))
         return Manifest(loaded.name, self._form, self._fingerprint, config_to_json(loaded.config), parts)
 
     def _part(self, part: int) -> PartForm:
         pieces = self._pieces(part)
         forms = tuple(piece_form(name, piece) for name, piece in pieces.items())
-        return PartForm(forms, part_checksum(self.tensors(part)))
+        return PartForm(forms, memory_checksum(self.tensors(part)))
 
     def _pieces(self, part: int) -> dict[str, Piece]:
         return self._tokenizer if part == self._parts.tokenizer else part_of(self._loaded.model, part)
@@ -189,10 +193,19 @@ def piece_tensors(piece: Piece) -> tuple[Tensor, ...]:
 
 def empty_part(part: PartForm, pinned: bool) -> list[Tensor]:
     """Host memory to receive a part. `pinned`: a GPU copies from it."""
-    return [
-        torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], pin_memory=pinned and tensor.nbytes > 0)
-        for tensor in part.tensors
-    ]
+    if pinned:
+        return [
+            torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], pin_memory=tensor.nbytes > 0)
+            for tensor in part.tensors
+        ]
+    return [_aligned(tensor.nbytes).view(DTYPES[tensor.dtype]).view(tensor.shape) for tensor in part.tensors]
+
+
+def _aligned(num_bytes: int) -> Tensor:
+    """Memory aligned as torch's. numpy asks for huge pages, so that there are fewer page faults."""
+    data = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    start = -data.ctypes.data % ALIGNMENT
+    return torch.from_numpy(data[start : start + num_bytes])
 
 
 def assemble(part: PartForm, tensors: Sequence[Tensor], device: torch.device) -> dict[str, Piece]:
@@ -222,14 +235,6 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(bytearray())
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # it is a buffer
-
-
-def part_checksum(tensors: Sequence[Tensor]) -> str:
-    """See `PartForm.sum`."""
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor_bytes(tensor.cpu()))
-    return digest.hexdigest()
 
 
 def config_to_json(config: ModelConfig) -> str:

@@ -2,31 +2,18 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from paceline.models.cuda_graph import side_stream
 from paceline.models.loading.weight_manifest import DTYPES, ExportedWeights, PartForm
+from paceline.models.memory_checksum import memory_checksum
 from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.messages import MemoryRegion
 from paceline.runtime.transfer.transfer import ChannelUnavailable
 
 logger = logging.getLogger(__name__)
-
-WORDS = 1 << 21
-"""Words of 8 bytes that `device_checksum` adds at a time. Bounds its memory."""
-
-Stream = AbstractContextManager[object]
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPart:
-    """One part: its tensors in the order of the manifest."""
-
-    regions: tuple[MemoryRegion, ...]
-    checksum: str
 
 
 class SharedParts:
@@ -34,27 +21,23 @@ class SharedParts:
 
     def __init__(self, weights: ExportedWeights, memory: DeviceMemory) -> None:
         self._weights, self._memory = weights, memory
-        self._stream = side_stream(weights.device)
-        self._found: dict[int, SharedPart | None] = {}
+        self._found: dict[int, list[MemoryRegion]] = {}
         last = self.find(len(weights.manifest.parts) - 1)
-        self.probe = None if last is None else last.regions[0]
+        self.probe = last[0] if last else None
         """A region to test whether a client can map this memory; None: no client can."""
 
-    def find(self, part: int) -> SharedPart | None:
-        """None: the part is not in memory that can be mapped, such as the tokenizer."""
+    def find(self, part: int) -> list[MemoryRegion]:
+        """Memory of the part's tensors, in the order of the manifest. Empty: it cannot be mapped, such as the tokenizer."""
         if part not in self._found:
             self._found[part] = self._share(part)
         return self._found[part]
 
-    def _share(self, part: int) -> SharedPart | None:
-        tensors = self._weights.tensors(part)
+    def _share(self, part: int) -> list[MemoryRegion]:
         try:
-            regions = tuple(self._memory.share(tensor) for tensor in tensors)
+            return [self._memory.share(tensor) for tensor in self._weights.tensors(part)]
         except ChannelUnavailable as unavailable:
             logger.info("part %d of the weights is sent as bytes: %s", part, unavailable)
-            return None
-        with self._stream:
-            return SharedPart(regions, device_checksum(tensors))
+            return []
 
 
 class PartCopy:
@@ -80,32 +63,8 @@ class PartCopy:
     def checksum(self) -> str:
         """Wait for all copies and return the checksum of the tensors."""
         with self._stream:
-            return device_checksum(self.tensors)
-
-
-def side_stream(device: torch.device) -> Stream:
-    """Work inside it does not wait for the engine's. It can be entered again."""
-    return torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+            return memory_checksum(self.tensors)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-@torch.inference_mode()
-def device_checksum(tensors: Sequence[Tensor]) -> str:
-    """64 bits in hex, of the bytes of contiguous tensors, computed on their device: sums of words, each times an odd factor by
-    its place. It detects lost, stale and exchanged bytes. It is no protection against an attacker."""
-    total = 0
-    for tensor in tensors:
-        flat = as_bytes(tensor.detach())
-        whole = flat.numel() // 8 * 8
-        sums = [flat[whole:].sum(dtype=torch.int64)]
-        words = flat[:whole].view(torch.int64)
-        factors = torch.arange(1, 2 * min(WORDS, words.numel()) + 1, 2, device=flat.device)
-        for start in range(0, words.numel(), WORDS):
-            part = words[start : start + WORDS]
-            sums.append((part * factors[: part.numel()]).sum())
-        for value in torch.stack(sums).tolist():
-            total = (1_000_003 * total + value) % 2**64
-    return f"{total:016x}"

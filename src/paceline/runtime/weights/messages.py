@@ -48,8 +48,6 @@ class PartReply(Message, frozen=True, tag=71):
     each tensor: the client may copy the tensor when that part is ready."""
     regions: Annotated[list[MemoryRegion], Meta(max_length=4096)] = msgspec.field(default_factory=list)
     """Device memory of the tensors, in order; empty: the transfer has their bytes."""
-    checksum: Name = ""
-    """`device_checksum` of the tensors in `regions`."""
 
 
 class WeightsRefused(Message, frozen=True, tag=72):

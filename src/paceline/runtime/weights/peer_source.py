@@ -16,10 +16,10 @@ from paceline.models.loading.weight_manifest import (
     PartForm,
     assemble,
     empty_part,
-    part_checksum,
     tensor_bytes,
 )
 from paceline.models.loading.weight_parts import Piece
+from paceline.models.memory_checksum import memory_checksum
 from paceline.runtime.transfer.client import TransferClient
 from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.transfer import ChannelUnavailable, TransferCancelled
@@ -134,7 +134,7 @@ class PeerSource:
 
         timeout = 30.0 + form.nbytes / MIN_BYTES_PER_SECOND
         self._client.fetch(reply.handle, range(len(chunks)), get_buffer, lambda index: None, cancelled, timeout)
-        if part_checksum(tensors) != form.sum:
+        if memory_checksum(tensors) != form.sum:
             raise SourceFailed(OTHER_CHECKSUM)
         return tensors
 
@@ -148,7 +148,7 @@ class PeerSource:
             raise SourceFailed(str(error)) from None
         indices, timeout = range(len(reply.handle.sizes)), 30.0 + form.nbytes / MIN_BYTES_PER_SECOND
         self._client.fetch(reply.handle, indices, lambda index: memoryview(bytearray()), part.copy, cancelled, timeout)
-        if part.checksum() != reply.checksum:
+        if part.checksum() != form.sum:
             raise SourceFailed(OTHER_CHECKSUM)
         return part.tensors
 

@@ -4,7 +4,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock, WallClock
+from paceline.models.cuda_graph import side_stream, staging_bytes
 from paceline.models.loading.weight_manifest import ExportedWeights, tensor_bytes
 from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.messages import TransferHandle
@@ -92,6 +93,8 @@ class WeightServer:
         self._weights: ExportedWeights | None = None
         self._shared: SharedParts | None = None
         """Weights that clients on this machine read in place; None: they cannot."""
+        self._stream: AbstractContextManager[object] = nullcontext()
+        """Stream of the copies to the host."""
         self._parts: dict[Peer, _PartTransfer] = {}
         self._unfinished: deque[Peer] = deque()
         """Clients whose part has chunks that are not ready, in round-robin order."""
@@ -117,6 +120,7 @@ class WeightServer:
         that of the weights' device, if clients may read it."""
         _ = weights.manifest
         self._activity = activity
+        self._stream = side_stream(weights.device)
         self._shared = None if memory is None else SharedParts(weights, memory)
         self._weights = weights
 
@@ -177,17 +181,15 @@ class WeightServer:
         if len(self._parts) >= MAX_CLIENTS:
             return WeightsRefused(f"it serves {MAX_CLIENTS} clients already")
         forms = self._weights.manifest.parts[part].tensors
-        shared = self._shared.find(part) if request.in_place and self._shared is not None else None
-        chunks = chunk_ranges(forms) if shared is None else [(i, 0, one.nbytes) for i, one in enumerate(forms)]
-        sizes = [end - start if shared is None else 0 for _, start, end in chunks]
+        regions = self._shared.find(part) if request.in_place and self._shared is not None else []
+        chunks = [(i, 0, one.nbytes) for i, one in enumerate(forms)] if regions else chunk_ranges(forms)
+        sizes = [0 if regions else end - start for _, start, end in chunks]
         transfer = _WatchedTransfer(sizes, self._clock)
         handle = self._transfer_server.offer(transfer)
         tensors = self._weights.tensors(part)
-        self._parts[peer] = _PartTransfer(handle, transfer, tensors, iter(enumerate(chunks)), shared is not None)
+        self._parts[peer] = _PartTransfer(handle, transfer, tensors, iter(enumerate(chunks)), bool(regions))
         self._unfinished.append(peer)
-        if shared is None:
-            return PartReply(part, handle)
-        return PartReply(part, handle, list(shared.regions), shared.checksum)
+        return PartReply(part, handle, regions)
 
     def _fill_chunk(self) -> None:
         """Make one chunk ready, for the next client."""
@@ -201,7 +203,9 @@ class WeightServer:
         started = self._clock.now()
         self.num_bytes += end - start  # before `fill`: the client may have all chunks at once afterwards
         self.num_in_place_bytes += (end - start) * part.is_in_place
-        part.transfer.fill(index, NO_BYTES if part.is_in_place else _host_chunk(part.tensors[tensor], start, end))
+        with self._stream:
+            data = NO_BYTES if part.is_in_place else _host_chunk(part.tensors[tensor], start, end)
+        part.transfer.fill(index, data)
         self._send_rate.add(end - start, started, self._activity())
         self._unfinished.rotate(-1)
 
@@ -219,6 +223,12 @@ class WeightServer:
             self._withdraw(peer)
 
 
+@torch.inference_mode()
 def _host_chunk(tensor: Tensor, start: int, end: int) -> memoryview:
     """Bytes of a tensor: a view of host memory, or a copy of device memory."""
-    return tensor_bytes(tensor.detach().reshape(-1).view(torch.uint8)[start:end].cpu())
+    data = tensor.detach().reshape(-1).view(torch.uint8)[start:end]
+    if data.is_cpu:
+        return tensor_bytes(data)
+    copy = staging_bytes(end - start, data.device)
+    torch.frombuffer(copy, dtype=torch.uint8).copy_(data)
+    return copy

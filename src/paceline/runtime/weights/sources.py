@@ -15,8 +15,9 @@ from paceline.kernels.quantized import Quantization
 from paceline.kernels.weights import Activations
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.streamed_weights import StreamedWeights
-from paceline.models.loading.weight_manifest import Manifest, part_checksum, piece_tensors
+from paceline.models.loading.weight_manifest import Manifest, piece_tensors
 from paceline.models.loading.weight_parts import CheckpointParts, Parts, Piece, tokenizer_to_tensor
+from paceline.models.memory_checksum import memory_checksum
 from paceline.runtime.transfer.transfer import TransferCancelled
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class DiskSource:
             pieces = self._stored.read(part)
         if self._manifest is not None:
             tensors = [tensor for piece in pieces.values() for tensor in piece_tensors(piece)]
-            if part_checksum(tensors) != self._manifest.parts[part].sum:
+            if memory_checksum(tensors) != self._manifest.parts[part].sum:
                 raise UnsupportedModel(
                     f"the {self._parts.name(part)} on disk differs from the peers': the checkpoint was changed after they "
                     "were started; restart them, or restore it"
