@@ -58,6 +58,8 @@ class Record:
     evaluated: Mapping[str, Row]
     evaluated_prompts: str | None
     curve: tuple[Mapping[str, Any], ...]
+    scored_vocab: int | None = None
+    """Size of the draft's vocabulary at training, of which the scores are; None: `draft_vocab`."""
 
 
 def make_record(
@@ -159,6 +161,8 @@ def _card(record: Record, has_plot: bool) -> str:
         "Greedy text of the target; a chain of drafts, and the best fixed tree (chosen on the same text). "
         "Alpha is the probability that a position is accepted, given that all before it were.",
     ]
+    if record.scored_vocab is not None:
+        parts.append(f"The scores are those of the vocabulary at training, of {record.scored_vocab:,} tokens.")
     if record.evaluated:
         parts += [f"On {record.evaluated_prompts}, never trained on:", table(record.evaluated, record.nodes)]
     parts += ["On held-out text of the training kinds:", table(record.held_out, record.nodes)]
