@@ -6,8 +6,7 @@ model=$1 port=${2:-8000}
 export PACELINE_COUPLED_SAMPLING=1
 
 vllm serve "$model" --port "$port" \
-    --speculative-config '{"method": "custom_class", "model": "paceline.vllm.LocalProposer", "num_speculative_tokens": 4}' \
-    --additional-config '{"paceline": {"method": "combined"}}' &
+    --speculative-config '{"method": "custom_class", "model": "paceline.vllm.LocalProposer", "num_speculative_tokens": 4}' &
 server=$!
 trap 'kill $server' EXIT
 until curl -sf "http://127.0.0.1:$port/health"; do
