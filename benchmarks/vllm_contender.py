@@ -185,6 +185,8 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
     settle()
     freeze_loaded_objects()  # as a server does, and vLLM
     total = {"steps": 0, "drafted": 0, "accepted": 0}
+    if options.log_decisions:
+        log_decisions(llm.engine.speculator.depth)
 
     def run(request: dict[str, Any]) -> tuple[float, Tokens]:
         params = SamplingParams(max_tokens=request["tokens"], temperature=0.0, ignore_eos=True)
@@ -198,6 +200,28 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
         return seconds, [list(output.completions[0].token_ids) for output in outputs]
 
     return Engine(run, lambda: dict(total), settle)
+
+
+def log_decisions(policy: Any) -> None:
+    """Write what the depth policy `goodput` expects at each decision about drafts to the log."""
+    drafts = policy._drafts
+    find = drafts.find
+
+    def logged(batch: Any, shape: Any) -> Any:
+        depths = find(batch, shape)
+        seen = {
+            "batch": len(batch),
+            "advantage": drafts.advantage,
+            "depth": max(depths or [0]),
+            "waits": drafts.is_waiting,
+        }
+        seen["switch_ms"] = 1e3 * drafts._switch_on.seconds(len(batch))
+        seen["prefill_ms"] = 1e3 * sum(drafts._prefill.seconds(one) for one in batch)
+        seen["alphas"] = [round(alpha, 3) for alpha in policy.alphas(batch[0].category)[:4]] if batch else []
+        print(json.dumps(seen), file=sys.stderr)
+        return depths
+
+    drafts.find = logged
 
 
 def kv_token_bytes(options: argparse.Namespace) -> int:

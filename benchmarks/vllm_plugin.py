@@ -71,6 +71,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--ready-seconds", type=float, default=420, help="longest start of a process")
     parser.add_argument("--run-seconds", type=float, default=120, help="longest run")
     parser.add_argument("--worker-threads", type=int, default=8, help="threads of a draft worker on the CPU cores")
+    parser.add_argument("--log-decisions", action="store_true", help="log what our depth policy expects")
     parser.add_argument("--logs", type=Path, default=Path("build/vllm_plugin/logs"))
     parser.add_argument("--cache", type=Path, default=Path("build/vllm_plugin/cache"), help="vLLM's compiled code")
     parser.add_argument("--out", type=Path, help="JSON file of all figures")
