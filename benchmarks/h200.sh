@@ -77,7 +77,7 @@ for file in glob.glob(sys.argv[1] + '/*.safetensors'):
 plugin() {
     python benchmarks/vllm_plugin.py --model "$model" --draft "$draft" --prompts "$prompts" --warm-up "$warm" \
         --contenders plain,plain_sync,suffix,combined,pool,paceline_plain,paceline --sizes 1,8,32,64 --max-prompt 800 \
-        --tokens 96 --warm-up-tokens 48 --repeats 2 --sampled 0 --kv-gib 2.75 --worker-threads 8 --limit 225 \
+        --tokens 96 --warm-up-tokens 48 --repeats 2 --sampled 0 --kv-gib 2.75 --worker-threads 8 --limit 225 --log-decisions \
         --logs "$out/plugin" --cache "$work/vllm_cache" --out "$out/plugin.json"
 }
 
