@@ -41,7 +41,7 @@ LOAD_BATCH = 0.1 * MS
 """Time per sequence to load a batch into slots again."""
 PROMPTS = (40, 60, 80, 100, 200, 300, 600, 900)
 MAX_DEPTH = 8
-PASS_ROWS, STEPS_BETWEEN_ADMISSIONS, TOKENS, CATEGORY = 2048, 2, 128, "draft/chat"
+PASS_ROWS, STEPS_BETWEEN_ADMISSIONS, CATEGORY = 2048, 2, "draft/chat"
 
 
 def pass_seconds(shape: str, rows: int) -> float:
@@ -117,12 +117,12 @@ class Replay:
             depths = [min(fixed, self._limit(text)) for text in running] if fixed is not None else self._decide(running)
             since_drafts = 0 if any(depths) else since_drafts + 1
             self._round(running, depths, slots, run, is_on, is_first=since_host == 1, follows=since_drafts <= 2)
-            ended = [text for text in running if text.made >= TOKENS]
+            ended = [text for text in running if text.made >= self.options.tokens]
             if ended and not run.rate and not waiting:
                 run.rate = run.tokens / (run.seconds - run.began)
             for change in self.drift.close([text.id for text in ended]) if is_on else ():
                 self.policy.restart(change.category, change.after)
-            running = [text for text in running if text.made < TOKENS]
+            running = [text for text in running if text.made < self.options.tokens]
         return run
 
     def _text(self, which: int) -> Text:
@@ -143,14 +143,14 @@ class Replay:
         if not waiting:
             run.began, run.tokens, run.depths = run.seconds, 0, []
 
-    @staticmethod
-    def _limit(text: Text) -> int:
-        return min(MAX_DEPTH, TOKENS - text.made - 1)
+    def _limit(self, text: Text) -> int:
+        return min(MAX_DEPTH, self.options.tokens - text.made - 1)
 
     def _decide(self, running: list[Text]) -> list[int]:
         if self.policy.skip_step(len(running)):
             return [0] * len(running)
-        return self.policy.decide([Candidate(t.id, CATEGORY, self._limit(t), t.size, TOKENS - t.made) for t in running])
+        tokens = self.options.tokens
+        return self.policy.decide([Candidate(t.id, CATEGORY, self._limit(t), t.size, tokens - t.made) for t in running])
 
     def _round(
         self, running: list[Text], depths: list[int], slots: int, run: Run, is_on: bool, is_first: bool, follows: bool
@@ -169,8 +169,8 @@ class Replay:
         rounds = []
         for text, depth in zip(running, depths, strict=True):
             count = text.accepted(depth, self.options.early, self.dice)
-            run.tokens += min(count + 1, TOKENS - text.made)
-            text.made += min(count + 1, TOKENS - text.made)
+            run.tokens += min(count + 1, self.options.tokens - text.made)
+            text.made += min(count + 1, self.options.tokens - text.made)
             text.is_read = text.is_read and follows
             if depth:
                 rounds.append(RoundObservation(text.id, CATEGORY, depth, count, depth))
@@ -198,6 +198,7 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=[*PASSES], default="8b")
     parser.add_argument("--batches", type=int, nargs="+", default=[1 << n for n in range(9)])
+    parser.add_argument("--tokens", type=int, default=128, help="length of all outputs")
     parser.add_argument("--fixed", type=int, default=0, help="a depth to compare with")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
