@@ -72,7 +72,7 @@ def transfer(exported: ExportedWeights, manifest: Manifest) -> StreamedWeights:
     """Every part copied to empty memory, as a transfer does."""
     streamed = StreamedWeights(Parts.of(config_from_json(manifest.config)))
     for i, part in enumerate(manifest.parts):
-        tensors = empty_part(part, pinned=False)
+        tensors = empty_part(part)
         for tensor, given in zip(tensors, exported.tensors(i), strict=True):
             tensor_bytes(tensor)[:] = tensor_bytes(given)
         assert memory_checksum(tensors) == part.sum

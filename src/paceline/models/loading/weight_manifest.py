@@ -191,13 +191,8 @@ def piece_tensors(piece: Piece) -> tuple[Tensor, ...]:
     return (piece if isinstance(piece, Tensor) else piece.values,)
 
 
-def empty_part(part: PartForm, pinned: bool) -> list[Tensor]:
-    """Host memory to receive a part. `pinned`: a GPU copies from it."""
-    if pinned:
-        return [
-            torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], pin_memory=tensor.nbytes > 0)
-            for tensor in part.tensors
-        ]
+def empty_part(part: PartForm) -> list[Tensor]:
+    """Host memory to receive a part."""
     return [_aligned(tensor.nbytes).view(DTYPES[tensor.dtype]).view(tensor.shape) for tensor in part.tensors]
 
 

@@ -162,7 +162,7 @@ def send_pieces(connection: Connection, pieces: Mapping[str, Piece]) -> None:
 def receive_pieces(connection: Connection, device: torch.device) -> dict[str, Piece]:
     """The weights of one call of `send_pieces`."""
     form: PartForm = connection.recv()
-    tensors = empty_part(form, pinned=False)
+    tensors = empty_part(form)
     for tensor in tensors:
         connection.recv_bytes_into(tensor_bytes(tensor))
     return assemble(form, tensors, device)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from paceline.engine.hooks.handoff_plan import BlockPart, HandoffPlan, NumberPart, StatePart, pack_numbers
-from paceline.models.cuda_graph import StreamEvent, staging_bytes
+from paceline.models.cuda_graph import StreamEvent
 from paceline.models.kv_blocks import read_layer
 from paceline.models.runner import ModelRunner
+from paceline.runtime.handoff.staging_pool import StagingPool
 from paceline.runtime.transfer.messages import TransferHandle
 from paceline.runtime.transfer.transfer import Transfer
 from paceline.runtime.wire.transport import Peer
@@ -29,8 +30,16 @@ class ExportJob:
     thread that may wait for the device."""
 
     def __init__(
-        self, peer: Peer, attempt: int, request_id: str, plan: HandoffPlan, runner: ModelRunner, defer: "Defer"
+        self,
+        peer: Peer,
+        attempt: int,
+        request_id: str,
+        plan: HandoffPlan,
+        runner: ModelRunner,
+        defer: "Defer",
+        pool: StagingPool,
     ) -> None:
+        """`pool`: of the thread that runs the copies."""
         self.peer = peer
         self.attempt = attempt
         self.request_id = request_id
@@ -44,6 +53,8 @@ class ExportJob:
         """Parts that are not filled yet."""
         self._runner = runner
         self._defer = defer
+        self._pool = pool
+        self._buffers: list[memoryview] = []
         self._num_filled = [0] * plan.layout.num_layers
         """Filled parts by layer."""
         self._parts_of_layer = [
@@ -74,6 +85,11 @@ class ExportJob:
     def states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
         self._defer(self, lambda: self._fill_states(start, states, ready))
 
+    def free(self) -> None:
+        """Give the memory of the parts back. On the thread of the copies, after the transfer was withdrawn."""
+        while self._buffers:
+            self._pool.give_back(self._buffers.pop())
+
     def _fill_layer(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
         """Copy all parts of the layer that are ready, at once."""
         ready.wait()
@@ -82,7 +98,8 @@ class ExportJob:
         if not indices:
             return
         start, stop = self.parts[indices[0]].start, self.parts[indices[-1]].stop
-        data = staging_bytes((stop - start) * self.plan.layout.layer_bytes, self._runner.device)
+        data = self._pool.take((stop - start) * self.plan.layout.layer_bytes)
+        self._buffers.append(data)
         read_layer(self._runner, layer, blocks[start:stop], data)
         for index in indices:
             size = self.transfer.sizes[index]

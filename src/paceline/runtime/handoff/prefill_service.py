@@ -21,6 +21,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.kv_blocks import load_kernels
 from paceline.runtime.handoff.cache_memory import share_cache
 from paceline.runtime.handoff.export_job import ExportJob
+from paceline.runtime.handoff.staging_pool import StagingPool
 from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.messages import MemoryRegion
 from paceline.runtime.transfer.server import TransferServer
@@ -68,7 +69,9 @@ class PrefillService:
         self._numbers = itertools.count()
         self._done = self._failed = self._tokens = self._bytes = self._in_place_bytes = 0
         self._seconds = 0.0
-        self._copies: SimpleQueue[tuple[ExportJob, Callable[[], None]] | None] = SimpleQueue()
+        self._pool = StagingPool(engine.runner.device)
+        self._copies: SimpleQueue[tuple[ExportJob, Callable[[], None] | None] | None] = SimpleQueue()
+        """Copies to run; no copy: the job has ended."""
         self._thread = threading.Thread(target=self._run_copies, name="paceline-exports", daemon=True)
         self._thread.start()
 
@@ -92,7 +95,7 @@ class PrefillService:
         )
         request = engine.validate(request)
         self.cancel(peer, message.attempt)
-        job = ExportJob(peer, message.attempt, request.id, plan, engine.runner, self._defer)
+        job = ExportJob(peer, message.attempt, request.id, plan, engine.runner, self._defer, self._pool)
         job.handle = self._server.offer(job.transfer)
         self._jobs[peer, message.attempt] = job
         self._started[peer, message.attempt] = self._clock.now()
@@ -176,7 +179,7 @@ class PrefillService:
         assert job.handle is not None
         self._server.withdraw(job.handle)
         self._call(lambda: self._engine.cancel(job.request_id))
-        self._copies.put((job, lambda: None))
+        self._copies.put((job, None))
 
     def _defer(self, job: ExportJob, copy: Callable[[], None]) -> None:
         self._copies.put((job, copy))
@@ -190,7 +193,9 @@ class PrefillService:
             while (item := self._copies.get()) is not None:
                 job, copy = item
                 try:
-                    if not job.is_over:
+                    if copy is None:
+                        job.free()
+                    elif not job.is_over:
                         copy()
                 except Exception as error:
                     logger.exception("could not copy a prompt from the cache: its target computes it")

@@ -11,15 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import PacelineError
-from paceline.models.loading.weight_manifest import (
-    Manifest,
-    PartForm,
-    assemble,
-    empty_part,
-    tensor_bytes,
-)
+from paceline.models.loading.weight_manifest import Manifest, PartForm, assemble
 from paceline.models.loading.weight_parts import Piece
-from paceline.models.memory_checksum import memory_checksum
 from paceline.runtime.transfer.client import TransferClient
 from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.transfer import ChannelUnavailable, TransferCancelled
@@ -35,6 +28,7 @@ from paceline.runtime.weights.messages import (
     chunk_ranges,
     decode_manifest,
 )
+from paceline.runtime.weights.received_part import HostPart, StagedPart
 from paceline.runtime.weights.spec import PeerAddress
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.keys import Security
@@ -125,18 +119,12 @@ class PeerSource:
         chunks = chunk_ranges(form.tensors)
         if reply.handle.sizes != [end - start for _, start, end in chunks]:
             raise SourceFailed("it offers another part than requested")
-        tensors = empty_part(form, pinned=self._device.type == "cuda")
-        views = [tensor_bytes(tensor) for tensor in tensors]
-
-        def get_buffer(index: int) -> memoryview:
-            tensor, start, end = chunks[index]
-            return views[tensor][start:end]
-
+        part = HostPart(form, chunks) if self._device.type == "cpu" else StagedPart(form, chunks, self._device)
         timeout = 30.0 + form.nbytes / MIN_BYTES_PER_SECOND
-        self._client.fetch(reply.handle, range(len(chunks)), get_buffer, lambda index: None, cancelled, timeout)
-        if memory_checksum(tensors) != form.sum:
+        self._client.fetch(reply.handle, range(len(chunks)), part.get_buffer, part.copy, cancelled, timeout)
+        if part.checksum() != form.sum:
             raise SourceFailed(OTHER_CHECKSUM)
-        return tensors
+        return part.tensors
 
     def _copy(self, form: PartForm, reply: PartReply, cancelled: threading.Event) -> list[Tensor]:
         """The tensors of a part, copied from the peer's device memory as it permits."""
