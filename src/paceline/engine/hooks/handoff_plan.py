@@ -8,7 +8,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.kv_blocks import layer_bytes
 from paceline.models.runner import ModelRunner
 
-SEGMENT_BYTES = 1 << 20
+SEGMENT_BYTES = 2 << 20
 """Bytes of a part. Smaller parts cost more in messages than they save in waiting."""
 SEGMENT_BLOCKS = 8, 32
 """Least and most blocks of a part of `SEGMENT_BYTES`."""

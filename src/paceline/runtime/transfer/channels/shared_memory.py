@@ -74,7 +74,7 @@ class SharedMemoryListener:
         return self._poll.fileno()
 
     def receive(self) -> Iterator[tuple[str, bytes | None]]:
-        """Accept clients and yield at most one message of each: (client, message), with None when it has disconnected."""
+        """Accept clients and yield some messages of each: (client, message), with None when it has disconnected."""
         for number, _ in self._poll.poll(0):
             if number == self._socket.fileno():
                 self._accept()
@@ -88,13 +88,18 @@ class SharedMemoryListener:
                 if client.segment is None:
                     self.disconnect(name)
                 continue
-            try:
-                message = client.connection.recv(MAX_MESSAGE_BYTES)
-            except OSError:
-                message = b""
-            if not message:
-                self.disconnect(name)
-            yield name, message or None
+            for _ in range(MAX_INFLIGHT_CHUNKS):
+                try:
+                    message = client.connection.recv(MAX_MESSAGE_BYTES)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    message = b""
+                if not message:
+                    self.disconnect(name)
+                yield name, message or None
+                if name not in self._clients:
+                    break
 
     def write(self, name: str, slot: int, data: memoryview) -> bool:
         """Copy `data` into a slot of the client's segment. False if there is no such slot."""
