@@ -17,7 +17,7 @@ from pathlib import Path
 
 from planner_oracle import FluidLoad, as_schedule, fluid_load, missed, ready_sizes
 
-from paceline.planning.autoscaling.decision import PlannerConfig
+from paceline.planning.autoscaling.decision import HOLD_SECONDS, PlannerConfig
 from paceline.planning.autoscaling.forecast import Prediction
 from paceline.planning.autoscaling.observation import Controller
 from paceline.planning.autoscaling.planner import Planner
@@ -150,6 +150,9 @@ def main() -> None:
         "--rotate", type=float, default=0.0, help="start the trace at this time, and append what is before"
     )
     parser.add_argument("--only", action="append", help="run only this controller, such as planner; may be repeated")
+    parser.add_argument(
+        "--hold", type=float, default=HOLD_SECONDS, help="seconds of past load that the planner sizes for"
+    )
     parser.add_argument("--start", type=int, help="workers at the start; default: half of the best fixed size")
     options = parser.parse_args()
     profile = load_profile(options.profile)
@@ -158,10 +161,10 @@ def main() -> None:
     objective = Objective(options.ttft_ms / 1e3, options.tpot_ms / 1e3, options.share)
     case = Case(profile, trace, objective, options.max_workers)
     print(f"{trace.name}: {len(trace.requests)} requests in {trace.seconds:.0f} s; {objective}", flush=True)
-    limits = Limits(options.max_workers)
+    planning = PlannerConfig(profile, objective, Limits(options.max_workers), hold=options.hold)
     makers: dict[str, Callable[[], Controller]] = {
-        "planner": lambda: Planner(PlannerConfig(profile, objective, limits)),
-        "perfect forecast": lambda: PerfectForecast(PlannerConfig(profile, objective, limits), trace),
+        "planner": lambda: Planner(planning),
+        "perfect forecast": lambda: PerfectForecast(planning, trace),
         "queue threshold": lambda: QueueThreshold(options.max_workers),
         "utilisation 60%": lambda: UtilisationTarget(options.max_workers),
     }
