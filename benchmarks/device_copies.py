@@ -176,6 +176,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--host-parts", type=int, default=6, help="parts of the weights to send through the host")
+    parser.add_argument("--host-rounds", type=int, default=1, help="times that these parts are sent")
     parser.add_argument("--host-start", action="store_true", help="also start a worker with weights through the host")
     parser.add_argument("--disk", default="inflate:llama-1b", help="model to write and read; empty: none")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds after which a run that hangs is ended")
@@ -238,8 +239,9 @@ def compare(rows: Rows, options: argparse.Namespace, source: Sender, blocks: Blo
 def load(rows: Rows, options: argparse.Namespace, source: Sender, parts: PartReader, way: str) -> None:
     """Weights, all of them in place, and some parts through the host."""
     chosen = parts.parts if parts.is_in_place else parts.parts[: options.host_parts]
+    parts.load(chosen[:2])  # opens the channels
     began = time.perf_counter()
-    moved = sum(parts.load(chosen) for _ in range(3 if parts.is_in_place else 1))
+    moved = sum(parts.load(chosen) for _ in range(3 if parts.is_in_place else options.host_rounds))
     seconds = time.perf_counter() - began
     rows.add(f"weights {way}, verified", gb_per_s=moved / seconds / 1e9, read_in_place=str(parts.is_in_place))
     few = chosen if parts.is_in_place else chosen[:2]
