@@ -92,8 +92,6 @@ class ServeLoop:
 
     def _receive(self) -> None:
         for _ in range(MAX_MESSAGES_PER_STEP):
-            if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # an exception takes longer
-                return
             try:
                 client, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
