@@ -50,12 +50,12 @@ def vllm_python() -> Path:
     return python
 
 
-def run_vllm(folder: Path, name: str, job: dict[str, Any]) -> dict[str, Any]:
-    """The result of a job of `generate.py`; its files are in `folder`."""
+def run_vllm(folder: Path, name: str, job: dict[str, Any], script: str = "generate.py") -> dict[str, Any]:
+    """The result of a job of `script`; its files are in `folder`."""
     job_file, result_file = folder / f"{name}.json", folder / f"{name}.result.json"
     job_file.write_text(json.dumps(job), "utf-8")
     done = subprocess.run(
-        [vllm_python(), Path(__file__).with_name("generate.py"), job_file, result_file],
+        [vllm_python(), Path(__file__).with_name(script), job_file, result_file],
         capture_output=True,
         text=True,
         timeout=RUN_SECONDS,
