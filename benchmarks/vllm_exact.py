@@ -2,7 +2,7 @@
 
     python benchmarks/vllm_exact.py text --requests 100   # sampled requests with and without drafts: texts that differ
     python benchmarks/vllm_exact.py engine                # the same requests in our engine
-    python benchmarks/vllm_exact.py head                  # tokens a round of the shipped EAGLE head in vLLM and in ours
+    python benchmarks/vllm_exact.py head                  # tokens a round of the shipped EAGLE head in vLLM and in our engine
 
 Run it from the root of the repository: it uses the environment of tests/vllm.
 """
@@ -10,6 +10,7 @@ Run it from the root of the repository: it uses the environment of tests/vllm.
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,14 @@ from tests.vllm.environment import ROOT, run_vllm
 
 from paceline import LLM, SamplingParams
 from paceline.bench.inflate import write_folder
-from paceline.models.loading.load import open_checkpoint
+from paceline.kernels.eagle_head import TreeRoot
+from paceline.models.drafts.eagle import EagleModel, EagleRunner
+from paceline.models.drafts.load import find_draft
+from paceline.models.drafts.load import load_draft as load_head
+from paceline.models.loading.load import load_model, open_checkpoint
 from paceline.models.tokenizer.load import load_tokenizer
+from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.trees.eagle_trees import EagleTrees, TreeStart
 from paceline.train.data.text_file import Text
 from paceline.train.drafts.target import Target
 from paceline.train.evaluate import evaluate
@@ -89,7 +96,10 @@ def compare_heads(folder: Path, requests: list[dict[str, Any]]) -> None:
         request["sampling"] = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True}
     result = run_vllm(folder, "eagle", job(folder, requests, coupled=False, speculative_config=drafts))
     rounds, accepted = (result["metrics"][f"vllm:spec_decode_num_{name}"] for name in ("drafts", "accepted_tokens"))
-    print(f"vLLM: {rounds} rounds, {1 + accepted / rounds:.3f} tokens a round")
+    print_rounds("vLLM, chains", rounds, accepted)
+    prompts, theirs = [request["ids"] for request in requests], result["tokens"]
+    run_engine("our engine, chains", prompts, theirs, {"method": "chain"}, proposers={"chain": ChainProposer.load()})
+    run_engine("our engine, trees", prompts, theirs, {}, draft=str(HEAD))
     rows = [request["ids"] + tokens for request, tokens in zip(requests, result["tokens"], strict=True)]
     ids = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int32)
     answer = torch.zeros(ids.shape, dtype=torch.bool)
@@ -100,7 +110,55 @@ def compare_heads(folder: Path, requests: list[dict[str, Any]]) -> None:
     target = Target(open_checkpoint(MODEL), torch.device("cpu"), torch.float32)
     text = Text(ids, answer, ("all",) * len(rows))
     score = evaluate(saved.draft, target, saved.vocabulary, text, depth=DEPTH).chain_overall
-    print(f"ours: {score.rounds} rounds, {1 + sum(score.accepted) / score.rounds:.3f} tokens a round")
+    print_rounds("our evaluation, chains", score.rounds, sum(score.accepted))
+
+
+def run_engine(name: str, prompts: Any, theirs: Any, speculation: dict[str, Any], **options: Any) -> None:
+    """Drafts of `DEPTH` nodes in every round of our engine, also in the last one, as in vLLM."""
+    speculation |= {"depth": "fixed", "max_depth": DEPTH, "breaker_rounds": 10**6}
+    limits = {"activations": "float32", "max_model_len": 512, "max_num_seqs": 16, "audit_fraction": 0.0}
+    rounds = accepted = differing = 0
+    with LLM(MODEL, device="cpu", speculation=speculation, **limits, **options) as llm:
+        for prompt, expected in zip(prompts, theirs, strict=True):
+            tokens: list[int] = []
+            sampling = SamplingParams(temperature=0.0, max_tokens=len(expected) + DEPTH, ignore_eos=True)
+            for step in llm.stream(prompt, sampling):
+                tokens += step.tokens
+                rounds += step.drafted > 0
+                accepted += step.accepted
+                if len(tokens) >= len(expected):
+                    break
+            differing += tokens[: len(expected)] != expected
+    print_rounds(name, rounds, accepted)
+    print(f"  {differing} of {len(prompts)} texts differ from vLLM's")
+
+
+def print_rounds(name: str, rounds: int, accepted: int) -> None:
+    print(f"{name}: {rounds} rounds, {accepted} accepted, {1 + accepted / rounds:.3f} tokens a round")
+
+
+class Chains(EagleTrees):
+    """Trees in which every node has one child, as vLLM drafts."""
+
+    def roots(self, starts: Sequence[TreeStart]) -> tuple[list[TreeRoot], int, int]:
+        return super().roots(starts)[0], 1, 1
+
+
+class ChainProposer(EagleProposer):
+    """The shipped head, with the same weights and kernels as the proposer `eagle`."""
+
+    def __init__(self, runner: EagleRunner) -> None:
+        super().__init__(runner, max_rows=512)
+        assert runner.model.native(runner.cache) is not None  # only the native function asks for `roots`
+        self._trees = Chains(runner)
+
+    @classmethod
+    def load(cls) -> "ChainProposer":
+        folder = find_draft(HEAD)
+        assert folder is not None
+        head = load_head(folder, load_model(MODEL, activations="float32")).model
+        assert isinstance(head, EagleModel)
+        return cls(EagleRunner(head, num_blocks=1024, num_lanes=128))
 
 
 def main() -> None:

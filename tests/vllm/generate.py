@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
 def main(job_file: str, result_file: str) -> None:
@@ -31,16 +32,13 @@ def main(job_file: str, result_file: str) -> None:
     prompts = [{"prompt_token_ids": request["ids"]} for request in job["requests"]]
     params = [SamplingParams(**request["sampling"]) for request in job["requests"]]
     llm.generate(prompts[:1], SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)
+    before = counters(llm)
     started = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)
     result = {
         "tokens": [list(output.outputs[0].token_ids) for output in outputs],
         "seconds": time.perf_counter() - started,
-        "metrics": {
-            one.name: one.value
-            for one in llm.get_metrics()
-            if one.name.startswith("vllm:spec_decode_num") and hasattr(one, "value")
-        },
+        "metrics": {name: value - before.get(name, 0) for name, value in counters(llm).items()},
     }
     runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     loop = getattr(getattr(runner, "drafter", None), "loop", None)
@@ -50,6 +48,15 @@ def main(job_file: str, result_file: str) -> None:
     if pool is not None:
         result["pool_rounds"] = sum(connection.counters.rounds for connection in pool.connections)
     Path(result_file).write_text(json.dumps(result), "utf-8")
+
+
+def counters(llm: Any) -> dict[str, int]:
+    """Drafts that vLLM has counted so far."""
+    return {
+        one.name: one.value
+        for one in llm.get_metrics()
+        if one.name.startswith("vllm:spec_decode_num") and hasattr(one, "value")
+    }
 
 
 if __name__ == "__main__":
