@@ -1,3 +1,4 @@
+import logging
 import re
 from pathlib import Path
 
@@ -20,3 +21,4 @@ def test_a_profile_is_written_and_the_time_left_is_shown(tmp_path: Path) -> None
     assert all(re.search(r"about \d+ (s|min) left$", line) for line in lines)
     assert "measuring: 1 sequence, " in result.stderr
     assert f"wrote {file} in " in result.stdout.replace("\n", "")
+    assert logging.getLogger("paceline.engine.stats").level == logging.NOTSET, "other commands warn of drift"

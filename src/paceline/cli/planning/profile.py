@@ -4,6 +4,8 @@ import logging
 import math
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +23,18 @@ from paceline.cli.render.console import describe_seconds, loaded
 from paceline.core.clock import WallClock
 from paceline.planning.profiles.profile_file import save_profile
 from paceline.server.config.config import ServerConfig
+
+
+@contextmanager
+def _without_drift_warnings() -> Iterator[None]:
+    """Prompts are random: a change of the acceptance between two batches means nothing."""
+    logger = logging.getLogger("paceline.engine.stats")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @with_settings(ENGINE)
@@ -42,11 +56,9 @@ def profile_command(
     CPU it takes a minute or two; the time left is shown, and --seconds limits it.
     """
     check_folder(file)
-    # Random prompts: a change of the acceptance between two batches means nothing
-    logging.getLogger("paceline.engine.stats").setLevel(logging.ERROR)
     clock = WallClock()
     began = clock.now()
-    with loaded(calibration_config(config.engine, DEPTH)) as llm:
+    with _without_drift_warnings(), loaded(calibration_config(config.engine, DEPTH)) as llm:
         with console.err.status("warming up"):
             llm.warm_up()
             started = clock.now() - began
