@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.planning.profiles.profile_file import load_profile
+from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.texts import kinds_of_texts
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -66,14 +67,14 @@ def test_alphas_and_spread_are_recovered_from_rounds_of_different_depths(path: N
 
 def test_the_fit_recovers_the_speed_of_the_worker_and_the_time_of_the_gateway(path: None) -> None:
     runs = module("planner_fidelity_runs")
-    profile, setting = load_profile("h200-8b"), runs.Setting()
+    profile = load_profile("h200-8b")
     requests = [(0.02 * i, 200, 20) for i in range(40)]
     slower = runs.scaled(profile, 1.3)
     assert slower.draft_seconds.at(8) == pytest.approx(1.3 * profile.draft_seconds.at(8))
     assert slower.start_seconds == profile.start_seconds
 
     def simulate_run(own: Any, run: Any, gateway: float) -> Any:
-        return runs.mean(runs.simulated(setting, None, own, run, gateway))
+        return runs.mean(runs.simulated(SimulationConfig(own), run, gateway))
 
     empty = runs.Run(50.0, None, requests, [], [], 0, 1.0, 0.0, [])
     real = simulate_run(slower, empty, 0.004)
