@@ -20,6 +20,17 @@ LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec", "intel-openmp")
 """Requirements that text generation does not import, and torch itself: unpinned, pip would bring CUDA."""
 INSTALL_SECONDS = 3600
 RUN_SECONDS = 1800
+RUN_ENVIRONMENT = {
+    "PYTHONPATH": str(ROOT / "src"),
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Environment variables of all jobs."""
 
 _REQUIREMENTS = """
 import re
@@ -59,7 +70,7 @@ def run_vllm(folder: Path, name: str, job: dict[str, Any], script: str = "genera
         capture_output=True,
         text=True,
         timeout=RUN_SECONDS,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        env=os.environ | RUN_ENVIRONMENT,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     result: dict[str, Any] = json.loads(result_file.read_text("utf-8"))

@@ -7,7 +7,6 @@ error with which vLLM stops.
 
 import gc
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,6 @@ from typing import Any
 
 def main(job_file: str, result_file: str) -> None:
     job = json.loads(Path(job_file).read_text("utf-8"))
-    os.environ.update(
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_LOGGING_LEVEL="ERROR",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        OMP_NUM_THREADS="1",
-        HF_HUB_OFFLINE="1",
-    )
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     results: dict[str, Any] = {}
