@@ -1,4 +1,7 @@
-"""The functions of vLLM that the plugin replaces. This is the only module that replaces functions of another package."""
+"""The methods of vLLM's classes that the plugin replaces; no other module replaces one.
+
+`CoupledSampling` also replaces `sample` of the one sampler object that it is made for.
+"""
 
 from collections.abc import Callable
 from typing import Any
