@@ -9,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_rounds import Tokens
-
 ENGINES = (
     "plain", "plain_sync", "ngram", "suffix", "combined", "pool", "pool_gpu", "draft_model", "paceline",
 )  # fmt: skip
@@ -26,8 +24,8 @@ DRAFT_MODEL_KV = 1.3
 
 
 class Engine(NamedTuple):
-    run: Callable[[dict[str, Any]], tuple[float, Tokens]]
-    """A request of `vllm_plugin.py` -> seconds, tokens."""
+    run: Callable[[dict[str, Any]], dict[str, Any]]
+    """A request of `vllm_plugin.py` -> seconds, tokens and, of sampled requests that ask for them, log-probabilities."""
     counters: Callable[[], dict[str, int]]
     """Counts since the start."""
     settle: Callable[[], None]
@@ -43,10 +41,10 @@ def serve(name: str, options: argparse.Namespace) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         before = engine.counters()
-        seconds, tokens = engine.run(request)
+        answer = engine.run(request)
         counted = {key: value - before.get(key, 0) for key, value in engine.counters().items()}
         engine.settle()
-        print(json.dumps({"seconds": seconds, "tokens": tokens, "counted": counted}), file=answers, flush=True)
+        print(json.dumps({**answer, "counted": counted}), file=answers, flush=True)
 
 
 def sizes_of(name: str, options: argparse.Namespace) -> list[int]:
@@ -113,7 +111,7 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
 
         drafter.propose = timed
 
-    def run(request: dict[str, Any]) -> tuple[float, Tokens]:
+    def run(request: dict[str, Any]) -> dict[str, Any]:
         prompts = [{"prompt_token_ids": ids} for ids in request["prompts"]]
         sampling = request.get("sampling") or [{"temperature": 0.0}] * len(prompts)
         params = [SamplingParams(**one, max_tokens=request["tokens"], ignore_eos=True) for one in sampling]
@@ -121,7 +119,15 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
             drafter.loop.depth = fixed if request.get("is_fixed") else goodput
         started = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        return time.perf_counter() - started, [list(output.outputs[0].token_ids) for output in outputs]
+        seconds = time.perf_counter() - started
+        texts = [output.outputs[0] for output in outputs]
+        answer: dict[str, Any] = {"seconds": seconds, "tokens": [list(text.token_ids) for text in texts]}
+        if request.get("sampling"):
+            answer["logprobs"] = [
+                [{token: one.logprob for token, one in position.items()} for position in text.logprobs or []]
+                for text in texts
+            ]
+        return answer
 
     def counters() -> dict[str, int]:
         if not has_plugin:
@@ -188,7 +194,7 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
     if options.log_decisions:
         log_decisions(llm.engine.speculator.depth)
 
-    def run(request: dict[str, Any]) -> tuple[float, Tokens]:
+    def run(request: dict[str, Any]) -> dict[str, Any]:
         params = SamplingParams(max_tokens=request["tokens"], temperature=0.0, ignore_eos=True)
         started = time.perf_counter()
         outputs = llm.generate(request["prompts"], params, speculation={"enabled": request["speculate"]})
@@ -197,7 +203,7 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
             total["steps"] += done.num_spec_steps
             total["drafted"] += done.num_draft_tokens
             total["accepted"] += done.num_accepted_draft_tokens
-        return seconds, [list(output.completions[0].token_ids) for output in outputs]
+        return {"seconds": seconds, "tokens": [list(output.completions[0].token_ids) for output in outputs]}
 
     return Engine(run, lambda: dict(total), settle)
 

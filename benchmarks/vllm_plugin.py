@@ -35,8 +35,10 @@ from typing import Any
 
 from vllm_child import Child, Lost
 from vllm_contender import ENGINES, POOLS, kv_gib, serve, sizes_of, worker_address
-from vllm_report import SAMPLED_HEADER, Outcome, sampled_row, tables
+from vllm_report import Outcome, tables
 from vllm_rounds import WARM_UP, NotEnoughPrompts, Run, Tokens, plan, read_prompts, sampled_requests
+from vllm_sampled import HEADER as SAMPLED_HEADER
+from vllm_sampled import TOP, Sampled, row
 
 CONTENDERS = (*ENGINES, "paceline_plain")
 NEED_DRAFT = {"pool", "pool_gpu", "draft_model", "paceline", "paceline_plain"}
@@ -152,24 +154,22 @@ class Measurement:
     def compare_sampled(self, prompts: Tokens) -> str:
         """The table of sampled texts; empty if a process is missing. Smaller batches show what other shapes change alone."""
         sampling = sampled_requests(len(prompts))
+        wanted = [{**one, "logprobs": TOP} for one in sampling]
         request = {"tokens": self._options.warm_up_tokens, "is_fixed": True}
-        whole = self._ask("plain_sync", {**request, "prompts": prompts, "sampling": sampling})
-        drafted = self._ask("combined", {**request, "prompts": prompts, "sampling": sampling})
-        if whole is None or drafted is None:
-            return ""
-        parts: Tokens = []
+        whole = self._ask("plain_sync", {**request, "prompts": prompts, "sampling": wanted})
+        drafted = self._ask("combined", {**request, "prompts": prompts, "sampling": wanted})
         size = max(1, len(prompts) // 4)
+        parts = []
         for start in range(0, len(prompts), size):
             some = slice(start, start + size)
-            answer = self._ask("plain_sync", {**request, "prompts": prompts[some], "sampling": sampling[some]})
-            if answer is None:
-                return ""
-            parts += answer["tokens"]
+            parts.append(self._ask("plain_sync", {**request, "prompts": prompts[some], "sampling": wanted[some]}))
+        answers = [part for part in parts if part is not None]
+        if whole is None or drafted is None or len(answers) < len(parts):
+            return ""
+        base, drafts = Sampled.of([whole]), f"combined, {self._options.depth} drafts"
         rows = [
-            sampled_row(
-                f"combined, {self._options.depth} drafts", drafted["tokens"], whole["tokens"], drafted["counted"]
-            ),
-            sampled_row(f"plain_sync, batches of {size}", parts, whole["tokens"], {}),
+            row(drafts, Sampled.of([drafted]), base, prompts, sampling, drafted["counted"]),
+            row(f"plain_sync, batches of {size}", Sampled.of(answers), base, prompts, sampling, {}),
         ]
         return "\n".join([SAMPLED_HEADER, *rows])
 

@@ -77,23 +77,3 @@ def _base(outcomes: Sequence[Outcome], own: Sequence[Outcome], base: str) -> lis
 
 def _select(outcomes: Sequence[Outcome], group: str, size: int, contender: str) -> list[Outcome]:
     return [o for o in outcomes if (o.group, o.size, o.contender) == (group, size, contender)]
-
-
-SAMPLED_HEADER = (
-    "| sampled, compared with plain_sync in one batch | texts that differ | first differing position "
-    "| positions before it, of all | counted |\n|---|---|---|---|---|"
-)
-
-
-def sampled_row(name: str, texts: Tokens, base: Tokens, counted: dict[str, int]) -> str:
-    """A row of the table of sampled texts. A text is compared up to its first difference: what follows is another text."""
-    firsts = [
-        next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
-        for one, other in zip(texts, base, strict=True)
-        if one != other
-    ]
-    total = sum(map(len, base))
-    same = total - sum(len(one) for one, other in zip(texts, base, strict=True) if one != other) + sum(firsts)
-    where = f"{min(firsts)} to {max(firsts)}, median {median(firsts):.0f}" if firsts else ""
-    described = ", ".join(f"{value} {key}" for key, value in counted.items())
-    return f"| {name} | {len(firsts)} of {len(base)} | {where} | {same} of {total} | {described} |"

@@ -49,9 +49,3 @@ def test_contenders_without_lookups_are_compared_by_their_run_of_the_new_prompts
         ]
     )
     assert "| 2 | combined | 8 | 8 to 8 | 2.00 | 4.00 | 0 of 2 |  |" in table
-
-
-def test_sampled_texts_are_compared_up_to_the_first_difference():
-    report = importlib.import_module("vllm_report")
-    row = report.sampled_row("drafts", [[1, 2, 3], [1, 9, 9]], [[1, 2, 3], [1, 2, 3]], {"steps": 4})
-    assert row == "| drafts | 1 of 2 | 1 to 1, median 1 | 4 of 6 | 4 steps |"
