@@ -1,6 +1,5 @@
 """`paceline audit`: checks that speculation did not change the text."""
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.text import Text
 from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
 from paceline.cli.options import ENGINE, default_to, with_settings
+from paceline.cli.output_files import JsonFile, check_folders, write_json
 from paceline.cli.render import console
 from paceline.cli.render.console import counting_bar, loaded
 from paceline.core.config import EngineConfig
@@ -71,7 +71,7 @@ def audit_prompts(
     report_file: Annotated[
         Path | None, typer.Option("--report", metavar="FILE.html", help="Write a report with plots.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Check on your prompts that speculation does not change the text. `paceline audit verify` checks an audit log.
 
@@ -154,9 +154,7 @@ def _audit(
     from paceline.audit.report import Report
     from paceline.audit.two_sample import require_scipy
 
-    for file in (report_file, json_file):  # before measuring
-        if file is not None and not file.parent.is_dir():
-            raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
+    check_folders(report_file, json_file)  # before measuring
     if report_file is not None:
         _check_plots()
     chosen = select(load_prompts(prompts) if prompts else DEFAULT_PROMPTS, limit=limit)
@@ -177,7 +175,7 @@ def _audit(
         if report_file is not None:
             report_file.write_text(page(report, lambda token: llm.tokenizer.decode([token])), "utf-8")
     if json_file is not None:
-        json_file.write_text(json.dumps(report.to_json(), indent=2) + "\n", "utf-8")
+        write_json(json_file, report.to_json())
     return report
 
 

@@ -1,7 +1,6 @@
 """`paceline bench`: plain and speculative decoding side by side, and inflated targets for it."""
 
 import asyncio
-import json
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +17,12 @@ from paceline.bench.prompts import load_prompts, select
 from paceline.bench.report import Measured, Report
 from paceline.bench.runner import Workload, compare
 from paceline.cli.options import ENGINE, with_settings
+from paceline.cli.output_files import JsonFile, check_folders, write_json
 from paceline.cli.render import console
 from paceline.cli.render.bench import print_profiles, print_report
 from paceline.cli.render.console import counting_bar, loaded
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
-from paceline.core.errors import InvalidRequest
 from paceline.core.machine import cpu_name, usable_cores
 from paceline.core.sampling import SamplingParams
 from paceline.server.config.config import ServerConfig
@@ -55,7 +54,7 @@ def bench(
         int, typer.Option(min=0, help="Seed of the first prompt; every next prompt has the next seed.")
     ] = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Most prompts, taken from all categories in turn.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
+    json_file: JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Plot speeds and alphas.")
     ] = None,
@@ -128,14 +127,12 @@ class _Files:
 
     def check(self) -> None:
         """Raise `InvalidRequest` if the folder of a file does not exist."""
-        for file in (self.json, self.plot, self.profile):
-            if file is not None and not file.parent.is_dir():
-                raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
+        check_folders(self.json, self.plot, self.profile)
 
     def write(self, report: Report, profiles: list[Profile]) -> None:
         if self.json is not None:
             figures = report.to_json() | ({"profiles": [one.to_json() for one in profiles]} if profiles else {})
-            self.json.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+            write_json(self.json, figures)
         if self.plot is not None:
             from paceline.bench.plots import plot_report
 

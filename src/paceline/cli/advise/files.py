@@ -1,13 +1,12 @@
 """The files that `paceline advise` writes."""
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.advise.case import Case
+from paceline.cli.output_files import check_folders, write_json
 from paceline.cluster.cost.advice import Advice
-from paceline.core.errors import InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +19,13 @@ class AdviceFiles:
 
     def check(self) -> None:
         """Raise `InvalidRequest` if the folder of a file does not exist."""
-        for file in (self.plot, self.html, self.json):
-            if file is not None and not file.parent.is_dir():
-                raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
+        check_folders(self.plot, self.html, self.json)
 
     def write(self, advice: Advice, case: Case) -> None:
         if self.plot is not None or self.html is not None:
             self._write_plots(advice, case.title)
         if self.json is not None:
-            self.json.write_text(json.dumps(_to_json(advice, case), indent=2) + "\n", "utf-8")
+            write_json(self.json, _to_json(advice, case))
 
     def _write_plots(self, advice: Advice, title: str) -> None:
         from paceline.bench.plots import plot_advice

@@ -1,4 +1,4 @@
-"""Options that the commands of planning share: the trace, the profile, the alphas, and files to write."""
+"""Options that the commands of planning share: the trace, the profile, the alphas and the objective."""
 
 import math
 from dataclasses import replace
@@ -65,7 +65,6 @@ Price = Annotated[
 DraftPrice = Annotated[
     float | None, typer.Option(min=0.0, help="Dollars per hour of a draft worker. Default: the profile's.")
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")]
 DEFAULT_SECONDS = 300.0
 
 
@@ -105,10 +104,3 @@ def read_speculation(alpha: str | None, max_depth: int, spread: float) -> Specul
 def read_objective(ttft_ms: float | None, tpot_ms: float | None, share: float) -> Objective:
     limits = [math.inf if limit is None else limit / 1e3 for limit in (ttft_ms, tpot_ms)]
     return Objective(limits[0], limits[1], share)
-
-
-def check_folder(*files: Path | None) -> None:
-    """Before a long computation: the folders of the files to write exist."""
-    for file in files:
-        if file is not None and not file.parent.is_dir():
-            raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")

@@ -1,6 +1,5 @@
 """`paceline plan`: how many workers of each role, and why."""
 
-import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.output_files import JsonFile, check_folders, write_json
 from paceline.cli.planning import options
 from paceline.cli.render import console
 from paceline.cli.render.simulation import print_plan
@@ -40,7 +40,7 @@ def plan_command(
     price: options.Price = None,
     draft_price: options.DraftPrice = None,
     explain: Annotated[bool, typer.Option("--explain", help="List every cluster that was simulated.")] = False,
-    json_file: options.JsonFile = None,
+    json_file: JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Plot cost against time per token.")
     ] = None,
@@ -49,7 +49,7 @@ def plan_command(
 
     Exit status 1: no cluster within the limits meets it.
     """
-    options.check_folder(json_file, plot_file)
+    check_folders(json_file, plot_file)
     traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     objective = options.read_objective(ttft_ms, tpot_ms, share)
     limits = Limits(max_workers, math.inf if max_dollars is None else max_dollars)
@@ -62,7 +62,7 @@ def plan_command(
         )
     print_plan(found, objective, explain, console.out)
     if json_file is not None:
-        json_file.write_text(json.dumps(_to_json(found), indent=2) + "\n", "utf-8")
+        write_json(json_file, _to_json(found))
     if plot_file is not None:
         from paceline.bench.simulation_plots import plot_plan
 

@@ -17,7 +17,7 @@ from paceline.bench.profiling.batch_steps import DEPTH
 from paceline.bench.profiling.time_estimate import Progress
 from paceline.bench.profiling.worker_profile import Prices, measure_profile
 from paceline.cli.options import ENGINE, with_settings
-from paceline.cli.planning.options import check_folder
+from paceline.cli.output_files import check_folders
 from paceline.cli.render import console
 from paceline.cli.render.console import describe_seconds, loaded
 from paceline.core.clock import WallClock
@@ -55,7 +55,7 @@ def profile_command(
     `paceline simulate` and `paceline plan` read the file with --profile. Prices, links and the network are not measured. On a
     CPU it takes a minute or two; the time left is shown, and --seconds limits it.
     """
-    check_folder(file)
+    check_folders(file)
     clock = WallClock()
     began = clock.now()
     with _without_drift_warnings(), loaded(calibration_config(config.engine, DEPTH)) as llm:

@@ -1,0 +1,22 @@
+"""Files that commands write: the option --json, a check of the folders, and JSON."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.core.errors import InvalidRequest
+
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")]
+
+
+def check_folders(*files: Path | None) -> None:
+    """Raise `InvalidRequest` if the folder of a file does not exist. Commands call it before they measure."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
+
+
+def write_json(file: Path, figures: dict[str, Any]) -> None:
+    file.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
