@@ -42,6 +42,27 @@ class PlannerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Rates:
+    """Requests per second that a decision is based on."""
+
+    load: float = 0.0
+    """Of the last interval."""
+    forecast: float = 0.0
+    """Expected when a worker that starts now is ready."""
+    capacity: float = 0.0
+    """Of one target worker within the objective; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Target workers that the load needs, before the limits, and why."""
+
+    targets: int
+    cause: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """Sizes, and why."""
 

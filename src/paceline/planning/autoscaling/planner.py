@@ -9,10 +9,11 @@ that the present ones cannot clear in time.
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from paceline.planning.autoscaling.capacity import Capacity
-from paceline.planning.autoscaling.decision import Decision, PlannerConfig
+from paceline.planning.autoscaling.decision import Decision, Need, PlannerConfig, Rates
 from paceline.planning.autoscaling.forecast import Forecast, Prediction
 from paceline.planning.autoscaling.history import MIN_REQUESTS, Lengths, LoadHistory, problem
 from paceline.planning.autoscaling.observation import Observation, Role, Sizes
@@ -66,91 +67,99 @@ class Planner:
         return [*self._history.spans, ahead]
 
     def _decide(self, seen: Observation) -> Decision:
-        config, objective = self.config, self.config.objective
-        before = {role: pool.coming for role, pool in seen.pools.items() if pool.coming or role == "target"}
-        size = before.get("target", 0)
         wrong = problem(seen, self._last_time)
         if wrong is not None:
-            return self._kept(seen, before, "invalid", f"Ignored an observation: {wrong}.", 0.0, 0.0, True)
-        if self._last_time is not None and seen.time - self._last_time > MAX_GAP * config.interval:
-            self._forecast = self._new_forecast()
-            self._history.clear()
-            self._needed.clear()
-        self._last_time = seen.time
-        load = seen.arrivals / seen.seconds
-        self._forecast.add(load)
-        self._lengths.add(seen)
-        self._history.add(seen, self._lengths.weight(seen))
-        shape = self._lengths.shape
+            return self._keep(seen, Rates(), "invalid", f"Ignored an observation: {wrong}.")
+        self._observe(seen)
+        load, shape = seen.arrivals / seen.seconds, self._lengths.shape
         if shape is None:
             reason = f"Fewer than {MIN_REQUESTS} requests have ended: lengths are not known."
-            return self._kept(seen, before, "steady", reason, load, load, True)
+            return self._keep(seen, Rates(load, load), "steady", reason)
         capacity = self._capacity.requests_per_second(shape)
         predicted = self._forecast.predict(UPPER_SHARE)
-        expected = predicted.upper
         if capacity <= 0.0:
             reason = (
                 "A single request misses the objective, so more workers do not help. Relax it, or change the worker."
             )
-            return self._kept(seen, before, "limits", reason, load, expected, False)
+            return self._keep(seen, Rates(load, predicted.upper), "limits", reason, is_enough=False)
+        rates = Rates(load, predicted.upper, capacity)
+        need = self._larger_for_queue(self._need(seen, predicted, capacity), seen, rates)
+        self._needed.append(need.targets)
+        return self._resize(seen, rates, self._held(need, seen.pool("target").coming))
+
+    def _observe(self, seen: Observation) -> None:
+        """Add the observation to the forecast, the lengths and the history. A long gap starts all but the lengths again."""
+        if self._last_time is not None and seen.time - self._last_time > MAX_GAP * self.config.interval:
+            self._forecast = self._new_forecast()
+            self._history.clear()
+            self._needed.clear()
+        self._last_time = seen.time
+        self._forecast.add(seen.arrivals / seen.seconds)
+        self._lengths.add(seen)
+        self._history.add(seen, self._lengths.weight(seen))
+
+    def _need(self, seen: Observation, predicted: Prediction, capacity: float) -> Need:
+        """The smallest pool that meets the objective for the load of the last minutes and the forecast."""
+        config, objective = self.config, self.config.objective
         patience = min(objective.ttft, config.profile.start_seconds.value)
         factor = load_factor(self._history.spans, capacity, patience, self._history.missed)
         most = max(config.fewest, 2 * config.limits.workers)  # beyond the limits, so that a lack is reported
-        sizes_of = range(config.fewest, most + 1)
+        sizes = range(config.fewest, most + 1)
         scenario = self.scenario(seen.time, predicted)
-        needed = smallest_pool(scenario, capacity, patience, 1.0 - objective.share, sizes_of, factor)
-        seconds = sum(span.seconds for span in self._history.spans)
-        past = f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
-        cause, reason = (
-            "forecast",
-            (
-                f"{needed} workers meet the objective for the load of the last {past} and the "
-                f"{expected:.2f} requests/s that are expected ({predicted.method}); a worker serves {capacity / factor:.2f}/s."
-            ),
+        needed = smallest_pool(scenario, capacity, patience, 1.0 - objective.share, sizes, factor)
+        reason = (
+            f"{needed} workers meet the objective for the load of the last {self._past} and the {predicted.upper:.2f} "
+            f"requests/s that are expected ({predicted.method}); a worker serves {capacity / factor:.2f}/s."
         )
-        reacted = self._reaction(seen, capacity, load)
-        if reacted > needed and reacted > size:
-            needed, cause = reacted, "queue"
-            reason = f"{seen.waiting} requests wait for a first token: the present workers cannot serve them in time."
-        self._needed.append(needed)
-        if needed < size:
-            needed = min(size, max(self._needed)) if self._history.is_long else size
-            cause, reason = "idle", f"{needed} workers would have carried the load of the last {past}."
-            if needed == size:
-                cause, reason = "steady", "A smaller pool would not have carried the load of the last minutes."
-        elif needed == size:
-            cause = "steady"
-        sizes = self._within_limits(needed, before, seen)
-        is_enough = sizes["target"] >= needed
-        if not is_enough:
-            reason += f" The limits allow {sizes['target']} of {needed} workers."
-            cause = "limits"
-        return self._made(seen, sizes, before, cause, reason, load, expected, is_enough, capacity)
+        return Need(needed, "forecast", reason)
 
-    def _kept(
-        self,
-        seen: Observation,
-        before: Mapping[Role, int],
-        cause: str,
-        reason: str,
-        load: float,
-        forecast: float,
-        is_enough: bool,
-    ) -> Decision:
-        """No change of the sizes, except to the limits."""
-        kept = self._within_limits(max(self.config.fewest, before.get("target", 0)), before, seen)
-        return self._made(seen, kept, before, cause, reason, load, forecast, is_enough)
+    def _larger_for_queue(self, need: Need, seen: Observation, rates: Rates) -> Need:
+        """The workers that clear the queue, if neither the present ones nor those of the forecast can."""
+        clearing = self._clearing(seen, rates)
+        if clearing <= max(need.targets, seen.pool("target").coming):
+            return need
+        reason = f"{seen.waiting} requests wait for a first token: the present workers cannot serve them in time."
+        return Need(clearing, "queue", reason)
 
-    def _reaction(self, seen: Observation, capacity: float, load: float) -> int:
+    def _clearing(self, seen: Observation, rates: Rates) -> int:
         """Workers that clear the queue within a start-up time besides the present load."""
         patience = max(self.config.interval, min(self.config.objective.ttft, self.config.profile.start_seconds.value))
-        usual = max(1.0, load * min(self.config.objective.ttft, self.config.interval))
+        usual = max(1.0, rates.load * min(self.config.objective.ttft, self.config.interval))
         queued = max(0.0, seen.waiting - usual)
-        return math.ceil((load + queued / patience) / capacity - 1e-9)
+        return math.ceil((rates.load + queued / patience) / rates.capacity - 1e-9)
 
-    def _within_limits(self, targets: int, before: Mapping[Role, int], seen: Observation) -> dict[Role, int]:
+    def _held(self, need: Need, size: int) -> Need:
+        """A pool shrinks only to what the last observations needed, and only with a history that is long enough."""
+        if need.targets > size:
+            return need
+        if need.targets == size:
+            return replace(need, cause="steady")
+        held = min(size, max(self._needed)) if self._history.is_long else size
+        if held == size:
+            return Need(size, "steady", "A smaller pool would not have carried the load of the last minutes.")
+        return Need(held, "idle", f"{held} workers would have carried the load of the last {self._past}.")
+
+    @property
+    def _past(self) -> str:
+        """The length of the history, in words."""
+        seconds = sum(span.seconds for span in self._history.spans)
+        return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+    def _keep(self, seen: Observation, rates: Rates, cause: str, reason: str, is_enough: bool = True) -> Decision:
+        """No change of the sizes, except to the limits."""
+        sizes = self._within_limits(max(self.config.fewest, seen.pool("target").coming), seen)
+        return self._decision(seen, sizes, rates, cause, reason, is_enough)
+
+    def _resize(self, seen: Observation, rates: Rates, need: Need) -> Decision:
+        sizes = self._within_limits(need.targets, seen)
+        if sizes["target"] >= need.targets:
+            return self._decision(seen, sizes, rates, need.cause, need.reason)
+        reason = f"{need.reason} The limits allow {sizes['target']} of {need.targets} workers."
+        return self._decision(seen, sizes, rates, "limits", reason, is_enough=False)
+
+    def _within_limits(self, targets: int, seen: Observation) -> dict[Role, int]:
         """The largest sizes up to these within the limits, workers that drain included; drafts shrink first."""
-        config, limits = self.config, self.config.limits
+        config, limits, before = self.config, self.config.limits, _present(seen)
         sizes: dict[Role, int] = {"target": max(config.fewest, min(targets, limits.workers))}
         if before.get("prefill"):
             sizes["prefill"] = max(1, math.ceil(before["prefill"] * sizes["target"] / max(1, before.get("target", 1))))
@@ -180,21 +189,24 @@ class Planner:
         best = placements(self.config.profile, speculation, batch, batch * (shape.prompt + shape.output / 2.0))[0]
         return math.ceil(targets / best.targets_per_draft) if best.placement == "pool" else 0
 
-    def _made(
+    def _decision(
         self,
         seen: Observation,
         sizes: Mapping[Role, int],
-        before: Mapping[Role, int],
+        rates: Rates,
         cause: str,
         reason: str,
-        load: float,
-        forecast: float,
-        is_enough: bool,
-        capacity: float = 0.0,
+        is_enough: bool = True,
     ) -> Decision:
         dollars = self.config.dollars(sizes["target"], sizes.get("prefill", 0), sizes.get("draft", 0))
-        return Decision(seen.time, sizes, before, cause, reason, load, forecast, capacity, dollars, is_enough)
+        load, forecast, capacity = rates.load, rates.forecast, rates.capacity
+        return Decision(seen.time, sizes, _present(seen), cause, reason, load, forecast, capacity, dollars, is_enough)
 
     def _new_forecast(self) -> Forecast:
         period = self.config.period
         return Forecast(self.horizon, None if period is None else round(period / self.config.interval))
+
+
+def _present(seen: Observation) -> dict[Role, int]:
+    """Workers that serve now or will, by role; the target role is always there, if observed."""
+    return {role: pool.coming for role, pool in seen.pools.items() if pool.coming or role == "target"}
