@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from paceline.core.clock import Clock, WallClock
+from paceline.core.clock import Clock, VirtualClock, WallClock
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.compatibility import Fingerprint
 from paceline.models.runner import ModelRunner
@@ -105,25 +105,45 @@ def securities() -> tuple[Security, Security]:
     return Security(server, allowed=frozenset([client.public])), Security(client, server=server.public)
 
 
-class Lockstep:
-    """Runs target and draft worker on one thread. The worker drafts all it can, also ahead, before the target continues: every
-    run is the same."""
+STEP_SECONDS, PASS_SECONDS = 0.020, 0.001
+"""Virtual time of a target's step and of a draft worker's pass."""
 
-    def __init__(self, inner: PoolProposer, worker: DraftWorker) -> None:
-        self.inner, self._worker = inner, worker
+
+class TimedCore:
+    """A core whose passes take `PASS_SECONDS` of a virtual clock."""
+
+    def __init__(self, inner: DraftCore, clock: VirtualClock) -> None:
+        self._inner, self._clock = inner, clock
+        self.fork, self.truncate, self.close = inner.fork, inner.truncate, inner.close
+
+    def step(self, branches: Sequence[DraftBranch]) -> Sequence[DraftedToken | None]:
+        drafted = self._inner.step(branches)
+        self._clock.advance(PASS_SECONDS)
+        return drafted
+
+
+class Lockstep:
+    """Runs target and draft worker on one thread. The worker drafts all it can, also ahead, before the target continues. With a
+    virtual clock every run is the same: what target and worker decide by measured times does not depend on the machine."""
+
+    def __init__(self, inner: PoolProposer, worker: DraftWorker, clock: Clock) -> None:
+        self.inner, self._worker, self._clock = inner, worker, clock
         self.traits = inner.traits
 
     def observe(self, batch: Sequence[Progress]) -> None:
+        if isinstance(self._clock, VirtualClock):
+            self._clock.advance(STEP_SECONDS)
         self.inner.observe(batch)
         requested = sum(connection.counters.rounds for connection in self.inner.connections)
         until = time.monotonic() + 10.0
-        has_work = True
-        while has_work or self._worker.status().rounds < requested:
-            has_work = self._worker.run_once(0.0 if has_work else 0.05)
+        while self._worker.status().rounds < requested:  # a pass over some of them would learn from other outcomes
+            self._worker._inbox.receive(0.05)
             assert time.monotonic() < until, "the worker did not receive the round"
+        while self._worker.run_once(0.0):
+            pass
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        return self.inner.collect(sequence_ids, WallClock().now() + 5.0)
+        return self.inner.collect(sequence_ids, self._clock.now() + 5.0)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         self.inner.close(sequence_ids)
@@ -131,19 +151,25 @@ class Lockstep:
 
 @contextmanager
 def lockstep(
-    core: DraftCore, vocab_size: int, limits: DraftLimits | None = None, trees: bool = False
+    core: DraftCore,
+    vocab_size: int,
+    limits: DraftLimits | None = None,
+    trees: bool = False,
+    clock: Clock | None = None,
 ) -> Iterator[tuple[Lockstep, DraftWorker]]:
+    clock = clock or WallClock()
+    timed = TimedCore(core, clock) if isinstance(clock, VirtualClock) else core
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
-    worker = DraftWorker("draft-0", core, listener, TOKENIZER, vocab_size, limits)
+    worker = DraftWorker("draft-0", timed, listener, TOKENIZER, vocab_size, limits, clock)
     address = DraftAddress(worker.name, worker.address)
-    proposer = PoolProposer([address], TOKENIZER, vocab_size, verifies_trees=trees)
+    proposer = PoolProposer([address], TOKENIZER, vocab_size, clock=clock, verifies_trees=trees)
     try:
         until = time.monotonic() + 10.0
         while not proposer.connections[0].is_ready:
             assert time.monotonic() < until
             worker.run_once(0.01)
             proposer.observe([])
-        yield Lockstep(proposer, worker), worker
+        yield Lockstep(proposer, worker, clock), worker
     finally:
         proposer.shut_down()
         worker.stop()

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.pairing.ahead_budget import AheadBudget
 from paceline.cluster.pairing.token_rate import TokenRate
-from paceline.core.clock import WallClock
+from paceline.core.clock import VirtualClock, WallClock
 from paceline.core.sampling import SamplingParams
 from paceline.engine.executors import host
 from paceline.runtime.draft_pool.connection import DraftAddress
@@ -90,17 +89,15 @@ def test_a_pool_is_available_while_a_worker_is_connected():
 @pytest.mark.parametrize("perturb", [0.0, 0.1, 0.3])
 def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb, trees, sends_ahead, monkeypatch):
     monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: sends_ahead)
-    # In lockstep the worker has no time of its own beside the target
-    monkeypatch.setattr(AheadBudget, "num_branches", lambda self, depth, sequences, outcomes: len(outcomes))
-    core = model_core(tiny_model(perturb=perturb))
-    with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees) as (proposer, worker):
-        engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
+    core, clock = model_core(tiny_model(perturb=perturb)), VirtualClock()
+    with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees, clock) as (proposer, worker):
+        engine = tiny_engine(target, proposer, depth=4, clock=clock)
         result = check_identical(target, engine, mixed_requests(8, VOCAB))
         if perturb == 0.0 and not trees:
             assert result.accepted == result.drafted, "a branch must see its own text only"
         counters, status = proposer.inner.connections[0].counters, worker.status()
         assert counters.faults == counters.late == 0
-        assert status.ready_rounds > 0.1 * status.rounds  # the case occurred; how often depends on times
+        assert status.ready_rounds > 0.1 * status.rounds
         while worker.status().sequences:
             worker.run_once(1.0)
         assert core.num_free_blocks == 128
@@ -141,17 +138,17 @@ def test_rejection_is_exact(ahead, trees, monkeypatch):
     target, draft = (tiny_model(config=SMALL, perturb=perturb, scale=1.2) for perturb in (0.0, 0.5))
     monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: ahead)
     limits = DraftLimits(max_sequences=1024, max_batch=4096, ahead_nodes=6)
-    core = model_core(draft, 16384, 16384)
-    with lockstep(core, 5, limits, trees) as (proposer, worker):
+    core, clock = model_core(draft, 16384, 16384), VirtualClock()
+    with lockstep(core, 5, limits, trees, clock) as (proposer, worker):
 
         def engine():
             return tiny_engine(
-                target, proposer, 3, max_num_seqs=512, max_batched_tokens=8192, kv_tokens=16 * 1024, clock=WallClock()
+                target, proposer, 3, max_num_seqs=512, max_batched_tokens=8192, kv_tokens=16 * 1024, clock=clock
             )
 
         check_distribution(target, engine, (1, 3), SamplingParams(temperature=1.5), DRAWS, length=3, extra=2)
         status = worker.status()
-        assert status.ready_rounds > 0.1 * status.rounds  # the case occurred; how often depends on times
+        assert status.ready_rounds > 0.1 * status.rounds
 
 
 def test_two_encrypted_workers_with_changing_depths(target):
