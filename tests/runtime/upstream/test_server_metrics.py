@@ -21,3 +21,8 @@ def test_the_size_of_the_cache_is_read_where_the_server_says_it() -> None:
     assert parse_cache_tokens(VLLM) == 32 * (56 + 44)
     assert parse_cache_tokens(OURS) is None
     assert parse_cache_tokens('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0') is None
+
+
+def test_labels_that_end_like_the_size_of_a_block_are_not_read() -> None:
+    labels = 'block_size="32",effective_attention_block_size="128",mamba_block_size="16",num_gpu_blocks="56"'
+    assert parse_cache_tokens(f"vllm:cache_config_info{{{labels}}} 1.0") == 32 * 56

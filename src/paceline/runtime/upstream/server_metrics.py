@@ -8,7 +8,7 @@ WAITING = ("vllm:num_requests_waiting", "paceline_sequences_waiting")
 KV_USE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "paceline_kv_use_ratio")
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
 _CACHE = re.compile(r"^vllm:cache_config_info\{([^}]*)\}", re.MULTILINE)
-_LABEL = re.compile(r'(block_size|num_gpu_blocks)="(\d+)"')
+_LABEL = re.compile(r'\b(block_size|num_gpu_blocks)="(\d+)"')
 
 
 @dataclass(frozen=True, slots=True)
