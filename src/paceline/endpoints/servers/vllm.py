@@ -32,14 +32,14 @@ class VllmEndpoint(Endpoint):
 
     async def verify(self, round_: Round) -> Outcome:
         sampling, start = round_.sampling, len(round_.ids)
-        top = max(1, sampling.top_k if not sampling.is_greedy else 1)
+        top = 1 if sampling.is_greedy else sampling.top_k
         body = {
             "prompt": [*round_.ids, *round_.draft],
             "max_tokens": 1,
             "temperature": 0,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "logprobs": top,
+            "logprobs": None if sampling.is_greedy else top,
             "prompt_logprobs": top if round_.draft else None,
         }
         choice = await self.complete(body)
