@@ -18,7 +18,7 @@ engine=(--max-model-len 2048 --prefix-caching false --kv-tokens 160000)
 
 # part NAME SECONDS FUNCTION: run it in a process group of its own, and show the end of its log
 part() {
-    [[ " ${PARTS:-folders serve plugin whole long profile fidelity profile_70b pools} " == *" $1 "* ]] || return 0
+    [[ " ${PARTS:-folders serve plugin offline long profile fidelity profile_70b pools} " == *" $1 "* ]] || return 0
     local began=$SECONDS
     timeout --signal=INT --kill-after=10 "$2" bash -c "$3" >"$out/$1.log" 2>&1
     echo "== $1: status $?, $((SECONDS - began)) s of $2"
@@ -81,13 +81,12 @@ plugin() {
         --logs "$out/plugin" --cache "$work/vllm_cache" --out "$out/plugin.json"
 }
 
-# Whole runs of 128 and 256 sequences, on other prompts than those of `plugin`: there are not enough of them
-whole() {
-    head -n 1200 "$warm" >"$work/first.jsonl"
-    tail -n +1201 "$warm" >"$work/others.jsonl"
-    python benchmarks/vllm_plugin.py --model "$model" --draft "$draft" --prompts "$work/first.jsonl" --warm-up "$work/others.jsonl" \
-        --contenders plain,paceline_plain,paceline --sizes 128,256 --large plain,paceline --large-kv-gib 13 --tokens 128 \
-        --repeats 2 --limit 120 --logs "$out/whole" --cache "$work/vllm_cache" --out "$out/whole.json"
+# Whole runs of plain decoding and `goodput` beside vLLM; there are not enough prompts of Spec-Bench for the larger sizes
+offline() {
+    python benchmarks/vllm_plugin.py --model "$model" --draft "$draft" --prompts "$prompts" --large-prompts "$warm" --warm-up "$warm" \
+        --contenders plain,paceline_plain,paceline --sizes 1,8,32,64,128,256 --large plain,paceline --large-kv-gib 20 --tokens 128 \
+        --max-prompt 1500 --warm-up-tokens 48 --repeats 5 --limit 250 --log-decisions --logs "$out/offline" \
+        --cache "$work/vllm_cache" --out "$out/offline.json"
 }
 
 long() {
@@ -136,18 +135,18 @@ train() {
         --start src/paceline/drafts/smollm2-eagle --ffn-size 2176 --seconds "${TRAIN_SECONDS:-470}"
 }
 
-export -f folders until_ready serve plugin whole long profile profile_70b fidelity train
+export -f folders until_ready serve plugin offline long profile profile_70b fidelity train
 export base data out work model long draft prompts warm engine
 mkdir -p "$work"
 part folders 90 folders
 part train 560 train
 part serve 420 "engine=(${engine[*]}); serve"
 part plugin 300 plugin
-part whole 200 whole
+part offline 300 offline
 part long 260 long
 part profile 90 "engine=(${engine[*]}); profile"
 part fidelity 150 fidelity
 part profile_70b 200 profile_70b
-if [[ " ${PARTS:-folders serve plugin whole long profile fidelity profile_70b pools} " == *" pools "* ]]; then
+if [[ " ${PARTS:-folders serve plugin offline long profile fidelity profile_70b pools} " == *" pools "* ]]; then
     PARTS="tiles 70b partitions 8b copies" benchmarks/pools_h200.sh "$base" "$prompts" "$out/pools"
 fi

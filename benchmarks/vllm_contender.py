@@ -100,7 +100,7 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
     has_plugin = name in LOCAL or name in POOLS
     if has_plugin:
         drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
-        goodput, fixed = drafter.loop.depth, FixedDepth(options.depth)
+        goodput, may_draft = drafter.loop.depth, drafter.loop._may_draft
         propose, plugin_seconds = drafter.propose, [0.0]
 
         def timed(*args: Any, **options: Any) -> Any:
@@ -116,7 +116,9 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
         sampling = request.get("sampling") or [{"temperature": 0.0}] * len(prompts)
         params = [SamplingParams(**one, max_tokens=request["tokens"], ignore_eos=True) for one in sampling]
         if has_plugin:
-            drafter.loop.depth = fixed if request.get("is_fixed") else goodput
+            is_fixed = "depth" in request  # as many drafts in every step, whether they pay or not
+            drafter.loop.depth = FixedDepth(request["depth"]) if is_fixed else goodput
+            drafter.loop._may_draft = (lambda matches: bool(matches.rows)) if is_fixed else may_draft
         started = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - started
@@ -209,9 +211,13 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
 
 
 def log_decisions(policy: Any) -> None:
-    """Write what the depth policy `goodput` expects at each decision about drafts to the log."""
-    drafts = policy._drafts
+    """Write what the depth policy `goodput` expects at each decision about drafts, and what each step took, to the log."""
+    drafts, observe = policy._drafts, policy.observe
     find = drafts.find
+    print(
+        json.dumps({"prefill_us": {name: 1e6 * one for name, one in drafts._prefill._calibrated.items()}}),
+        file=sys.stderr,
+    )
 
     def logged(batch: Any, shape: Any) -> Any:
         depths = find(batch, shape)
@@ -227,7 +233,13 @@ def log_decisions(policy: Any) -> None:
         print(json.dumps(seen), file=sys.stderr)
         return depths
 
-    drafts.find = logged
+    def observed(step: Any) -> None:
+        seen = {"step": [step.batch, step.rows, step.prefill_rows, step.is_timed, round(1e3 * step.verify_seconds, 2)]}
+        seen["drafting"] = [[one.depth, round(1e3 * one.seconds, 2), one.prefill_tokens] for one in step.drafting]
+        print(json.dumps(seen), file=sys.stderr)
+        observe(step)
+
+    drafts.find, policy.observe = logged, observed
 
 
 def kv_token_bytes(options: argparse.Namespace) -> int:

@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from vllm_child import Child, Lost
-from vllm_contender import ENGINES, POOLS, kv_gib, serve, sizes_of, worker_address
+from vllm_contender import ENGINES, POOLS, SMALL, kv_gib, serve, sizes_of, worker_address
 from vllm_report import Outcome, tables
-from vllm_rounds import WARM_UP, NotEnoughPrompts, Run, Tokens, plan, read_prompts, sampled_requests
+from vllm_rounds import WARM_UP, WITHOUT_LOOKUP, NotEnoughPrompts, Run, Tokens, plan, read_prompts, sampled_requests
 from vllm_sampled import HEADER as SAMPLED_HEADER
 from vllm_sampled import TOP, Sampled, row
 
@@ -51,6 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", required=True)
     parser.add_argument("--draft")
     parser.add_argument("--prompts", required=True, type=Path, help="prompts that are measured, each in one run")
+    parser.add_argument("--large-prompts", type=Path, help="prompts of sizes above 64; those of --prompts")
     parser.add_argument("--warm-up", type=Path, help="prompts of the warm-up and of --sampled; the last of --prompts")
     parser.add_argument("--max-prompt", type=int, default=1 << 30, help="tokens of the longest prompt that is used")
     parser.add_argument("--contenders", default="plain,plain_sync,combined,pool,paceline_plain,paceline")
@@ -152,24 +153,31 @@ class Measurement:
                 print(f"{run}, tok/s: {', '.join(rates)}", flush=True)
 
     def compare_sampled(self, prompts: Tokens) -> str:
-        """The table of sampled texts; empty if a process is missing. Smaller batches show what other shapes change alone."""
-        sampling = sampled_requests(len(prompts))
-        wanted = [{**one, "logprobs": TOP} for one in sampling]
-        request = {"tokens": self._options.warm_up_tokens, "is_fixed": True}
-        whole = self._ask("plain_sync", {**request, "prompts": prompts, "sampling": wanted})
-        drafted = self._ask("combined", {**request, "prompts": prompts, "sampling": wanted})
+        """The table of sampled texts; empty if a process is missing. Drafts alone differ between the first two batches, the
+        process between the next, and the size of the batch between the last."""
+        sampling, depth = sampled_requests(len(prompts)), self._options.depth
         size = max(1, len(prompts) // 4)
-        parts = []
-        for start in range(0, len(prompts), size):
-            some = slice(start, start + size)
-            parts.append(self._ask("plain_sync", {**request, "prompts": prompts[some], "sampling": wanted[some]}))
-        answers = [part for part in parts if part is not None]
-        if whole is None or drafted is None or len(answers) < len(parts):
+        batches = [slice(start, start + size) for start in range(0, len(prompts), size)]
+        counted: dict[str, int] = {}
+
+        def sampled(name: str, parts: Sequence[slice], depth: int = 0) -> Sampled | None:
+            answers = []
+            for part in parts:
+                wanted = [{**one, "logprobs": TOP} for one in sampling[part]]
+                request = {"prompts": prompts[part], "sampling": wanted, "tokens": self._options.warm_up_tokens}
+                answers.append(self._ask(name, {**request, "depth": depth}))
+                counted.update(answers[-1]["counted"] if answers[-1] else {})
+            found = [answer for answer in answers if answer is not None]
+            return Sampled.of(found) if len(found) == len(parts) else None
+
+        sync, parts = sampled("plain_sync", [slice(None)]), sampled("plain_sync", batches)
+        plain, drafted = sampled("combined", [slice(None)]), sampled("combined", [slice(None)], depth)
+        if sync is None or parts is None or plain is None or drafted is None:
             return ""
-        base, drafts = Sampled.of([whole]), f"combined, {self._options.depth} drafts"
         rows = [
-            row(drafts, Sampled.of([drafted]), base, prompts, sampling, drafted["counted"]),
-            row(f"plain_sync, batches of {size}", Sampled.of(answers), base, prompts, sampling, {}),
+            row(f"combined with {depth} drafts", "combined without drafts", drafted, plain, prompts, sampling, counted),
+            row("combined without drafts", "plain_sync", plain, sync, prompts, sampling, {}),
+            row(f"plain_sync in batches of {size}", "plain_sync in one", parts, sync, prompts, sampling, {}),
         ]
         return "\n".join([SAMPLED_HEADER, *rows])
 
@@ -221,8 +229,16 @@ def main() -> None:
     warm_up = read_prompts(options.warm_up, options.model, longest) if options.warm_up else []
     if not warm_up:
         prompts, warm_up = prompts[: -sum(sizes)], prompts[-sum(sizes) :]
+    has_lookups = bool(set(names) - WITHOUT_LOOKUP)
     try:
-        runs = plan(sizes, options.repeats, prompts, warm_up)
+        if options.large_prompts:
+            large = [size for size in sizes if size > SMALL]
+            small = sizes[: -len(large)]
+            others = read_prompts(options.large_prompts, options.model, longest)
+            runs = plan(small, options.repeats, prompts, warm_up, has_lookups)
+            runs += plan(large, options.repeats, others, others[::-1], has_lookups)
+        else:
+            runs = plan(sizes, options.repeats, prompts, warm_up, has_lookups)
     except NotEnoughPrompts as problem:
         sys.exit(str(problem))
     if options.device != "cpu":

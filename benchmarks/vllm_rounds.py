@@ -10,8 +10,8 @@ Tokens = list[list[int]]
 
 NEW, REPEATED = "new prompts", "repeated prompts"
 WARM_UP = "warm-up"
-WITHOUT_LOOKUP = {"plain", "draft_model", "paceline_plain"}
-"""Contenders for which a repeated prompt is like a new one: they run it once."""
+WITHOUT_LOOKUP = {"plain", "plain_sync", "draft_model", "paceline_plain", "paceline"}
+"""Contenders for which a repeated prompt is like a new one."""
 TEMPERATURES = (0.5, 0.7, 1.0)
 
 
@@ -28,17 +28,20 @@ class Run(NamedTuple):
     prompts: Tokens
 
     def includes(self, contender: str) -> bool:
-        return self.group != REPEATED or contender not in WITHOUT_LOOKUP
+        """Repeated prompts are decoded by contenders that look drafts up, and by one to compare them with."""
+        return self.group != REPEATED or contender not in WITHOUT_LOOKUP or contender == "plain_sync"
 
     def __str__(self) -> str:
         return f"{self.group} {self.index + 1}, {len(self.prompts)} sequences"
 
 
-def plan(sizes: Sequence[int], repeats: int, prompts: Tokens, warm_up: Tokens) -> list[Run]:
-    """A warm-up of every size, then in turn runs of new prompts and the same prompts once more. A prompt is in one size and one
-    `index` only: `suffix` drafts from all texts that a process has decoded."""
+def plan(sizes: Sequence[int], repeats: int, prompts: Tokens, warm_up: Tokens, has_lookups: bool = True) -> list[Run]:
+    """A warm-up of every size, then runs of new prompts. With lookups, the same prompts follow once more, and a prompt is in
+    one size and one `index` only: `suffix` drafts from all texts that a process has decoded. Without them prompts may serve
+    again in a later `index`, in other batches."""
     needed = sum(sizes)
-    for name, found, wanted in (("measured", len(prompts), repeats * needed), ("warm-up", len(warm_up), needed)):
+    measured = repeats * needed if has_lookups else max(sizes)
+    for name, found, wanted in (("measured", len(prompts), measured), ("warm-up", len(warm_up), needed)):
         if found < wanted:
             raise NotEnoughPrompts(
                 f"{wanted} {name} prompts are needed and {found} are short enough: give more prompts, or lower --repeats "
@@ -46,8 +49,10 @@ def plan(sizes: Sequence[int], repeats: int, prompts: Tokens, warm_up: Tokens) -
             )
     runs = _split(WARM_UP, 0, sizes, warm_up)
     for index in range(repeats):
-        some = prompts[index * needed : (index + 1) * needed]
-        runs += _split(NEW, index, sizes, some) + _split(REPEATED, index, sizes, some)
+        some = [prompts[i % len(prompts)] for i in range(index * needed, (index + 1) * needed)]
+        runs += _split(NEW, index, sizes, some)
+        if has_lookups:
+            runs += _split(REPEATED, index, sizes, some)
     return runs
 
 

@@ -19,10 +19,10 @@ TOP = 20
 SLACK = 1e-3
 """Most by which a float32 log-probability moves a pick."""
 HEADER = (
-    "| sampled, compared with plain_sync in one batch | texts that differ | explained by the logits "
+    "| sampled | compared with | texts that differ | explained by the logits | not reported "
     "| lp(a) - lp(b) moved by: median, largest | elsewhere | first differing position | positions before it, of all "
     "| counted |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -51,25 +51,27 @@ class Difference:
 
     position: int
     is_explained: bool
-    shift: float
-    """Change of lp(a) - lp(b) between the processes; 0 if one of them did not report both."""
+    shift: float | None
+    """Change of lp(a) - lp(b) between the processes; None: one of them did not report both."""
 
 
 def row(
-    name: str, own: Sampled, base: Sampled, prompts: Sequence[Sequence[int]], sampling: Sequence[dict[str, Any]],
+    name: str, other: str, own: Sampled, base: Sampled, prompts: Sequence[Sequence[int]], sampling: Sequence[dict[str, Any]],
     counted: dict[str, int],
 ) -> str:  # fmt: skip
-    """A row of the table. A text is compared up to its first difference: what follows is another text."""
+    """A row of the table that compares `own` with `base`, the batch `other`. A text is compared up to its first difference:
+    what follows is another text."""
     found = differences(own, base, prompts, sampling)
     total = sum(map(len, base.tokens))
     firsts = [one.position for one in found.values()]
     same = total - sum(len(base.tokens[i]) for i in found) + sum(firsts)
     where = f"{min(firsts)} to {max(firsts)}, median {median(firsts):.0f}" if firsts else ""
+    shifts = [one.shift for one in found.values() if one.shift is not None]
     explained = f"{sum(one.is_explained for one in found.values())} of {len(found)}" if found else ""
     described = ", ".join(f"{value} {key}" for key, value in counted.items())
     cells = [
-        name, f"{len(found)} of {len(base.tokens)}", explained, _spread([one.shift for one in found.values()]),
-        _spread(_shifts_elsewhere(own, base, found)), where, f"{same} of {total}", described,
+        name, other, f"{len(found)} of {len(base.tokens)}", explained, str(len(found) - len(shifts)) if found else "",
+        _spread(shifts), _spread(_shifts_elsewhere(own, base, found)), where, f"{same} of {total}", described,
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
@@ -92,7 +94,7 @@ def _difference(at: int, i: int, own: Sampled, base: Sampled, key: NoiseKey, sam
     a, b = base.tokens[i][at], own.tokens[i][at]
     gaps = [_gap(one.logprobs[i][at], a, b) for one in (base, own)]
     if None in gaps:
-        return Difference(at, False, 0.0)
+        return Difference(at, False, None)
     in_base, in_own = (gap for gap in gaps if gap is not None)
     noise_a, noise_b = gumbel_at([key], Purpose.SHARED, torch.tensor([[a, b]]))[0].tolist()
     needed = sampling["temperature"] * (noise_b - noise_a)

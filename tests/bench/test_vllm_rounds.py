@@ -34,6 +34,14 @@ def test_a_prompt_is_new_once_and_repeated_once():
         rounds.plan([1, 4], 2, prompts(100, 9), prompts(0, 5))
 
 
+def test_without_lookups_prompts_serve_again_in_other_batches():
+    rounds = importlib.import_module("vllm_rounds")
+    runs = rounds.plan([1, 4], 3, prompts(100, 7), prompts(0, 5), has_lookups=False)
+    assert {run.group for run in runs} == {rounds.WARM_UP, rounds.NEW}
+    measured = [ids[0] - 100 for run in runs if run.group == rounds.NEW for ids in run.prompts]
+    assert measured == [i % 7 for i in range(15)]
+
+
 def test_contenders_without_lookups_are_compared_by_their_run_of_the_new_prompts():
     rounds, report = importlib.import_module("vllm_rounds"), importlib.import_module("vllm_report")
 

@@ -51,11 +51,14 @@ def test_a_pick_that_the_reported_logits_contradict_is_not_explained(sampled, in
 
 def test_a_row_counts_positions_before_the_difference_and_shifts_there(sampled):
     base, own = text(sampled, [1, 2], needed() + 0.02), text(sampled, [1, 9], needed() - 0.03)
-    row = sampled.row("drafts", own, base, [PROMPT], [SAMPLING], {"steps": 4})
-    assert row == "| drafts | 1 of 1 | 1 of 1 | 0.050, 0.050 | 0.000, 0.000 | 1 to 1, median 1 | 1 of 2 | 4 steps |"
+    row = sampled.row("drafts", "none", own, base, [PROMPT], [SAMPLING], {"steps": 4})
+    assert (
+        row
+        == "| drafts | none | 1 of 1 | 1 of 1 | 0 | 0.050, 0.050 | 0.000, 0.000 | 1 to 1, median 1 | 1 of 2 | 4 steps |"
+    )
 
 
 def test_equal_texts_leave_the_cells_empty(sampled):
     base = text(sampled, [1, 2], 0.5)
-    row = sampled.row("batches", base, base, [PROMPT], [SAMPLING], {})
-    assert row == "| batches | 0 of 1 |  |  | 0.000, 0.000 |  | 2 of 2 |  |"
+    row = sampled.row("batches", "one", base, base, [PROMPT], [SAMPLING], {})
+    assert row == "| batches | one | 0 of 1 |  |  |  | 0.000, 0.000 |  | 2 of 2 |  |"
