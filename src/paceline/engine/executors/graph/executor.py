@@ -8,17 +8,15 @@ the host executor. The tokens are the same either way: they depend on the model,
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
-from paceline.core.timeline import phase
 from paceline.engine.executors.executor import StepResult
 from paceline.engine.executors.graph.batch import IN_FLIGHT
 from paceline.engine.executors.graph.batches import GraphBatches
-from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.drafters.drafter import GraphProposer
 from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.graph_scheduler import GraphSchedule, GraphScheduler
@@ -32,25 +30,15 @@ from paceline.engine.executors.graph.mixed import (
 )
 from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.graph.slots import DeviceSlots, Slot
+from paceline.engine.executors.graph.step_drafts import GraphDrafts, StepDrafts
 from paceline.engine.executors.graph.submit_pacing import SubmitPacer
-from paceline.engine.executors.graph.warm_up import warm_up_passes
+from paceline.engine.executors.graph.warm_up import capture_steps, warm_up_passes
 from paceline.engine.executors.reason import HostReason
 from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
-from paceline.models.cuda_graph import StreamEvent
 from paceline.models.gpu.runner import GpuRunner, bucket
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GraphDrafts:
-    """What the graph needs to draft; the tokens themselves stay on the device. Lists are by slot."""
-
-    limits: list[int | None]
-    """Draft tokens granted; None: the slot is empty."""
-    blocks: Seq[Seq[int]]
-    """Blocks of the draft; empty where it gets none."""
 
 
 class GraphExecutor:
@@ -74,8 +62,7 @@ class GraphExecutor:
         self.captures = IdleCaptures()
         """Graphs to capture in idle moments; a hook of the engine."""
         self._inflight: deque[InflightStep | InflightMixed] = deque()
-        self._draft_prefilled: StreamEvent | None = None
-        """End of the newest draft prefill beside a step in flight."""
+        self._drafts = StepDrafts(self._slots, self._batches, validator)
         self._eligibility = GraphEligibility(proposer, scheduler, speculator, validator)
         self._steps = GraphScheduler(
             scheduler,
@@ -102,6 +89,7 @@ class GraphExecutor:
         """Compile the kernels of every pass and capture the graphs that any traffic needs. The others are captured in idle
         moments, or by the first step that needs one."""
         scheduler, batches = self._scheduler, self._batches
+        most_mixed = min(scheduler.max_batched_tokens, batches.max_rows(self._device_slots.size) + MIXED_PROMPT_ROWS)
         first, later = batches.captures()
         warm_up_passes(
             self._runner,
@@ -111,17 +99,11 @@ class GraphExecutor:
             self._validator.limits.max_model_len,
             self.captures,
         )
-        most_mixed = min(scheduler.max_batched_tokens, batches.max_rows(self._device_slots.size) + MIXED_PROMPT_ROWS)
         self._mixed.warm_up(most_mixed, batches.max_depth if batches.prefills else 0)
         if batches.prefills is not None:
             batches.prefills.warm_up()
-        with phase("capture steps") as capturing:
-            for capture in first:
-                capture()
-            self.captures.add(later)
-            if batches.prefills is not None:
-                self.captures.add(self._mixed.captures())
-            capturing.note = f"{len(first)} of {len(first) + self.captures.num_waiting}"
+            later += self._mixed.captures()
+        capture_steps(first, later, self.captures)
         if self._runner.device.type == "cuda":  # a later capture would wait until this memory is returned
             torch.cuda.empty_cache()
 
@@ -162,14 +144,9 @@ class GraphExecutor:
             if self._inflight:  # of sequences that have ended, and of a prompt that is not complete
                 return HostReason.PREFILL
             decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
-            if not decoding:
-                return HostReason.PREFILL
-            if self._eligibility.draft_on_host(decoding):
-                return HostReason.PROPOSER
-            if not can_prefill or (not self._batches.can_join and any(sequence.depth for sequence in decoding)):
-                reason = self._steps.host_prefill_reason(len(running) - len(decoding))
-                if reason is not None:
-                    return reason
+            reason = self._steps.load_reason(decoding, can_prefill)
+            if reason is not None:
+                return reason
             self._load_batch(decoding)
         if self._steps.may_all_end:
             self._is_holding = True
@@ -186,24 +163,11 @@ class GraphExecutor:
 
     def propose(self, schedule: GraphSchedule) -> GraphDrafts:
         """Draft limits and draft blocks of every slot. A sequence whose draft gets no blocks decodes plainly."""
-        slots, drafter, shape = self._slots, self._batches.current.drafter, schedule.shape
-        if drafter is None or drafter.is_idle:
-            limits = [None if sequence is None else 0 for sequence in slots.sequences]
-            return GraphDrafts(limits, ())
-        drafts = GraphDrafts([], draft_blocks := [])
-        for sequence in slots.sequences:
-            blocks = None
-            if sequence is not None:
-                blocks = drafter.reserve_blocks(sequence, len(sequence.ids) + schedule.num_ahead, shape)
-            drafts.limits.append(None if sequence is None else min(sequence.depth, shape.nodes) if blocks else 0)
-            draft_blocks.append(blocks or ())
-        return drafts
+        return self._drafts.reserve(schedule)
 
     def submit(self, schedule: GraphSchedule, drafts: GraphDrafts) -> None:
         batch, began = self._batches.current, self._clock.now()
-        if self._draft_prefilled is not None:
-            self._draft_prefilled.block()  # the draft model is in use until then
-            self._draft_prefilled = None
+        self._drafts.order_after_prefill()
         num_graphs = batch.num_graphs
         if schedule.items:
             self._submit_mixed(schedule, drafts)
@@ -212,7 +176,7 @@ class GraphExecutor:
             step = batch.submit(schedule.shape, sequences, drafts.limits, blocks, drafts.blocks)
             is_timed = step.is_timed and not schedule.catching_up  # the draft prefill beside it slows it down
             self._inflight.append(replace(step, is_timed=is_timed))
-            self._catch_up(schedule.catching_up, step.buffers.drafted)
+            self._drafts.catch_up(schedule.catching_up, step.buffers.drafted, len(self._inflight) - 1)
         now = self._clock.now()
         if batch.num_graphs > num_graphs:
             self.captures.count_busy(now - began)
@@ -243,27 +207,11 @@ class GraphExecutor:
             prompts.append(Prompt(item, blocks, slot))
         step = self._mixed.submit(batch.inputs(shape), shape, begun, decoding, prompts, is_timed)
         self._inflight.append(step)
-        self._catch_up(schedule.catching_up, begun.drafted)
+        self._drafts.catch_up(schedule.catching_up, begun.drafted, len(self._inflight) - 1)
         self._batches.fit()
         # A probe drafts for few sequences: those that join need no draft prefill for it
         if 2 * sum([bool(one.limit) for one in decoding]) >= len(decoding):
-            self._join_drafts([prompt.item.sequence for prompt in prompts if prompt.slot is not None], begun.drafted)
-
-    def _catch_up(self, behind: Seq[Sequence], drafted: StreamEvent) -> None:
-        """Queue the draft prefill of these sequences beside the step just submitted, which they are in."""
-        drafter = self._batches.current.drafter
-        if behind and isinstance(drafter, ChainDrafter):
-            self._draft_prefilled = drafter.join(behind, drafted, num_unknown=len(self._inflight) - 1)
-
-    def _join_drafts(self, joining: Seq[Sequence], drafted: StreamEvent) -> None:
-        """Queue the draft prefill of these sequences, which join others that draft. It runs beside the target's pass, after
-        `drafted`."""
-        drafter = self._batches.current.drafter
-        if not isinstance(drafter, ChainDrafter) or drafter.is_idle:
-            return
-        drafting = [sequence for sequence in joining if self._validator.max_depth(sequence) > 0]
-        if drafting:
-            self._draft_prefilled = drafter.join(drafting, drafted) or self._draft_prefilled
+            self._drafts.join([prompt.item.sequence for prompt in prompts if prompt.slot is not None], begun.drafted)
 
     def collect(self) -> StepResult | None:
         """The older of two steps in flight; the last one too, if nothing is submitted behind it."""
@@ -303,24 +251,15 @@ class GraphExecutor:
         """Empty the slots. Steps still in flight write only to blocks that later steps overwrite before reading."""
         while self._inflight:
             self._inflight.popleft().wait()
-        if self._draft_prefilled is not None:
-            self._draft_prefilled.wait()
-            self._draft_prefilled = None
+        self._drafts.wait()
         self._slots.clear()
         self._is_draining = self._is_holding = False
         self._eligibility.forget()
 
     def yield_to_host(self) -> None:
-        """The host executor takes the next step. If that step only prefills, no sequence drafts in it: the graph drafts
-        cheaper, and it measures what drafting costs."""
+        """The host executor takes the next step."""
         self._eligibility.num_steps = 0
-        running = self._scheduler.running
-        decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
-        if self._eligibility.draft_on_host(decoding):
-            return
-        if self._eligibility.can_continue(running) and not self._steps.is_for_few(decoding):
-            for sequence in decoding:
-                sequence.depth = 0
+        self._steps.postpone_drafts()
 
     def _load_batch(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:

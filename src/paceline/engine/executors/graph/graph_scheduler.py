@@ -76,6 +76,16 @@ class GraphScheduler:
             return False
         return all(self._validator.remaining(one) <= num_tokens for one in self._slots.members())
 
+    def load_reason(self, decoding: Seq[Sequence], can_prefill: bool) -> HostReason | None:
+        """Why the running sequences that decode cannot be loaded into the slots, which are empty; None: they can."""
+        if not decoding:
+            return HostReason.PREFILL
+        if self._eligibility.draft_on_host(decoding):
+            return HostReason.PROPOSER
+        if can_prefill and (self._batches.can_join or not any(sequence.depth for sequence in decoding)):
+            return None
+        return self.host_prefill_reason(len(self._scheduler.running) - len(decoding))
+
     def host_prefill_reason(self, num_prompts: int) -> HostReason | None:
         """Why the host computes prompts now; None: there are none, or they wait. `num_prompts` sequences have begun theirs."""
         if num_prompts:
@@ -196,6 +206,17 @@ class GraphScheduler:
                 if num_tokens > len(blocks) * BLOCK_SIZE and not grow(sequence.id, num_tokens):
                     return HostReason.BLOCKS
         return None
+
+    def postpone_drafts(self) -> None:
+        """Before a step of the host that only prefills: no sequence drafts in it. The graph drafts cheaper, and it measures
+        what drafting costs."""
+        running = self._scheduler.running
+        decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
+        if self._eligibility.draft_on_host(decoding):
+            return
+        if self._eligibility.can_continue(running) and not self.is_for_few(decoding):
+            for sequence in decoding:
+                sequence.depth = 0
 
     def is_for_few(self, decoding: Seq[Sequence]) -> bool:
         """Whether the ragged pass of the host is cheaper: a graph step has as many rows for every slot as for the deepest

@@ -1,9 +1,10 @@
-"""Warm-up of the passes that the host launches: their kernels before the first request, their graphs in idle moments."""
+"""Warm-up: kernels and the graphs that any traffic needs before the first request, the other graphs in idle moments."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from collections.abc import Sequence as Seq
 
 from paceline.core.timeline import phase
-from paceline.engine.hooks.idle_captures import IdleCaptures
+from paceline.engine.hooks.idle_captures import Capture, IdleCaptures
 from paceline.kernels.gpu.compilation import count_lookups
 from paceline.models.drafts.eagle import EagleRunner
 from paceline.models.gpu.forward_pass import PassKind
@@ -21,7 +22,7 @@ def warm_up_passes(
 ) -> None:
     """Load the kernels of every pass of the target and of the drafts. Their graphs are captured `later`; None: now."""
     kinds = frozenset(pass_kinds(proposers))
-    captures: list[Callable[[], object]] = []
+    captures: list[Capture] = []
     with phase("load kernels") as loading:
         counts = count_lookups()
         for runner, limits in _runners(target, proposers, PassLimits(max_num_seqs, max_rows, window, kinds)):
@@ -38,6 +39,15 @@ def warm_up_passes(
         for capture in captures:
             capture()
         capturing.note = f"{len(captures)} graphs"
+
+
+def capture_steps(first: Seq[Capture], later: Seq[Capture], idle: IdleCaptures) -> None:
+    """Capture the first graphs now, and the others in idle moments."""
+    with phase("capture steps") as capturing:
+        for capture in first:
+            capture()
+        idle.add(later)
+        capturing.note = f"{len(first)} of {len(first) + idle.num_waiting}"
 
 
 def _runners(
