@@ -14,94 +14,20 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import torch
-from gpu_runs import Served, largest_gap, serve
+from gpu_runs import BANDWIDTH, Run, Served, decode, largest_gap, serve, switch
 
 from paceline.bench.prompts import load_prompts, select
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.machine import freeze_loaded_objects
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationFlags
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
 from paceline.models.tokenizer.chat_template import ChatTemplate
-
-BANDWIDTH = 4.3e12  # bytes per second of a large copy on an H200
-
-
-@dataclass
-class Run:
-    """Decoding of one batch, from when all sequences decode until the first ends."""
-
-    seconds: float = 0.0
-    whole_seconds: float = 0.0
-    """Time of the whole run, prefill included."""
-    tokens: int = 0
-    steps: int = 0
-    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """Number of rounds by (drafted, accepted)."""
-    device_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    texts: dict[str, list[int]] = field(default_factory=dict)
-
-    @property
-    def rate(self) -> float:
-        return self.tokens / self.seconds
-
-    @property
-    def alpha(self) -> float:
-        """Acceptance of a position, given that all before it were accepted."""
-        tried = sum(count * (accepted + (accepted < drafted)) for (drafted, accepted), count in self.rounds.items())
-        return sum(count * accepted for (_, accepted), count in self.rounds.items()) / tried if tried else 0.0
-
-    @property
-    def depth(self) -> float:
-        return sum(count * drafted for (drafted, _), count in self.rounds.items()) / max(1, self.rounds.total())
-
-
-def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperature: float = 0.0) -> Run:
-    run, sent_at, started, waiting = Run(), time.perf_counter(), 0.0, set()
-    for i, prompt in enumerate(prompts):
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=True)
-        engine.add(Request(f"r{i}", tuple(prompt), sampling))
-        waiting.add(f"r{i}")
-    run.texts = {name: [] for name in waiting}
-    is_timed, at_first = True, engine.graph.num_steps
-    while engine.has_work:
-        rounds_before = engine.graph.num_steps
-        outputs = engine.step()
-        now = time.perf_counter()
-        for output in outputs:
-            run.texts[output.request_id].extend(output.tokens)
-            waiting.discard(output.request_id)
-        if not started:
-            if not waiting and engine.graph.num_steps > at_first + 1:
-                started = now
-            continue
-        if not is_timed:
-            continue
-        run.seconds, run.steps = now - started, run.steps + bool(outputs)
-        run.tokens += sum(len(output.tokens) for output in outputs)
-        run.rounds.update((output.drafted, output.accepted) for output in outputs)
-        if engine.graph.num_steps > rounds_before:
-            step = engine.graph.last_result
-            run.device_seconds += step.draft_seconds + step.verify_seconds
-            run.draft_seconds += step.draft_seconds
-            run.sample_seconds += step.verify_seconds - step.forward_seconds
-        is_timed = all(output.finish_reason is None for output in outputs)
-    run.whole_seconds = time.perf_counter() - sent_at
-    return run
-
-
-def switch(engine: Engine, enabled: bool, depth: int | None = None) -> None:
-    engine.flags.apply(SpeculationFlags(enabled, None, depth))
 
 
 def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
@@ -242,7 +168,7 @@ def memory(engine: Engine) -> None:
     )
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=["plain", "spec", "batch", "sweep", "served", "transformers"])
     parser.add_argument("--shape", default="llama-8b", help="llama-1b, llama-8b, llama-70b; none: the base model")
@@ -261,17 +187,19 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=256, help="largest size, and sequences of the engine")
     options = parser.parse_args()
     options.depths = options.depths or [3, 4, 5]
-    target = (
-        options.base
-        if options.shape == "none"
-        else f"inflate:{options.shape}?base={options.base}&noise={options.noise}"
-    )
+    return options
+
+
+def build(options: argparse.Namespace) -> Engine:
+    """The engine, warmed up as that of a server."""
+    started, draft = time.perf_counter(), options.draft or options.base
+    inflated = f"inflate:{options.shape}?base={options.base}&noise={options.noise}"
+    target = options.base if options.shape == "none" else inflated
     rule = "goodput" if {"sweep", "served"} & set(options.what) else options.rule
-    started = time.perf_counter()
     engine = build_engine(
         EngineConfig(
             model=target,
-            draft=options.draft or options.base,
+            draft=draft,
             quantization=options.quantization,
             draft_quantization=options.draft_quantization,
             max_num_seqs=options.largest,
@@ -284,19 +212,24 @@ def main() -> None:
     )
     engine.warm_up()
     engine.hooks.finish_idle_work()
-    freeze_loaded_objects()  # as a server does
-    print(
-        f"{target}, draft {Path(options.draft or options.base).name}: ready after {time.perf_counter() - started:.1f} s",
-        flush=True,
-    )
+    freeze_loaded_objects()
+    print(f"{target}, draft {Path(draft).name}: ready after {time.perf_counter() - started:.1f} s", flush=True)
+    return engine
+
+
+def encoded(engine: Engine, file: Path, limit: int) -> list[list[int]]:
+    """Token ids of the first turns of at most `limit` prompts, of all categories in turn."""
     template = ChatTemplate.of(engine.tokenizer)
-    few, prompts = (
-        [
-            list(engine.tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))
-            for prompt in select(load_prompts(options.prompts), limit=limit)
-        ]
-        for limit in (options.count, 128)
-    )
+    return [
+        list(engine.tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))
+        for prompt in select(load_prompts(file), limit=limit)
+    ]
+
+
+def main() -> None:
+    options = parse()
+    engine = build(options)
+    few, prompts = (encoded(engine, options.prompts, limit) for limit in (options.count, 128))
     if {"plain", "spec"} & set(options.what):
         streams(engine, few, options)
     if "batch" in options.what:
