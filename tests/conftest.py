@@ -3,7 +3,7 @@ import os
 import pytest
 import torch
 
-from paceline.core.machine import freeze_loaded_objects
+from paceline.core.machine import freeze_loaded_objects, usable_cores
 from paceline.kernels.cpu import native
 from paceline.kernels.weights import Dense
 
@@ -14,6 +14,12 @@ if not torch.cuda.is_available():
 # Tiny models gain nothing from more threads, and other test processes need the cores.
 torch.set_num_threads(1)
 native.set_num_threads(1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: tests of processes wait for starts, ends and time limits, and another test can use the core."""
+    return usable_cores() + 1
 
 
 @pytest.hookimpl(tryfirst=True)
