@@ -58,6 +58,11 @@ class KvIndex:
         """Distinct blocks of all workers."""
         return len(self._tree)
 
+    @property
+    def num_holders(self) -> int:
+        """Numbers of workers, and of their tiers below the device, so far."""
+        return len(self._holders)
+
     def number(self, worker: str) -> int:
         """The worker's number in every `Match`; assigned on the first call."""
         return self._worker(worker).number
@@ -143,10 +148,13 @@ class KvIndex:
             self._add_tier(worker, tier)
         start, before = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), parent)
         chain = self._sums(event.tokens, start, before)
-        if span == 1 and len(worker.holders) == 1 and self._is_new(worker, keys, chain):
-            self._tree.add(1 << worker.number, parent, chain)
-            worker.blocks[0].update(zip(keys, chain, strict=True))
-            return
+        if span == 1 and len(worker.holders) == 1:
+            held, new = worker.blocks[0], dict(zip(keys, chain, strict=True))
+            is_new = len(new) == len(keys) and held.keys().isdisjoint(new)
+            if is_new and self._tree.has_none(1 << worker.number, chain):
+                self._tree.add(1 << worker.number, parent, chain)
+                held.update(new)
+                return
         holders = [1 << holder for level, holder in worker.holders.items() if level >= tier]
         for i, key in enumerate(keys):
             own = chain[i * span : (i + 1) * span]
@@ -158,14 +166,6 @@ class KvIndex:
             worker.blocks[tier][key] = parent = own[-1]
             if span > 1:
                 worker.long[key] = tuple(own)
-
-    def _is_new(self, worker: _Worker, keys: Sequence[Hashable], chain: Sequence[int]) -> bool:
-        """Whether the keys differ, and none of them nor of the chain is a block of this worker, which has one tier."""
-        return (
-            len(set(keys)) == len(keys)
-            and worker.blocks[0].keys().isdisjoint(keys)
-            and self._tree.has_none(1 << worker.number, chain)
-        )
 
     def _is_free(self, worker: _Worker, key: Hashable, own: Sequence[int], holders: int) -> bool:
         """Whether the key is new or has the same chain. A second key of a chain would outlive the nodes of the first."""

@@ -1,7 +1,7 @@
 """The KV-aware router: chooses the worker where a request costs the least time, its own and that of others."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -147,48 +147,36 @@ class KvRouter:
         `token * uncached + fixed`: a worker with more than the best cost there needs no closer look.
         """
         costs, count = self._costs, len(numbers)
-        token, fixed = costs.token, costs.fixed
+        token, fixed, shares, prefill, workers = costs.token, costs.fixed, costs.shares, costs.prefill, costs.workers
         best, best_at, best_chosen, enough = math.inf, 0, 0, -math.inf
         limit = math.inf if fetchable else below * ROUNDING
-        positions: Iterable[int | None]
-        if count <= MANY_WORKERS:
-            positions = map(costs.positions.get, numbers)
-        else:
+        full_batch, peer = costs.full_batch, costs.peer
+        if count > MANY_WORKERS:
             enough = costs.least_token * uncached + GOOD_ENOUGH_SECONDS
             limit = max(limit, enough)
-            start = self._num_decisions * STRIDE % count
-            if numbers is not costs.all_numbers:
-                positions = map(costs.positions.get, _from(tuple(numbers), start))
-            else:
-                positions = _from(costs.all_positions, start)
-        cost_of = self._cost
+            numbers = _from(tuple(numbers), self._num_decisions * STRIDE % count)
+        positions = numbers if costs.has_same_numbers else costs.positions_of(numbers)
         for at in positions:
-            if at is None or token[at] * uncached + fixed[at] > limit:  # not a candidate, or too expensive
+            cost = token[at] * uncached
+            if cost + fixed[at] > limit:
                 continue
-            cost = cost_of(at, uncached, fetchable, by_tier, now)
-            if cost <= best:
-                chosen = costs.workers[at].last_chosen
-                if cost < best or chosen < best_chosen:
-                    best, best_at, best_chosen = cost, at, chosen
-                    if best <= enough:
-                        break
-                    if not fetchable and best * ROUNDING < limit:
-                        limit = best * ROUNDING
+            share, known = shares[at], workers[at]
+            cost += full_batch * share
+            if fetchable and peer < token[at]:
+                cost -= (token[at] - peer) * fetchable
+            if known.queue.waiting:
+                cost += known.queue.seconds(prefill[at], now)
+            if share >= 1.0:
+                cost += costs.wait_seconds(at)
+            if by_tier and known.number in by_tier:
+                cost += self._load_seconds(by_tier[known.number])
+            if cost <= best and (cost < best or known.last_chosen < best_chosen):
+                best, best_at, best_chosen = cost, at, known.last_chosen
+                if best <= enough:
+                    break
+                if not fetchable and best * ROUNDING < limit:
+                    limit = best * ROUNDING
         return best, best_at
-
-    def _cost(self, at: int, uncached: float, fetchable: int, by_tier: TokensByTier, now: float) -> float:
-        costs = self._costs
-        token, share, known = costs.token[at], costs.shares[at], costs.workers[at]
-        cost = token * uncached + costs.full_batch * share
-        if fetchable and costs.peer < token:
-            cost -= (token - costs.peer) * fetchable
-        if known.queue.waiting:
-            cost += known.queue.seconds(costs.prefill[at], now)
-        if share >= 1.0:
-            cost += costs.wait_seconds(at)
-        if by_tier and known.number in by_tier:
-            cost += self._load_seconds(by_tier[known.number])
-        return cost
 
     def _load_seconds(self, by_tier: Sequence[int]) -> float:
         return sum(self.rates.load(tier) * tokens for tier, tokens in zip(TIERS, by_tier, strict=False))

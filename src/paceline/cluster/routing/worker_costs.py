@@ -60,7 +60,8 @@ class WorkerCosts:
         self.workers: list[RoutedWorker] = []
         self.all_numbers: tuple[int, ...] = ()
         """Index numbers of all candidates."""
-        self.all_positions: tuple[int, ...] = ()
+        self._is_ordered = False
+        """Whether the candidates have the first index numbers, in their order."""
         self.positions: dict[int, int] = {}
         """Position by index number."""
         self.prefill: list[float] = []
@@ -125,6 +126,16 @@ class WorkerCosts:
         if self.prefill:
             self._spread_loads()
         return is_new
+
+    @property
+    def has_same_numbers(self) -> bool:
+        """Whether the number of every worker of the index is its position."""
+        return self._is_ordered and self._index.num_holders == len(self.names)
+
+    def positions_of(self, numbers: Sequence[int]) -> list[int]:
+        """Positions of the candidates among these workers of the index."""
+        find = self.positions.get
+        return [at for number in numbers if (at := find(number)) is not None]
 
     def forget(self, busy: set[str]) -> None:
         """Remove workers that are no candidates and have none of the requests."""
@@ -200,7 +211,8 @@ class WorkerCosts:
         for at, known in enumerate(self.workers):
             known.position = at
         self.positions = {known.number: at for at, known in enumerate(self.workers)}
-        self.all_numbers, self.all_positions = tuple(self.positions), tuple(range(len(names)))
+        self.all_numbers = tuple(self.positions)
+        self._is_ordered = self.all_numbers == tuple(range(len(names)))
         self.refreshed, self.prefill = -math.inf, []
         self._assigned, self._limits = [], []
 
