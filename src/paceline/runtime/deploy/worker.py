@@ -1,62 +1,29 @@
-"""Builds a worker from its specification, and runs it as a process: `python -m paceline.runtime.deploy.worker SPEC`."""
+"""Makes a worker from its specification, and runs it as a process: `python -m paceline.runtime.deploy.worker SPEC`."""
 
 import logging
 import os
-import secrets
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
-from urllib.parse import urlsplit
 
 import torch
 
-from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
 from paceline.core.machine import freeze_loaded_objects, usable_cores
-from paceline.engine.build import build_engine, calibrate, pick_device
-from paceline.engine.engine import Engine
-from paceline.engine.loop import EngineLoop
-from paceline.engine.sizing.sizing import size_engine
 from paceline.kernels.cpu import native
-from paceline.models.drafts.compatibility import fingerprint
-from paceline.models.loading.checksums import quick_checksum
-from paceline.models.loading.load import LoadedModel, load_model
-from paceline.models.parallel.runner import load_parallel
-from paceline.models.runners import make_runner
+from paceline.runtime.deploy.worker_build import build_draft_worker, build_target_worker
 from paceline.runtime.deploy.worker_spec import WorkerSpec, write_error
-from paceline.runtime.draft_pool.control import PoolControl
-from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.model import load_draft_model
-from paceline.runtime.draft_worker.model_core import ModelCore
-from paceline.runtime.draft_worker.scheduler import DraftLimits
-from paceline.runtime.draft_worker.worker import DraftWorker
-from paceline.runtime.handoff.handoffs import Handoffs
-from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.json_log import log_as
-from paceline.runtime.kv_events.publisher import KvPublisher
-from paceline.runtime.target_worker.draft_swaps import DraftSwaps
-from paceline.runtime.target_worker.draft_switchback import DraftSwitchback
-from paceline.runtime.target_worker.worker import TargetWorker, WorkerHung
+from paceline.runtime.target_worker.worker import WorkerHung
 from paceline.runtime.transfer.channels.channel_pool import channels_for
-from paceline.runtime.transfer.device_memory import device_memory
-from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.upstream.build import make_upstream_worker
 from paceline.runtime.weights.manager import WeightManager
-from paceline.runtime.weights.send_rate import Activity
-from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER
-from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder, Security
-from paceline.runtime.wire.messages import TO_DRAFT_WORKER
-from paceline.runtime.wire.transport import Listener
-from paceline.speculation.proposers.ngram import NgramProposer
+from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder
 
 logger = logging.getLogger("paceline.runtime.deploy.worker")  # `__name__` is `__main__` here
-DRAFT_SPIN_SECONDS = 0.001
-"""How long threads of a draft worker wait for the next pass before they sleep: longer than the pauses between passes. A pass of
-one sequence then takes 1.13 ms instead of 1.36 on eight cores of a GPU server."""
 SWITCH_SECONDS = 0.0005
 """Longest wait of a thread for the interpreter lock. With the default of 5 ms, the first token of a request would wait until
 the engine's thread has prepared its drafts, and a finished pass until a batch of requests is received."""
@@ -101,116 +68,12 @@ def make_worker(spec: WorkerSpec) -> Worker:
         spec.weights, None if keys is None else keys.peer_security(KEY_ROLE_OF[spec.role]), channels
     )
     try:
-        return _draft(spec, security, weights) if spec.role == "draft" else _target(spec, security, weights, channels)
+        if spec.role == "draft":
+            return build_draft_worker(spec, security, weights)
+        return build_target_worker(spec, security, weights, channels)
     except BaseException:
         weights.close()
         raise
-
-
-def _target(
-    spec: WorkerSpec, security: Security | None, weights: WeightManager, channels: Sequence[str] | None
-) -> TargetWorker:
-    proposers: list[PoolProposer] = []
-
-    def pool(target: LoadedModel) -> PoolProposer:
-        proposers.append(
-            PoolProposer(
-                (),
-                fingerprint(target.tokenizer),
-                target.config.vocab_size,
-                name=spec.name,
-                fallback=NgramProposer(),
-                verifies_trees=target.model.device.type == "cpu",
-            )
-        )
-        return proposers[0]
-
-    weights_id = ""
-    if spec.role == "prefill" or spec.handoff_threshold is not None:  # blocks of another checkpoint must not be used
-        weights_id = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}/{spec.engine.activations}"
-    load = load_model if spec.weights is None else weights.load
-    load_ranks = load_parallel if spec.weights is None else weights.load_ranks
-    switchback = DraftSwitchback()
-    engine = build_engine(
-        spec.engine,
-        pool if spec.uses_drafts else None,
-        load,
-        hooks=(switchback,),
-        weights_id=weights_id,
-        load_ranks=load_ranks,
-    )
-    tracing = None
-    if spec.trace_endpoint is not None:
-        from paceline.runtime.tracing import Tracing
-
-        tracing = Tracing.to(spec.trace_endpoint, spec.name)
-    loop = EngineLoop(engine, tracing)
-    if spec.weights is None:
-        loop.run(engine.warm_up)
-    engine.validator.prepare_grammars()
-    own = None if security is None else security.own
-    drafts = PoolControl(proposers[0], loop, own) if proposers else None
-    listener = Listener(spec.address, TO_TARGET_WORKER, security)
-    publisher = None
-    if spec.publishes:
-        host = listener.address.rpartition(":")[0]
-        publisher = KvPublisher(f"{host}:0", f"{spec.name}@{secrets.token_hex(8)}", security)
-    handoffs = None if spec.handoff_threshold is None else Handoffs(loop, own, spec.handoff_threshold, channels)
-    prefill_service = None
-    if spec.role == "prefill" or spec.shares_cache:
-        server = TransferServer(urlsplit(listener.address).hostname or "", security, channels)
-        memory = device_memory(engine.runner.device, channels)
-        prefill_service = PrefillService(loop, server, computes=spec.role == "prefill", memory=memory)
-    weights.start(
-        lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: Activity(engine.has_work, engine.num_steps)
-    )
-    return TargetWorker(
-        spec.name, loop, listener, drafts, publisher, weights, handoffs, prefill_service, tracing,
-        weights_id=_weights_id(spec.engine), draft_swaps=DraftSwaps.of(switchback, loop, spec.engine),
-    )  # fmt: skip
-
-
-def _weights_id(config: EngineConfig) -> str:
-    """Checksum of the weights, and the formats that decide the text; empty on a machine without the model's files."""
-    try:
-        checksum = quick_checksum(config.model)[:32]
-    except PacelineError:
-        return ""
-    return f"{checksum}/{config.dtype}/{config.quantization}/{config.activations}/{config.kv_dtype}"
-
-
-def _warm_up(engine: Engine, config: EngineConfig) -> None:
-    """Capture graphs and measure costs, once all layers are loaded."""
-    engine.warm_up()
-    calibrate(engine, config)
-
-
-def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) -> DraftWorker:
-    """The whole cache is allocated here, for all sequences that the worker will accept. Further sequences get `Busy`, so it
-    does not run out of memory later."""
-    config = spec.engine
-    device = pick_device(config.device)
-    if device.type == "cpu":
-        native.set_spin_seconds(DRAFT_SPIN_SECONDS)
-    loaded, tables = load_draft_model(spec, device, weights)
-    sizing = size_engine(config, tables or loaded, loaded if tables else None, device)
-    logger.info("%s", sizing.description)
-    limits, num_blocks = sizing.limits, sizing.memory.num_blocks
-    size = loaded.config.vocab_size
-    kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
-    core = ModelCore(make_runner(loaded.model, num_blocks, kv_dtype), limits.max_batched_tokens, size, size)
-    core.warm_up(limits.max_num_seqs, sizing.window)
-    draft_limits = DraftLimits(max_sequences=limits.max_num_seqs, max_tokens=sizing.memory.kv_tokens)
-    listener = Listener(spec.address, TO_DRAFT_WORKER, security)
-    tokenizer = fingerprint(loaded.tokenizer)
-    worker = DraftWorker(spec.name, core, listener, tokenizer, size, draft_limits, weights=weights)
-
-    def activity() -> Activity:
-        status = worker.status()
-        return Activity(status.sequences > 0, status.rounds)
-
-    weights.start(lambda: None, activity)
-    return worker
 
 
 class Process:
