@@ -104,8 +104,14 @@ class BestDrafts:
             self.advantage, self.is_waiting = advantage, True
             return None
         needed = self._needed(batch, next_steps.plain)
-        excluded = {i for i in behind if self._prefill.seconds(batch[i]) > self._slot_seconds(batch[i], values, best)}
-        if excluded and advantage > needed:
+        if advantage <= needed:
+            self.advantage = advantage
+            return None
+        slots = _slot_seconds([batch[i] for i in behind], values, best)
+        excluded = {
+            i for i in behind if self._prefill.seconds(c := batch[i]) > horizon(c) * slots[c.category, c.max_depth]
+        }
+        if excluded:
             best, advantage = _best_and_advantage(batch, shape, values, next_steps, lasting, excluded)
         late = [i for i in behind if i not in excluded]
         if best is not None and late and advantage > needed:
@@ -122,14 +128,6 @@ class BestDrafts:
         self.advantage = advantage
         return best if advantage > needed else None
 
-    @staticmethod
-    def _slot_seconds(candidate: Candidate, values: Mapping[str, Value], best: Allocation) -> float:
-        """Time that the batch needs for the tokens that it loses if this sequence alone does not draft: one that takes twice
-        the steps occupies its slot twice as long, which another sequence would use."""
-        value = values[candidate.category]
-        gained = value.delivery * sum(value.survival[: min(candidate.max_depth, max(best.depths))])
-        return horizon(candidate) * gained / best.rate
-
     def _needed(self, batch: Sequence[Candidate], plain: float) -> float:
         """The advantage that drafts must have: the margin, and at a switch also its cost within the horizon."""
         if self.is_drafting:
@@ -144,6 +142,19 @@ class _Prices:
 
     costs: Costs
     plain: float
+
+
+def _slot_seconds(
+    candidates: Sequence[Candidate], values: Mapping[str, Value], best: Allocation
+) -> dict[tuple[str, int], float]:
+    """By category and `max_depth`, the time that the batch needs for what it loses with each token of a sequence that alone
+    does not draft: one that takes twice the steps occupies its slot twice as long, which another sequence would use."""
+    deepest = max(best.depths)
+    kinds = {(candidate.category, candidate.max_depth): values[candidate.category] for candidate in candidates}
+    return {
+        (category, most): value.delivery * sum(value.survival[: min(most, deepest)]) / best.rate
+        for (category, most), value in kinds.items()
+    }
 
 
 def _best_and_advantage(
