@@ -9,6 +9,7 @@ from paceline.core.errors import IncompatibleDraft, InvalidConfig
 from paceline.core.machine import usable_cores
 from paceline.models.loading.load import open_checkpoint
 from paceline.train.card import Record, make_record, write_card
+from paceline.train.data.text_file import TextFile
 from paceline.train.data.training_text import TrainingText
 from paceline.train.drafts.distilled import DistilledDraft
 from paceline.train.drafts.draft import Draft, add_lora, merge_lora, widen
@@ -54,7 +55,6 @@ def train(
 def _train(
     plan: TrainPlan, command: str, clock: Clock, started: float, progress: Progress, stop: StopRequest
 ) -> Record | None:
-    schedule = Schedule(plan.learning_rate, plan.steps)
     checkpoint = open_checkpoint(plan.model)
     tokenizer = checkpoint.read_tokenizer()
     device = pick_device(plan.device)
@@ -66,37 +66,15 @@ def _train(
     source = TrainingText(plan, target, tokenizer, clock, progress, stop)
     text = source.text()
     evaluated = source.evaluated()
-    compiled = plan.compile and _compiles(device, progress)
-    if compiled:
-        target.compile_for((plan.rows, plan.length))
-    torch.manual_seed(plan.seed)
-    draft, vocabulary = make_draft(plan, target, target_identity, text.train.ids)
-    trainer = Trainer(
-        draft,
-        target,
-        vocabulary,
-        replace(text.train, trained=text.train.answer),
-        text.held_out,
-        schedule,
-        rows=plan.rows,
-        seed=plan.seed,
-        checkpoint=plan.out / CHECKPOINT,
-        clock=clock,
-        compiled=compiled,
-        is_fresh=plan.start is None and plan.lora is None,
-    )
-    progress.begin(f"training {plan.kind}")
-    progress.note(f"{plan.kind}: {draft.num_parameters / 1e6:.2f} M parameters, {len(text.train):,} rows of text")
-    if (plan.out / CHECKPOINT).exists():
-        progress.note(f"resuming the interrupted training in {plan.out}")
+    trainer = _make_trainer(plan, target, target_identity, text, clock, progress)
     if plan.minutes is not None:
         _share_time(trainer, started + 60 * plan.minutes, evaluated is not None, clock, stop)
     progress.show(0.0, "first step")
     trainer.run(lambda status: _show(progress, status), stop)
     if not trainer.is_done:
         return None
-    merge_lora(draft)
-    save_draft(plan.out, draft, vocabulary, target, target_identity)
+    merge_lora(trainer.draft)
+    save_draft(plan.out, trainer.draft, trainer.vocabulary, target, target_identity)
     progress.begin("evaluating")
     progress.show(0.0, "the saved draft")
     # The evaluation uses the saved draft: bfloat16, with scales and low-rank terms folded in.
@@ -112,6 +90,41 @@ def _train(
     write_card(plan.out, record, progress)
     (plan.out / CHECKPOINT).unlink(missing_ok=True)
     return record
+
+
+def _make_trainer(
+    plan: TrainPlan,
+    target: Target,
+    target_identity: dict[str, str],
+    text: TextFile,
+    clock: Clock,
+    progress: Progress,
+) -> Trainer:
+    """The trainer of the plan's draft. Its `run` resumes an interrupted training."""
+    compiled = plan.compile and _compiles(target.device, progress)
+    if compiled:
+        target.compile_for((plan.rows, plan.length))
+    torch.manual_seed(plan.seed)
+    draft, vocabulary = make_draft(plan, target, target_identity, text.train.ids)
+    trainer = Trainer(
+        draft,
+        target,
+        vocabulary,
+        replace(text.train, trained=text.train.answer),
+        text.held_out,
+        Schedule(plan.learning_rate, plan.steps),
+        rows=plan.rows,
+        seed=plan.seed,
+        checkpoint=plan.out / CHECKPOINT,
+        clock=clock,
+        compiled=compiled,
+        is_fresh=plan.start is None and plan.lora is None,
+    )
+    progress.begin(f"training {plan.kind}")
+    progress.note(f"{plan.kind}: {draft.num_parameters / 1e6:.2f} M parameters, {len(text.train):,} rows of text")
+    if (plan.out / CHECKPOINT).exists():
+        progress.note(f"resuming the interrupted training in {plan.out}")
+    return trainer
 
 
 def _share_time(trainer: Trainer, end: float, has_prompts: bool, clock: Clock, stop: StopRequest) -> None:
