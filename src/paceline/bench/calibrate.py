@@ -66,59 +66,80 @@ def depths_to_measure(max_depth: int) -> list[int]:
 def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], None]) -> Calibration:
     """Measure an engine built with `calibration_config`. `on_part` receives the name of the next measurement
     and how many methods are left."""
-    from paceline.speculation.proposers.layer_skip import exits
-
-    engine = llm.engine
-    prompts = list(islice(cycle(trial.prompts), max(len(trial.prompts), trial.batch)))
-    half = max(trial.batch, len(prompts) // 2)
-    done: list[str] = []
-    methods = _methods(engine.speculator.proposers, trial.methods)
-    _run(llm, trial, prompts[: trial.batch], "warm-up", {"enabled": False})
-    recorder = Recorder(clock)
-    with engine.hooks.listening(recorder):
-
-        def measure(label: str, some: Sequence[BenchPrompt], speculation: Mapping[str, Any]) -> list[RecordedRound]:
-            left = len(methods) - len(done)
-            on_part(f"{label}, {left} of {len(methods)} methods left" if left else label)
-            recorder.label, before = label, len(recorder.rounds)
-            _run(llm, trial, some, label, speculation)
-            recorder.label = None
-            return [one for one in recorder.rounds[before:] if one.is_decode]
-
-        # Plain decoding runs first and last, so that a drift of the machine's speed cancels.
-        measure("plain", prompts[:half], {"enabled": False})
-        rounds: dict[str, dict[int, list[RecordedRound]]] = {}
-
-        def measure_method(name: str, method: str) -> None:
-            by_depth = rounds[name] = {}
-            varies = False
-            for depth in reversed(depths_to_measure(trial.max_depth)):
-                some = prompts if varies or not by_depth else prompts[: max(TIMING_PROMPTS, trial.batch)]
-                wanted = {"method": method, "max_depth": depth}
-                by_depth[depth] = measure(f"{name} at depth {depth}", some, wanted)
-                varies = varies or _varies(by_depth[depth])
-                if not any(outcome.levels for one in by_depth[depth] for outcome in one.outcomes):
-                    break  # no drafts
-
-        for method in methods:
-            with exits(engine.speculator.proposers[method]) as choices:
-                for layer, choose in choices.items():
-                    choose()
-                    measure_method(f"{method}, exit_layer {layer}", method)
-                if not choices:
-                    measure_method(method, method)
-            done.append(method)
-        measure("plain", prompts[half:] or prompts[:half], {"enabled": False})
-        every = [one for one in recorder.rounds if one.is_decode and one.batch == trial.batch]
+    run = _CalibrationRun(llm, trial, clock, on_part)
+    run.measure_all()
     found = {
-        name: summarise(name, by_depth, trial.batch, footprint(engine, name.partition(",")[0]))
-        for name, by_depth in rounds.items()
+        name: summarise(name, by_depth, trial.batch, footprint(llm.engine, name.partition(",")[0]))
+        for name, by_depth in run.rounds.items()
     }
     return Calibration(
-        target=_target(llm, every, trial.batch),
+        target=_target(llm, run.steps, trial.batch),
         methods=tuple(method for method in found.values() if method is not None),
         silent=tuple(name for name, method in found.items() if method is None),
     )
+
+
+class _CalibrationRun:
+    """Runs the prompts plain, and with every method at every depth to measure."""
+
+    def __init__(self, llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], None]) -> None:
+        self._llm, self._trial, self._on_part = llm, trial, on_part
+        self._recorder = Recorder(clock)
+        self._prompts = list(islice(cycle(trial.prompts), max(len(trial.prompts), trial.batch)))
+        self._methods = _methods(llm.engine.speculator.proposers, trial.methods)
+        self._num_left = len(self._methods)
+        self.rounds: dict[str, dict[int, list[RecordedRound]]] = {}
+        """Steps that only decode, by method and requested depth."""
+
+    @property
+    def steps(self) -> list[RecordedRound]:
+        """All steps, plain ones too, in which the whole batch decodes."""
+        return [one for one in self._recorder.rounds if one.is_decode and one.batch == self._trial.batch]
+
+    def measure_all(self) -> None:
+        batch, prompts = self._trial.batch, self._prompts
+        _run(self._llm, self._trial, prompts[:batch], "warm-up", {"enabled": False})
+        half = max(batch, len(prompts) // 2)
+        with self._llm.engine.hooks.listening(self._recorder):
+            # Plain decoding runs first and last, so that a drift of the machine's speed cancels.
+            self._measure("plain", prompts[:half], {"enabled": False})
+            for method in self._methods:
+                self._measure_exits(method)
+                self._num_left -= 1
+            self._measure("plain", prompts[half:] or prompts[:half], {"enabled": False})
+
+    def _measure_exits(self, method: str) -> None:
+        """Measure the method; one that skips layers, once for each layer after which it can exit."""
+        from paceline.speculation.proposers.layer_skip import exits
+
+        with exits(self._llm.engine.speculator.proposers[method]) as choices:
+            for layer, choose in choices.items():
+                choose()
+                self._measure_depths(f"{method}, exit_layer {layer}", method)
+            if not choices:
+                self._measure_depths(method, method)
+
+    def _measure_depths(self, name: str, method: str) -> None:
+        by_depth = self.rounds[name] = {}
+        varies = False
+        for depth in reversed(depths_to_measure(self._trial.max_depth)):
+            few = self._prompts[: max(TIMING_PROMPTS, self._trial.batch)]
+            prompts = self._prompts if varies or not by_depth else few
+            wanted = {"method": method, "max_depth": depth}
+            by_depth[depth] = self._measure(f"{name} at depth {depth}", prompts, wanted)
+            varies = varies or _varies(by_depth[depth])
+            if not any(outcome.levels for one in by_depth[depth] for outcome in one.outcomes):
+                break  # no drafts
+
+    def _measure(
+        self, label: str, prompts: Sequence[BenchPrompt], speculation: Mapping[str, Any]
+    ) -> list[RecordedRound]:
+        left, recorder = self._num_left, self._recorder
+        self._on_part(f"{label}, {left} of {len(self._methods)} methods left" if left else label)
+        recorder.label, before = label, len(recorder.rounds)
+        _run(self._llm, self._trial, prompts, label, speculation)
+        recorder.label = None
+        return [one for one in recorder.rounds[before:] if one.is_decode]
 
 
 def summarise(
