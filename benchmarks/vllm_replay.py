@@ -23,6 +23,8 @@ from paceline.vllm.proposers import METHOD, Lookups, depth_policy
 DEPTH = 4
 VOCABULARY = 32_000
 PROMPT, TOKENS = 300, 96
+MAX_PROMPTS = 8192 // PROMPT
+"""Prompts that a step computes, with vLLM's default limit of batched tokens."""
 PREFILL_SECONDS = 27e-6
 """Per prompt token, 8B shape."""
 
@@ -88,8 +90,9 @@ def run(loop: DraftLoop, clock: HostClock, model: StepModel, texts: list[list[in
     ids = np.zeros((len(texts), PROMPT + TOKENS + 2 * DEPTH), dtype=np.int32)
     for i, one in enumerate(texts):
         ids[i, : PROMPT + TOKENS] = one[: PROMPT + TOKENS]
-    running, lengths, drafts = list(range(len(texts))), [PROMPT] * len(texts), dict[int, list[int]]()
-    started, seconds = clock.now(), PREFILL_SECONDS * PROMPT * len(texts)
+    lengths, drafts, waiting = [PROMPT] * len(texts), dict[int, list[int]](), list(range(len(texts)))
+    running, waiting = waiting[:MAX_PROMPTS], waiting[MAX_PROMPTS:]
+    started, seconds = clock.now(), PREFILL_SECONDS * PROMPT * len(running)
     clock.resume()
     while running:
         clock.pause()
@@ -109,13 +112,18 @@ def run(loop: DraftLoop, clock: HostClock, model: StepModel, texts: list[list[in
         clock.pause()
         drafts = dict(zip(running, found, strict=True))
         running = [i for i in running if lengths[i] < PROMPT + TOKENS]
-        seconds = model.step([len(drafts[i]) for i in running])
+        joining, waiting = waiting[:MAX_PROMPTS], waiting[MAX_PROMPTS:]
+        seconds = model.step([len(drafts[i]) for i in running]) + PREFILL_SECONDS * PROMPT * len(joining)
+        running += joining
         clock.resume()
     return clock.now() - started
 
 
 def plain_seconds(model: StepModel, batch: int) -> float:
-    return PREFILL_SECONDS * PROMPT * batch + (TOKENS - 1) * model.plain(batch)
+    """Without drafts. Sequences that join later end later."""
+    sizes = [min(batch, MAX_PROMPTS * (i + 1)) for i in range(-(-batch // MAX_PROMPTS))]
+    ramp = sum(model.plain(size) + model.plain(batch - size) for size in sizes[:-1])
+    return PREFILL_SECONDS * PROMPT * batch + ramp + (TOKENS - len(sizes)) * model.plain(batch)
 
 
 def main() -> None:

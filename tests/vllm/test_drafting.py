@@ -84,6 +84,22 @@ def test_goodput_stops_where_drafts_lose_and_drafts_where_they_pay():
     assert vllm.num_steps < 120
 
 
+def test_a_few_lookups_come_before_the_prompts_of_a_batch_are_indexed():
+    """Drafts of four sequences are compared with their texts; then all 32 draft."""
+    clock, lookups = VirtualClock(), Lookups.of("suffix")
+    proposer, observed = lookups.proposer({}, clock), []
+    observe = proposer.observe
+    proposer.observe = lambda batch: (observed.append({one.sequence_id for one in batch}), observe(batch))
+    loop = DraftLoop("plugin", proposer, FixedDepth(4), 4, 1000, clock, TIMES, lookups.keep)
+    texts = [[10 * i + j % 7 for j in range(LONGEST)] for i in range(1, 33)]
+    vllm = FakeVllm(loop, clock, texts, num_prompt=16)
+    vllm.step()
+    assert not any(vllm.drafts)
+    assert len(observed[0]) == 4
+    vllm.step()
+    assert all(vllm.drafts)
+
+
 def test_a_proposer_that_fails_costs_drafts_only():
     class Broken:
         traits = ProposerTraits()

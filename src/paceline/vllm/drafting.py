@@ -139,6 +139,8 @@ class DraftLoop:
             return False
         if matches.opened and sum(record.num_trials > 0 for record in records) < needed:
             self._unverified.start()
+            if len(records) > needed:  # a few lookups show what indexing all these prompts would be worth
+                return False
         return self._limit.allows(records, needed) and not self.depth.skip_step(len(records))
 
     def _compare_later(
