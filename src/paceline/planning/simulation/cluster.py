@@ -1,6 +1,5 @@
 """A simulated cluster: workers by role behind the production router, with hand-off and draft pools."""
 
-import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappush
@@ -11,19 +10,15 @@ from paceline.cluster.routing.kv_router import KvRouter
 from paceline.cluster.routing.router import Prompt, Router, WorkerLoad, WorkerTable, make_router
 from paceline.core.clock import VirtualClock
 from paceline.core.cluster_config import HealthConfig
-from paceline.core.kv_events import CacheEvent
 from paceline.planning.autoscaling.observation import ROLES, Role
 from paceline.planning.simulation.config import SimulationConfig
-from paceline.planning.simulation.draft_pool import DraftWorkers, PooledDrafts
+from paceline.planning.simulation.draft_pool import DraftWorkers
 from paceline.planning.simulation.handoffs import Handoffs
 from paceline.planning.simulation.members import Member, Members
-from paceline.planning.simulation.workers.batches import Batch, ClosedBatch, SteppedBatch
-from paceline.planning.simulation.workers.depths import PolicyDepths
+from paceline.planning.simulation.worker_factory import WorkerFactory
 from paceline.planning.simulation.workers.job import Job
-from paceline.planning.simulation.workers.prefix_cache import PrefixCache
 from paceline.planning.simulation.workers.prompt_blocks import NO_PROMPT, prefix_sums
 from paceline.planning.simulation.workers.rounds import Rounds
-from paceline.planning.simulation.workers.worker import DeviceDrafts, Drafting, NoDrafts, SimulatedWorker
 from paceline.planning.traces.trace import BLOCK_TOKENS
 
 Timer = Callable[[float, Callable[[], None]], None]
@@ -35,7 +30,7 @@ class SimulatedCluster:
     """`ends` holds (end of a segment, worker id). A pair whose time is not the worker's `end` is obsolete."""
 
     def __init__(self, config: SimulationConfig, block_tokens: int, clock: VirtualClock, at: Timer) -> None:
-        self._config, self._block_tokens, self._clock, self._at = config, block_tokens, clock, at
+        self._config, self._clock, self._at = config, clock, at
         self._unit = block_tokens // BLOCK_TOKENS
         """Tokens that one id of a simulated prompt stands for."""
         self._index = KvIndex(prefix_sums)
@@ -47,6 +42,7 @@ class SimulatedCluster:
         self._drafters = DraftWorkers(profile) if config.draft_workers else None
         network = profile.round_trip_seconds.value if self._drafters else 0.0
         self._rounds = Rounds(profile, config.speculation, network)
+        self._factory = WorkerFactory(config, block_tokens, self._rounds, self._index, self._drafters)
         self.handoffs = Handoffs(profile, clock, config.link) if config.prefill_workers else None
         self._max_num_seqs, self._kv_tokens = int(profile.max_num_seqs.value), int(profile.kv_tokens.value)
         self.members = Members()
@@ -257,7 +253,7 @@ class SimulatedCluster:
             self._reopen()
             return
         if member.worker is None:
-            self._equip(member)
+            self._factory.equip(member)
         if member.role == "prefill":
             assert self.handoffs is not None
             assert member.worker is not None
@@ -337,40 +333,6 @@ class SimulatedCluster:
             member.worker.kv_use,
             self._kv_tokens // self._unit,
         )
-
-    def _equip(self, member: Member) -> None:
-        config = self._config
-        speculation, is_target = config.speculation, member.role == "target"
-
-        def publish(event: CacheEvent) -> None:
-            if is_target:
-                self._index.apply(member.name, event)
-
-        drafts: Drafting = NoDrafts()
-        if is_target and self._drafters is not None:
-            number = int(member.name.removeprefix("target-"))
-            drafts = member.drafts = PooledDrafts(self._drafters, number)
-        elif is_target and speculation is not None and speculation.alphas[0] > 0.0:
-            drafts = DeviceDrafts(config.profile, speculation.rule == "policy")
-        member.worker = SimulatedWorker(
-            config.profile,
-            self._rounds,
-            self._batch(random.Random(f"{config.seed}/{member.name}")),
-            PrefixCache(self._kv_tokens, self._block_tokens, publish),
-            speculation.max_depth if speculation and is_target else 0,
-            drafts,
-        )
-
-    def _batch(self, dice: random.Random) -> Batch:
-        config, speculation = self._config, self._config.speculation
-        if config.mode == "closed_form":
-            return ClosedBatch(self._rounds, dice)
-        if speculation is None:
-            return SteppedBatch(self._rounds, dice)
-        if speculation.rule != "policy":
-            return SteppedBatch(self._rounds, dice)
-        policy = PolicyDepths(config.profile, speculation.max_depth, on_device=self._drafters is None)
-        return SteppedBatch(self._rounds, dice, policy)
 
 
 def busy_by_role(cluster: SimulatedCluster) -> dict[Role, float]:
