@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from paceline.kernels.eagle_head import EagleHead
 from paceline.models.runner import ModelRunner
 
 RULES = ("fixed", "goodput")
+Contender = tuple[str, int]
+"""Depth rule and most nodes of a tree; 0: plain decoding."""
+PLAIN: Contender = ("fixed", 0)
 
 
 def record(owner: type, name: str, key: str, seconds: dict[str, list[float]]) -> None:
@@ -38,6 +42,93 @@ def record(owner: type, name: str, key: str, seconds: dict[str, list[float]]) ->
     setattr(owner, name, timed)
 
 
+class Results:
+    """Times of all contenders: the best of every prompt, and the parts of a step."""
+
+    def __init__(self) -> None:
+        self.best: dict[tuple[Contender, str], float] = {}
+        """CPU seconds by contender and category."""
+        self.parts: dict[Contender, list[float]] = defaultdict(lambda: [0.0] * 4)
+        """Passes, and seconds of passes, drafts and host."""
+
+    def add(self, contender: Contender, category: str, took: float, seconds: dict[str, list[float]]) -> None:
+        key = contender, category
+        self.best[key] = min(self.best.get(key, took), took)
+        prompt = min(1, len(seconds["draft prefill"]))
+        passes, drafts = seconds["pass"][1:], seconds["head"][prompt:]  # without the prompt
+        rest = took - sum(sum(values) for values in seconds.values())
+        sums = (len(passes), sum(passes), sum(drafts), rest)
+        self.parts[contender] = [a + b for a, b in zip(self.parts[contender], sums, strict=True)]
+
+    def line(self, contender: Contender, categories: Iterable[str], tokens: int) -> str:
+        plain = [self.best[PLAIN, category] for category in categories]
+        times = [self.best[contender, category] for category in categories]
+        steps, *parts = self.parts[contender]
+        rule, size = contender
+        name = "plain" if size == 0 else "goodput" if rule == "goodput" else f"tree of {size}"
+        return " ".join(
+            (
+                f"{name:12} {len(times) * tokens / sum(times):8.1f} {sum(plain) / sum(times):7.2f} ",
+                " ".join(f"{1e3 * part / steps:5.2f}" for part in parts),
+                " ",
+                " ".join(f"{a / b:.2f}" for a, b in zip(plain, times, strict=True)),
+            )
+        )
+
+
+def load_engines(draft: str) -> dict[str, LLM]:
+    """One engine of one thread for each depth rule."""
+    limits: dict[str, Any] = {
+        "prefix_caching": False,
+        "audit_fraction": 0.0,
+        "max_num_seqs": 1,
+        "max_model_len": 2048,
+        "kv_tokens": 4096,
+    }
+    engines = {
+        rule: LLM("smollm2", draft=draft, speculation={"depth": rule, "max_depth": 8}, **limits) for rule in RULES
+    }
+    native.set_num_threads(1)
+    return engines
+
+
+def first_prompts(file: Path) -> dict[str, str]:
+    """The first short prompt of each category."""
+    prompts: dict[str, str] = {}
+    for line in file.read_text().splitlines():
+        question = json.loads(line)
+        if len(question["turns"][0]) < 1200:
+            prompts.setdefault(question["category"], question["turns"][0])
+    return prompts
+
+
+def measure(prompts: dict[str, str], contenders: list[Contender], options: argparse.Namespace) -> Results:
+    seconds: dict[str, list[float]] = defaultdict(list)
+    record(ModelRunner, "forward", "pass", seconds)
+    record(EagleHead, "forward", "draft prefill", seconds)
+    record(EagleHead, "grow", "head", seconds)
+    record(EagleHead, "draft", "head", seconds)
+    engines = load_engines(options.draft)
+    choice = {"temperature": 0.2, "top_p": 0.9, "seed": 1} if options.sampled else {"temperature": 0.0}
+    sampling = SamplingParams(max_tokens=options.tokens, ignore_eos=True, **choice)  # type: ignore[arg-type]
+    results, texts = Results(), dict[str, object]()
+    for turn in range(options.repeats + 1):  # the first is a warm-up
+        for category, text in prompts.items():
+            for contender in contenders:
+                rule, size = contender
+                seconds.clear()
+                speculation = {"enabled": size > 0, "max_depth": size}
+                before = time.process_time()
+                answer = engines[rule].chat([{"role": "user", "content": text}], sampling, speculation=speculation)
+                took = time.process_time() - before
+                assert texts.setdefault(category, answer.text) == answer.text, "speculation changed the text"
+                if turn:
+                    results.add(contender, category, took, seconds)
+    for engine in engines.values():
+        engine.close()
+    return results
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
@@ -49,66 +140,13 @@ def main() -> None:
     options = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     WallClock.now = staticmethod(time.process_time)  # type: ignore[method-assign,assignment]  # see above
-    seconds: dict[str, list[float]] = defaultdict(list)
-    record(ModelRunner, "forward", "pass", seconds)
-    record(EagleHead, "forward", "draft prefill", seconds)
-    record(EagleHead, "grow", "head", seconds)
-    record(EagleHead, "draft", "head", seconds)
-    limits: dict[str, Any] = {
-        "prefix_caching": False,
-        "audit_fraction": 0.0,
-        "max_num_seqs": 1,
-        "max_model_len": 2048,
-        "kv_tokens": 4096,
-    }
-    engines = {
-        rule: LLM("smollm2", draft=options.draft, speculation={"depth": rule, "max_depth": 8}, **limits)
-        for rule in RULES
-    }
-    native.set_num_threads(1)
-    choice = {"temperature": 0.2, "top_p": 0.9, "seed": 1} if options.sampled else {"temperature": 0.0}
-    sampling = SamplingParams(max_tokens=options.tokens, ignore_eos=True, **choice)  # type: ignore[arg-type]
-    prompts: dict[str, str] = {}
-    for line in options.prompts.read_text().splitlines():
-        question = json.loads(line)
-        if len(question["turns"][0]) < 1200:
-            prompts.setdefault(question["category"], question["turns"][0])
-    contenders = [("fixed", 0), *(("fixed", size) for size in options.sizes), ("goodput", 8)]
-    best: dict[tuple[str, int, str], float] = {}
-    texts: dict[str, object] = {}
-    shares: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0] * 4)
-    for turn in range(options.repeats + 1):  # the first is a warm-up
-        for category, text in prompts.items():
-            for rule, size in contenders:
-                seconds.clear()
-                speculation = {"enabled": size > 0, "max_depth": size}
-                before = time.process_time()
-                answer = engines[rule].chat([{"role": "user", "content": text}], sampling, speculation=speculation)
-                took = time.process_time() - before
-                assert texts.setdefault(category, answer.text) == answer.text, "speculation changed the text"
-                if turn:
-                    key = (rule, size, category)
-                    best[key] = min(best.get(key, took), took)
-                    prompt = min(1, len(seconds["draft prefill"]))
-                    passes, drafts = seconds["pass"][1:], seconds["head"][prompt:]  # without the prompt
-                    rest = took - sum(sum(values) for values in seconds.values())
-                    sums = (len(passes), sum(passes), sum(drafts), rest)
-                    shares[rule, size] = [a + b for a, b in zip(shares[rule, size], sums, strict=True)]
-    for engine in engines.values():
-        engine.close()
+    prompts = first_prompts(options.prompts)
+    contenders = [PLAIN, *(("fixed", size) for size in options.sizes), ("goodput", 8)]
+    results = measure(prompts, contenders, options)
     print(f"{cpu_name()}, one core; {len(prompts)} prompts, {options.tokens} tokens each, prefill included")
     print(f"{'':12} {'tokens/s':>8} {'/ plain':>7}  ms of a step: pass, draft, host; then / plain by category")
-    plain = [best["fixed", 0, category] for category in prompts]
-    for rule, size in contenders:
-        times = [best[rule, size, category] for category in prompts]
-        steps, *parts = shares[rule, size]
-        name = "plain" if size == 0 else "goodput" if rule == "goodput" else f"tree of {size}"
-        print(
-            f"{name:12} {len(prompts) * options.tokens / sum(times):8.1f} {sum(plain) / sum(times):7.2f} ",
-            " ".join(f"{1e3 * part / steps:5.2f}" for part in parts),
-            " ",
-            " ".join(f"{a / b:.2f}" for a, b in zip(plain, times, strict=True)),
-        )
+    for contender in contenders:
+        print(results.line(contender, prompts, options.tokens))
     print("categories:", ", ".join(prompts))
 
 
