@@ -105,7 +105,7 @@ def test_a_missing_key_is_named() -> None:
 
 
 def test_errors_of_a_file(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="one of h200-8b"):
+    with pytest.raises(InvalidConfig, match="one of h200-70b-fp8, h200-8b"):
         load_profile(str(tmp_path / "none.json"))
     (tmp_path / "a.json").write_text("{", "utf-8")
     with pytest.raises(InvalidConfig, match="is not JSON"):
