@@ -20,6 +20,8 @@ def _shares_prefill(sequence: Sequence, prefilling: Seq[Sequence]) -> bool:
     """Whether this step computes a block of its prompt for a sequence of higher rank, so that the next step finds it cached.
     The wait is short: a step admits sequences only if it completes the prompts of all that run."""
     ids, salt = sequence.cacheable_ids, sequence.cache_salt
+    if len(ids) <= BLOCK_SIZE:  # it has no whole block beside its last token
+        return False
     for other in prefilling:
         if other.cache_salt != salt or _rank(other) > _rank(sequence):
             continue
