@@ -117,9 +117,9 @@ profile() {
     python -m paceline profile "$out/h200-8b.json" --price 2.69 --draft-price 0.8 --model "$model" --draft "$draft" "${engine[@]}"
 }
 
-# About 85 s until the engine is built, then prompts of 256 sequences
+# About 85 s until the engine is built. Prompts of 256 sequences alone would take 60 s
 profile_70b() {
-    python -m paceline profile "$out/h200-70b-fp8.json" --price 2.69 --draft-price 0.8 --seconds 20 --max-model-len 2048 \
+    python -m paceline profile "$out/h200-70b-fp8.json" --price 2.69 --draft-price 0.8 --seconds 40 --max-model-len 2048 --max-num-seqs 64 \
         --model "inflate:llama-70b?base=$base&noise=0.05" --draft "$base" --quantization fp8
 }
 
