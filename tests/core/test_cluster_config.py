@@ -66,6 +66,7 @@ def test_a_fraction_of_a_gpu_reserved_by_ray_scales_the_memory() -> None:
     ("document", "message"),
     [
         ({"pools": []}, "at least one pool"),
+        ({"pols": [TARGET]}, "unknown key 'pols'; did you mean 'pools'"),
         ({"pools": [DRAFT | {"placement": {}}]}, "no pool with role target"),
         ({"pools": [{"name": "t", "role": "target"}]}, "lacks model"),
         ({"pools": [{"name": "t", "role": "target", "modell": "m"}]}, r"did you mean 'pools\[0\].model'"),

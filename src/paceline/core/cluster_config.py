@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from paceline.core.config import EngineConfig, from_mapping
+from paceline.core.config import EngineConfig, from_mapping, reject_unknown_keys
 from paceline.core.errors import InvalidConfig
 from paceline.core.pool_config import Placement, PoolConfig, device_shares, pool_config
 
@@ -214,6 +214,7 @@ class ClusterConfig:
 
 def cluster_config(document: Mapping[str, Any]) -> ClusterConfig:
     """The configuration in the file's contents. Raises `InvalidConfig` with the path of an unknown key or a wrong type."""
+    reject_unknown_keys(ClusterConfig, document)
     values = dict(document)
     pools, gateway = values.pop("pools", ()), values.pop("gateway", None) or {}
     if not isinstance(pools, Sequence) or isinstance(pools, str) or not pools:
