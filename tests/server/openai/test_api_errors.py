@@ -38,7 +38,7 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": "Hi"}, "messages", "invalid_value"),
         ({"messages": [{"role": "user"}]}, "messages.0.content", "missing_required_parameter"),
-        ({"messages": [{"role": "robot", "content": ""}]}, "messages.0", "invalid_value"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages.0.role", "invalid_value"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "invalid_value"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -60,7 +60,7 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "invalid_value"),
         ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
-        ({"response_format": {"type": "xml"}}, "response_format", "invalid_value"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nope"}}}},
             "response_format",
@@ -100,6 +100,11 @@ def test_invalid_chat_requests(server: Served, change: dict[str, Any], param: st
     error_body = error(server.post(CHAT, {"messages": HI, **change}), 400)
     assert error_body["type"] == "invalid_request_error"
     assert (error_body["param"], error_body["code"]) == (param, code)
+
+
+def test_an_unknown_role_is_named_with_the_possible_ones(server: Served) -> None:
+    message = error(server.post(CHAT, {"messages": [{"role": "usr", "content": ""}]}), 400)["message"]
+    assert message == "messages.0.role: must be one of 'system', 'developer', 'user', 'assistant', 'tool', got 'usr'"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,8 @@ def test_a_body_that_is_not_json(server: Served) -> None:
 
 
 def test_unknown_routes_and_methods(server: Served) -> None:
-    error(server.call("GET", "/v2/nothing"), 404)
+    assert error(server.call("GET", "/v2/nothing"), 404)["message"] == "no route /v2/nothing"
+    assert "`admin_key`" in error(server.call("GET", "/admin/flags"), 404)["message"]
     response = server.call("GET", CHAT)
     error(response, 405)
     assert response.headers["allow"] == "POST"

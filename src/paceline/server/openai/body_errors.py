@@ -39,6 +39,10 @@ def body_error(errors: Sequence[dict[str, Any]], body: Any, schema: Any) -> BadR
         nearest = difflib.get_close_matches(name, _field_names(schema, path[:-1]), n=1)
         message = f"unknown parameter {param}"
         message += f"; did you mean {'.'.join([*above, *nearest])}?" if nearest else ""
+    elif kind == "union_tag_invalid":
+        context = error["ctx"]
+        param = ".".join([*(str(part) for part in path), context["discriminator"].strip("'")])
+        message = f"{param}: must be one of {context['expected_tags']}, got {context['tag']!r}"
     elif kind not in ("inconsistent", "unsupported_parameter"):
         reasons = dict.fromkeys(str(other["msg"]) for other, position in matched if position == path)
         message = f"{param or 'the body'}: {', or '.join(reasons)}"

@@ -48,7 +48,9 @@ async def _handle_http_error(request: Request, error: Exception) -> JSONResponse
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        return _answer(request, NotFound(f"no route {request.url.path}", code="not_found"))
+        path = request.url.path
+        hint = "; a server without `admin_key` and `api_keys` has no admin routes" if path.startswith("/admin/") else ""
+        return _answer(request, NotFound(f"no route {path}{hint}", code="not_found"))
     if error.status_code == 405:
         message = f"{request.method} is not allowed at {request.url.path}"
         return _answer(request, MethodNotAllowed(message, code="method_not_allowed", headers=headers))
