@@ -17,7 +17,7 @@ from paceline.bench.prompts import load_prompts, select
 from paceline.bench.report import Measured, Report
 from paceline.bench.runner import Workload, compare
 from paceline.cli.options import ENGINE, with_settings
-from paceline.cli.output_files import JsonFile, check_folders, write_json
+from paceline.cli.output_files import JsonFile, check_folders, check_plots, write_json
 from paceline.cli.render import console
 from paceline.cli.render.bench import print_profiles, print_report
 from paceline.cli.render.console import counting_bar, loaded
@@ -126,8 +126,9 @@ class _Files:
     profile: Path | None
 
     def check(self) -> None:
-        """Raise `InvalidRequest` if the folder of a file does not exist."""
+        """Raise `InvalidRequest` if the folder of a file does not exist, `MissingDependency` without matplotlib."""
         check_folders(self.json, self.plot, self.profile)
+        check_plots(self.plot, self.profile)
 
     def write(self, report: Report, profiles: list[Profile]) -> None:
         if self.json is not None:

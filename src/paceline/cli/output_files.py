@@ -18,5 +18,13 @@ def check_folders(*files: Path | None) -> None:
             raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
 
 
+def check_plots(*files: Path | None) -> None:
+    """Raise `MissingDependency` if a file with a plot is wanted without matplotlib. Commands call it before they measure."""
+    if any(file is not None for file in files):
+        from paceline.bench.plots import load_pyplot
+
+        load_pyplot()
+
+
 def write_json(file: Path, figures: dict[str, Any]) -> None:
     file.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")

@@ -38,6 +38,10 @@ def test_an_objective_that_cannot_be_met_has_status_1() -> None:
     assert "No cluster within the limits meets the objective" in words(result.stdout)
 
 
+def test_without_alpha_the_plan_says_that_no_worker_drafts() -> None:
+    assert "give --alpha" in words(run(*LOAD).stdout)
+
+
 def test_a_limit_below_one_worker_is_one_line() -> None:
     result = run(*LOAD, "--max-dollars", "1")
     assert result.exit_code == 2

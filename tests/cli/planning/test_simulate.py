@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,19 @@ def test_synthetic_traffic_prints_a_table() -> None:
     assert "TTFT" in " ".join(result.stdout.split())
     assert "TTFT at most 200 ms, TPOT at most 10 ms" in " ".join(result.stdout.split())
     assert "Not measured in this profile" in " ".join(result.stdout.split())
+
+
+def test_without_alpha_the_report_says_that_no_worker_drafts() -> None:
+    assert "give --alpha" in run(*SHORT).stdout
+    assert "give --alpha" not in run(*SHORT, "--alpha", "0.8").stdout
+
+
+def test_a_plot_without_matplotlib_ends_before_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = run(*SHORT, "--html", str(tmp_path / "a.html"))
+    assert result.exit_code == 2
+    assert "paceline[bench]" in result.stderr
+    assert result.stdout == ""
 
 
 def test_a_trace_file_and_all_files(tmp_path: Path) -> None:

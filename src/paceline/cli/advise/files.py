@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.advise.case import Case
-from paceline.cli.output_files import check_folders, write_json
+from paceline.cli.output_files import check_folders, check_plots, write_json
 from paceline.cluster.cost.advice import Advice
 
 
@@ -18,8 +18,9 @@ class AdviceFiles:
     json: Path | None
 
     def check(self) -> None:
-        """Raise `InvalidRequest` if the folder of a file does not exist."""
+        """Raise `InvalidRequest` if the folder of a file does not exist, `MissingDependency` without matplotlib."""
         check_folders(self.plot, self.html, self.json)
+        check_plots(self.plot, self.html)
 
     def write(self, advice: Advice, case: Case) -> None:
         if self.plot is not None or self.html is not None:

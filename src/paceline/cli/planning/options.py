@@ -66,6 +66,7 @@ DraftPrice = Annotated[
     float | None, typer.Option(min=0.0, help="Dollars per hour of a draft worker. Default: the profile's.")
 ]
 DEFAULT_SECONDS = 300.0
+NO_ALPHA = "No worker drafts in this simulation: give --alpha, the acceptance of your drafts, such as 0.8."
 
 
 def read_profile(name: str, price: float | None, draft_price: float | None) -> WorkerProfile:

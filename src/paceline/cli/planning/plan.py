@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.output_files import JsonFile, check_folders, write_json
+from paceline.cli.output_files import JsonFile, check_folders, check_plots, write_json
 from paceline.cli.planning import options
 from paceline.cli.render import console
 from paceline.cli.render.simulation import print_plan
@@ -50,6 +50,7 @@ def plan_command(
     Exit status 1: no cluster within the limits meets it.
     """
     check_folders(json_file, plot_file)
+    check_plots(plot_file)
     traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     objective = options.read_objective(ttft_ms, tpot_ms, share)
     limits = Limits(max_workers, math.inf if max_dollars is None else max_dollars)
@@ -61,6 +62,8 @@ def plan_command(
             worker, requests, objective, limits, speculation, seed, lambda one: status.update(f"simulating {one}")
         )
     print_plan(found, objective, explain, console.out)
+    if speculation is None:
+        console.out.print(options.NO_ALPHA, style="dim")
     if json_file is not None:
         write_json(json_file, _to_json(found))
     if plot_file is not None:

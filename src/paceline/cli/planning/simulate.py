@@ -103,4 +103,6 @@ def simulate_command(
         result = simulate(config, requests)
     report = summarize(result, objective)
     print_simulation(report, config, objective, console.out)
+    if speculation is None:
+        console.out.print(options.NO_ALPHA, style="dim")
     files.write(report, result, objective)

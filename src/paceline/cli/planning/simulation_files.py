@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.output_files import check_folders, write_json
+from paceline.cli.output_files import check_folders, check_plots, write_json
 from paceline.cli.render.simulation_page import page
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.objective import Objective
@@ -22,8 +22,9 @@ class SimulationFiles:
     html: Path | None
 
     def check(self) -> None:
-        """Raise `InvalidRequest` if the folder of a file does not exist."""
+        """Raise `InvalidRequest` if the folder of a file does not exist, `MissingDependency` without matplotlib."""
         check_folders(self.json, self.plot, self.html)
+        check_plots(self.plot, self.html)
 
     def write(self, report: SimulationReport, result: SimulationResult, objective: Objective) -> None:
         if self.json is not None:
