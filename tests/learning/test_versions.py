@@ -82,7 +82,9 @@ def test_another_draft_needs_another_folder(folder: VersionFolder, tmp_path: Pat
 
 def test_a_folder_without_a_learner_is_an_error(tmp_path: Path) -> None:
     for call in (VersionFolder(tmp_path / "none").state, lambda: VersionFolder(tmp_path / "none").pause(True)):
-        with pytest.raises(InvalidConfig, match="not the folder of a learner"):
+        with pytest.raises(
+            InvalidConfig, match=r"not the folder of a learner \(No such file or directory\): give the folder"
+        ):
             call()
 
 

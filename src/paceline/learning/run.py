@@ -28,6 +28,7 @@ def learn(plan: LearnPlan, command: str, clock: Clock, progress: Progress, stop:
 
     with suppress(Stopped):
         with stop.interruptible():
+            progress.note("reading the target and the draft")
             training = DraftTraining(plan, command, clock, progress, Pacer(plan.share, clock, sleep))
         learner = Learner(
             folder,

@@ -105,7 +105,7 @@ class VersionFolder:
         try:
             return from_mapping(LearnState, json.loads((self.path / STATE).read_text("utf-8")))
         except (OSError, ValueError) as error:
-            raise InvalidConfig(f"{self.path} is not the folder of a learner: {error}") from None
+            raise InvalidConfig(_no_learner(self.path, error)) from None
 
     def pause(self, is_paused: bool) -> None:
         with self._locked():
@@ -192,12 +192,17 @@ class VersionFolder:
         try:
             folder = os.open(self.path, os.O_RDONLY)
         except OSError as error:
-            raise InvalidConfig(f"{self.path} is not the folder of a learner: {error.strerror}") from None
+            raise InvalidConfig(_no_learner(self.path, error)) from None
         try:
             fcntl.flock(folder, fcntl.LOCK_EX)
             yield
         finally:
             os.close(folder)
+
+
+def _no_learner(folder: Path, error: Exception) -> str:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return f"{folder} is not the folder of a learner ({reason}): give the folder that `paceline learn --out` wrote"
 
 
 def _lineage(file: Path) -> Lineage:

@@ -59,6 +59,10 @@ def test_status_shows_versions_and_reasons(folder: VersionFolder) -> None:
         assert word in shown
 
 
+def test_status_without_versions_says_so(folder: VersionFolder) -> None:
+    assert "no version yet" in run("status", str(folder.path)).stdout
+
+
 def test_pause_resume_and_rollback(folder: VersionFolder) -> None:
     add(folder, 1, "kept")
     assert run("pause", str(folder.path)).exit_code == 0

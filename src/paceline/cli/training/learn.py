@@ -99,7 +99,9 @@ def rollback(folder: Folder) -> None:
     console.out.print(f"version {version} is refused; current: {versions.draft(current)}", markup=False, soft_wrap=True)
 
 
-def _table(lineages: list[Lineage]) -> Table:
+def _table(lineages: list[Lineage]) -> Table | str:
+    if not lineages:
+        return "no version yet"
     table = Table("version", "parent", "time", "samples", "alpha", "tokens per round", "status", "reason")
     for one in lineages:
         table.add_row(
