@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 
 import torch
@@ -10,7 +10,7 @@ from gpu_families_models import PARTS, random_four_bit
 from gpu_runs import BANDWIDTH, replay_seconds
 
 from paceline.kernels.formats.four_bit import FourBitWeight
-from paceline.kernels.gpu.tiles import Tile, four_bit_key, four_bit_tile
+from paceline.kernels.gpu.tiles import RowClass, Tile, four_bit_key, four_bit_tile
 
 COLD_BYTES = 400e6
 """Weights of one graph: more than the L2 cache holds."""
@@ -63,9 +63,8 @@ def kernel_lines(is_tuned: bool, part: int | None) -> Iterator[str]:
                 us, floor = times[tile], matrix.nbytes / BANDWIDTH * 1e6
                 yield f"| {matrix.name} | {rows} | {tile} | {us:.1f} | {floor:.1f} | {floor / us:.2f} |"
             if is_tuned and rows in TUNED_ROWS and fastest:
-                tile = fastest[0]
-                values = [tile.outputs, tile.inputs, tile.warps, tile.stages, tile.ahead, tile.splits]
-                best[four_bit_key(rows == 1, outputs, inputs, matrix.is_paired)] = values
+                key = four_bit_key(RowClass.of(rows), outputs, inputs, matrix.is_paired)
+                best[key] = list(astuple(fastest[0]))
     if is_tuned:
         yield json.dumps(best)
 

@@ -26,7 +26,7 @@ part() {
 
 # With cold kernels, building the 70B takes up to 110 seconds and the 8B up to 100
 pools=(pools_gpu.py --base "$base" --prompts "$prompts" --repeats 1 --limit 40)
-part tiles 65 tune_linear.py 70b --quick --seconds 55 --out "$out/tiles.json"
+part tiles 65 tune_linear.py 70b --classes 16 64 --quick --seconds 55 --out "$out/tiles.json"
 part 70b 225 "${pools[@]}" --shape llama-70b --streams 1 4 16 --count 3 --budget 215 --build-limit 130 --out "$out/70b"
 part partitions 70 green_contexts.py --shape llama-8b --base "$base" --seconds 60 --out "$out"
 part 8b 155 "${pools[@]}" --shape llama-8b --quantization none --streams 1 16 64 --count 2 --budget 150 --build-limit 110 --skip trees --out "$out/8b"

@@ -1,156 +1,161 @@
-"""Times the linear kernels with cold weights, and finds the best tile for each matrix and number of rows.
+"""Times the linear kernels with cold weights, and finds the best tile for each matrix and class of row counts.
 
-python benchmarks/tune_linear.py                    # a table: matrix, rows, tile, microseconds, share of the bandwidth
-python benchmarks/tune_linear.py 70b --quick        # a few tiles only, within a minute
+python benchmarks/tune_linear.py                    # a table: matrix, rows, microseconds, share of the floor, tile
+python benchmarks/tune_linear.py 70b --classes more --seconds 90
+python benchmarks/tune_linear.py 70b --quick        # a few tiles only
 
-All numbers of rows up to 16 share one tile, and so do all larger ones. A tile is measured with two numbers of rows; the one
-with the least time relative to the best counts, the smaller number twice. Results replace those in tiles.json, case by case.
+Classes: up to 16 rows, 17 to 64, more than 64 (8-bit weights only). A tile is measured with two numbers of rows; the one with
+the least time relative to the best counts, the smaller number twice. Results replace those in tiles.json, case by case.
+
+Kernels are compiled first, in parallel, in at most 60% of the time; only tiles that are compiled by then are measured. For more
+than 64 rows, a tile counts only if it agrees with the vendor's product. The script then prints the times of the vendor's
+product with bf16 weights, and of a conversion to bf16 before it, both without scales.
 """
 
 import argparse
-import itertools
 import json
 import multiprocessing
+import os
 import time
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Callable
+from dataclasses import astuple
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from gpu_runs import replay_seconds
+from gpu_runs import BANDWIDTH, replay_seconds
+from torch import Tensor
+from torch.nn.functional import linear as dense_linear
+from tune_linear_cases import DTYPES, Case, Work, cases_of, tiles_of, work_of
 
 from paceline.kernels.gpu.linear import Normed, add_linear, gate_up, linear, qkv_rotary_store
-from paceline.kernels.gpu.tiles import MEASURED, Tile, tile_key
+from paceline.kernels.gpu.tiles import MEASURED, RowClass, Tile
 from paceline.kernels.linear import DenseWeight, LinearWeight, QuantizedWeight
 
-BANDWIDTH = 4.3e12
+DEVICE = "cuda"
 COLD_BYTES = 400_000_000  # several times the L2 cache
-COMPILERS = 12
 WEIGHTS = (2.0, 1.0)
 """Weights of the two numbers of rows of a case."""
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    kind: str  # linear, gate_up, qkv
-    outputs: int
-    inputs: int
-    dtype: torch.dtype
-    rows: tuple[int, int]
-    heads: int = 0
-    kv_heads: int = 0
-    head_dim: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self.outputs * self.inputs * self.dtype.itemsize
-
-    @property
-    def is_few(self) -> bool:
-        return max(self.rows) <= 16
-
-
-def shapes(name: str, dtype: torch.dtype, rows: tuple[int, int]) -> list[Case]:
-    d, heads, kv, hd, ffn = {
-        "8b": (4096, 32, 8, 128, 14336), "70b": (8192, 64, 8, 128, 28672), "135m": (576, 9, 3, 64, 1536)
-    }[name]  # fmt: skip
-    return [
-        Case(f"{name} qkv", "qkv", (heads + 2 * kv) * hd, d, dtype, rows, heads, kv, hd),
-        Case(f"{name} o", "linear", d, heads * hd, dtype, rows),
-        Case(f"{name} gate_up", "gate_up", 2 * ffn, d, dtype, rows),
-        Case(f"{name} down", "linear", d, ffn, dtype, rows),
-        Case(f"{name} head", "head", 49152, d, torch.bfloat16, rows),
-    ]
-
-
-def tiles(case: Case, is_quick: bool) -> list[Tile]:
-    wide = 2 // case.dtype.itemsize  # 8-bit tiles have the same width in bytes
-    if case.inputs <= 2048 and not case.is_few:
-        # Every strip reads all rows again, so the head needs wide strips.
-        strips = ((64, 4), (128, 4), (128, 8)) if case.kind == "head" else ((16, 1), (16, 2), (16, 4), (32, 2), (32, 4))
-        grid = itertools.product(strips, (64, 128, 256), (3, 5))
-    elif case.inputs <= 2048:
-        grid = itertools.product(((16, 1), (16, 2), (32, 2)), (128, 256), (3, 5))
-    elif not case.is_few and is_quick:
-        grid = itertools.product(((64, 4), (128, 4), (128, 8)), (64 * wide, 128 * wide), (3, 4))
-    elif not case.is_few:
-        grid = itertools.product(((32, 4), (64, 4), (128, 4)), (64 * wide, 128 * wide), (3, 4, 6))
-    elif is_quick:
-        grid = itertools.product(((16, 1), (32, 2), (64, 4)), (128 * wide, 256 * wide), (3, 4))
-    else:
-        grid = itertools.product(((16, 1), (16, 2), (32, 2), (64, 4)), (256 * wide, 512 * wide), (3, 4, 6))
-    found = [Tile(outputs, inputs, warps, stages) for (outputs, warps), inputs, stages in grid]
-    if case.kind == "linear" and not case.is_few:  # too few programs otherwise
-        found += [replace(tile, splits=splits) for tile in found for splits in ((2,) if is_quick else (2, 4))]
-    return found
+CLASSES = {"16": RowClass.UP_TO_16, "64": RowClass.UP_TO_64, "more": RowClass.MORE}
+COMPILING = 0.6
+"""Share of the time in which kernels are compiled."""
 
 
 def weight_of(case: Case) -> LinearWeight:
-    values = torch.randn(case.outputs, case.inputs, device="cuda", dtype=torch.bfloat16) * 0.02
+    values = torch.randn(case.outputs, case.inputs, device=DEVICE, dtype=torch.bfloat16) * 0.02
     if case.dtype is torch.bfloat16:
         return DenseWeight(values)
-    scales = torch.full((case.outputs, 1), 0.01, device="cuda")
+    scales = torch.full((case.outputs, 1), 0.01, device=DEVICE)
     return QuantizedWeight((values * 100).to(case.dtype), scales)
 
 
+def microseconds(call: Callable[[Any], object], arguments: list[Any], calls: int) -> float:
+    """Time of one call, of a graph of about `calls` calls with different arguments."""
+    call(arguments[0])
+    graph, repeats = torch.cuda.CUDAGraph(), max(1, calls // len(arguments))
+    with torch.cuda.graph(graph):
+        for _ in range(repeats):
+            for argument in arguments:
+                call(argument)
+    return 1e6 * replay_seconds(graph) / (repeats * len(arguments))
+
+
 class Chain:
-    """Calls of one case with different weights, as one CUDA graph."""
+    """Calls of one case with different weights."""
 
     def __init__(self, case: Case, rows: int, weights: list[LinearWeight]) -> None:
         self.case, self.weights = case, weights
-        bf16 = {"device": "cuda", "dtype": torch.bfloat16}
+        self.calls = 24 if rows <= 64 else 6
+        bf16 = {"device": DEVICE, "dtype": torch.bfloat16}
         self.x = torch.randn(rows, case.inputs, **bf16)
-        self.normed = Normed(self.x, torch.ones(rows, 128, device="cuda"), 1e-5)
+        self.normed = Normed(self.x, torch.ones(rows, 128, device=DEVICE), 1e-5)
         self.residual = torch.zeros(rows, case.outputs, **bf16)
         self.norm = torch.ones(case.outputs, **bf16)
         if case.kind == "qkv":
-            self.table = torch.randn(1024, case.head_dim // 2, device="cuda")
-            self.positions = torch.arange(rows, device="cuda")
+            self.table = torch.randn(1024, case.head_dim // 2, device=DEVICE)
+            self.positions = torch.arange(rows, device=DEVICE)
             self.cache = torch.zeros(64, 16, case.kv_heads, case.head_dim, **bf16)
 
-    def call(self, weight: LinearWeight, tile: Tile) -> None:
+    def call(self, weight: LinearWeight, tile: Tile) -> Tensor:
         case = self.case
         if case.kind == "gate_up":
-            gate_up(self.normed, weight, tile)
-        elif case.kind == "qkv":
+            return gate_up(self.normed, weight, tile)
+        if case.kind == "qkv":
             places = (self.table, self.table, self.positions, self.positions, self.cache, self.cache)
-            qkv_rotary_store(self.normed, weight, None, *places, case.heads, tile)
-        elif case.kind == "head":
-            linear(self.normed, weight, out_dtype=torch.float32, tile=tile)
-        else:
-            add_linear(self.x, weight, self.residual, self.norm, 1e-5, tile)
+            return qkv_rotary_store(self.normed, weight, None, *places, case.heads, tile)
+        if case.kind == "head":
+            return linear(self.normed, weight, out_dtype=torch.float32, tile=tile)
+        if case.kind == "product":
+            return linear(self.x, weight, tile=tile)
+        return add_linear(self.x, weight, self.residual, self.norm, 1e-5, tile)[0]
 
     def microseconds(self, tile: Tile) -> float:
-        self.call(self.weights[0], tile)
-        graph = torch.cuda.CUDAGraph()
-        repeats = max(1, 24 // len(self.weights))
-        with torch.cuda.graph(graph):
-            for _ in range(repeats):
-                for weight in self.weights:
-                    self.call(weight, tile)
-        return 1e6 * replay_seconds(graph) / (repeats * len(self.weights))
+        return microseconds(partial(self.call, tile=tile), self.weights, self.calls)
+
+    def is_right(self, tile: Tile) -> bool:
+        """Whether the product agrees with the vendor's."""
+        weight = self.weights[0]
+        if self.case.kind != "product" or not isinstance(weight, QuantizedWeight):
+            return True
+        expected = dense_linear(self.x, weight.values.to(self.x.dtype)).float() * weight.scales.t()
+        return torch.allclose(self.call(weight, tile).float(), expected, rtol=0.02, atol=0.02 * float(expected.std()))
+
+    def vendor_microseconds(self) -> tuple[float, float]:
+        """(product with bf16 weights, conversion of 8-bit weights and product)."""
+        codes = [weight.values for weight in self.weights if isinstance(weight, QuantizedWeight)]
+        converting = microseconds(lambda one: dense_linear(self.x, one.to(self.x.dtype)), codes, self.calls)
+        dense = [one.to(self.x.dtype) for one in codes]
+        return microseconds(lambda one: dense_linear(self.x, one), dense, self.calls), converting
 
 
-def compile_some(case: Case, rows: int, some: list[Tile]) -> None:
-    chain = Chain(case, rows, [weight_of(case)])
-    for tile in some:
+def compile_some(work: Work) -> set[tuple[object, ...]]:
+    """The kernels that could be compiled."""
+    case, found = work.case, set()
+    chain = Chain(case, work.rows, [weight_of(case)])
+    for tile in work.tiles:
         try:
             chain.call(chain.weights[0], tile)
+            found.add(case.kernel(work.rows, tile))
         except Exception as error:
             print(case.name, tile, type(error).__name__, str(error)[:80], flush=True)
     torch.cuda.synchronize()
+    return found
 
 
-def measure(case: Case, candidates: list[Tile]) -> list[tuple[Tile, list[float]]]:
+def compile_all(tasks: list[Work], seconds: float) -> set[tuple[object, ...]]:
+    """The kernels that are compiled after `seconds`, by one process for each core."""
+    began, found = time.perf_counter(), set[tuple[object, ...]]()
+    with multiprocessing.get_context("spawn").Pool(min(15, os.cpu_count() or 1)) as pool:
+        results = pool.imap_unordered(compile_some, tasks)
+        for _ in tasks:
+            try:
+                found |= results.next(max(0.0, seconds - (time.perf_counter() - began)))
+            except multiprocessing.TimeoutError:
+                print("no time left to compile the other kernels", flush=True)
+                break
+            except Exception as error:
+                print(f"not compiled: {error!r:.100}", flush=True)
+    print(f"compiled {len(found)} kernels in {time.perf_counter() - began:.0f} s", flush=True)
+    return found
+
+
+def measure(chains: list[Chain], candidates: list[Tile], deadline: float) -> list[tuple[Tile, list[float]]]:
     """Microseconds of every tile that runs with both numbers of rows."""
-    weights = [weight_of(case) for _ in range(max(2, min(24, COLD_BYTES // case.nbytes + 1)))]
-    chains = [Chain(case, rows, weights) for rows in case.rows]
     found = []
-    for tile in candidates:
+    for i, tile in enumerate(candidates):
+        if time.perf_counter() > deadline:
+            print(
+                f"{chains[0].case.name}: no time left for {len(candidates) - i} of {len(candidates)} tiles", flush=True
+            )
+            break
         try:
-            found.append((tile, [chain.microseconds(tile) for chain in chains]))
+            if all(chain.is_right(tile) for chain in chains):
+                found.append((tile, [chain.microseconds(tile) for chain in chains]))
+            else:
+                print(chains[0].case.name, tile, "WRONG RESULT", flush=True)
         except Exception as error:
-            print(case.name, tile, type(error).__name__)
+            print(chains[0].case.name, tile, type(error).__name__, flush=True)
     return found
 
 
@@ -166,50 +171,58 @@ def ranked(found: list[tuple[Tile, list[float]]]) -> list[tuple[Tile, list[float
     return sorted(found, key=lambda pair: cost(pair[1]))
 
 
+def tune(case: Case, candidates: list[Tile], deadline: float) -> Tile | None:
+    """The best tile; None without a result. Prints the two best and the tile of now."""
+    weights = [weight_of(case) for _ in range(max(2, min(24, COLD_BYTES // case.nbytes + 1)))]
+    chains = [Chain(case, rows, weights) for rows in case.rows]
+    results = ranked(measure(chains, candidates, deadline))
+    for tile, times in [*results[:2], *[pair for pair in results[2:] if pair[0] == case.before]]:
+        show(case, times, f"{tile}{' (before)' if tile == case.before else ''}")
+    if results and case.row_class is RowClass.MORE:
+        vendor, converting = zip(*[chain.vendor_microseconds() for chain in chains], strict=True)
+        show(case, vendor, "the vendor's product, bf16 weights")
+        show(case, converting, "conversion to bf16, then the vendor's product")
+    return results[0][0] if results else None
+
+
+def show(case: Case, times: list[float] | tuple[float, ...], label: str) -> None:
+    def one(rows: int, micros: float) -> str:
+        if case.row_class is RowClass.MORE:
+            return f"{rows} rows {micros:.1f} us ({2e-6 * rows * case.outputs * case.inputs / micros:.0f} TFLOP/s)"
+        return f"{rows} rows {micros:.1f} us ({1e6 * case.nbytes / BANDWIDTH / micros:.2f} of floor)"
+
+    shown = ", ".join(one(rows, micros) for rows, micros in zip(case.rows, times, strict=True))
+    print(f"{f'{case.name} {str(case.dtype)[6:]}':24} {shown}: {label}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=["8b", "70b", "135m"], help="8b, 70b, 135m; all by default")
-    parser.add_argument("--quick", action="store_true", help="try fewer tiles")
-    parser.add_argument("--seconds", type=float, default=600.0, help="time after which no other case is measured")
+    parser.add_argument("models", nargs="*", default=list(DTYPES), help="8b, 70b, 135m; all by default")
+    parser.add_argument("--classes", nargs="+", choices=CLASSES, default=list(CLASSES), help="most rows of the classes")
+    parser.add_argument("--quick", action="store_true", help="try fewer tiles, and leave out the head")
+    parser.add_argument("--seconds", type=float, default=600.0, help="time after which no other tile is measured")
     parser.add_argument("--out", type=Path, help="a copy of tiles.json")
     options = parser.parse_args()
-    began = time.perf_counter()
-    few, many = (8, 16), (32, 128)
-    dtypes = {"8b": torch.bfloat16, "70b": torch.float8_e4m3fn, "135m": torch.bfloat16}
-    cases = [case for name in options.models for rows in (few, many) for case in shapes(name, dtypes[name], rows)]
-    if options.quick:  # the head is a small part of a pass
-        cases = [case for case in cases if case.kind != "head"]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(COMPILERS) as pool:
-        shares = [
-            (case, rows, tiles(case, options.quick)[i::2]) for case in cases for rows in case.rows for i in range(2)
-        ]
-        pool.starmap(compile_some, shares, chunksize=1)
-    print(f"compiled after {time.perf_counter() - began:.0f} s", flush=True)
+    deadline = time.perf_counter() + options.seconds
+    cases = cases_of(options.models, [CLASSES[name] for name in options.classes], options.quick)
+    if not cases:
+        parser.error("dense products of more than 64 rows have no tiles; name a model with 8-bit weights: 70b")
+    kernels = compile_all(work_of(cases, options.quick), COMPILING * options.seconds)
     best = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
     for case in cases:
-        if time.perf_counter() - began > options.seconds:
-            print(f"{case.name}, {case.rows} rows: no time left", flush=True)
+        candidates = [
+            tile
+            for tile in tiles_of(case, options.quick)
+            if all(case.kernel(rows, tile) in kernels for rows in case.rows)
+        ]
+        tile = tune(case, candidates, deadline) if candidates else None
+        if tile is None:
+            print(f"{case.name}, {case.row_class}: not measured", flush=True)
             continue
-        is_paired = case.kind in ("qkv", "gate_up")
-        key = tile_key(case.is_few, case.outputs, case.inputs, case.dtype.itemsize, is_paired)
-        known, candidates = Tile(*best[key]) if key in best else None, tiles(case, options.quick)
-        if known is not None and known not in candidates:
-            candidates.append(known)
-        results, floor = ranked(measure(case, candidates)), case.nbytes / BANDWIDTH * 1e6
-        if not results:
-            continue
-        best[key] = list(astuple(results[0][0]))
+        best[case.key] = list(astuple(tile))
         MEASURED.write_text(json.dumps(best, indent=1, sort_keys=True) + "\n")
         if options.out is not None:
             options.out.write_text(MEASURED.read_text())
-        for tile, times in [*results[:2], *[pair for pair in results[2:] if pair[0] == known]]:
-            name = f"{case.name} {str(case.dtype)[6:]}"
-            shown = ", ".join(
-                f"{rows} rows {micros:.1f} us ({floor / micros:.2f} of floor)"
-                for rows, micros in zip(case.rows, times, strict=True)
-            )
-            print(f"{name:24} {shown}: {tile}{' (before)' if tile == known else ''}", flush=True)
         torch.cuda.empty_cache()
 
 

@@ -14,6 +14,7 @@ from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.prompt_attention import prompt_attention
+from paceline.kernels.gpu.tiles import Tile
 from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.kernels.quantized import QuantizedWeight
 
@@ -54,6 +55,12 @@ def compile_four_bit(rows: int, kind: Kind) -> None:
     add_linear(inner, four_bit(512, 512, kind), hidden, zeros(512), 1e-5)
 
 
+def compile_many_rows(dtype: torch.dtype, tile: Tile) -> None:
+    """A product of 8-bit weights and 200 rows."""
+    weight = QuantizedWeight(torch.zeros(512, 512, dtype=dtype), torch.zeros(512, 1))
+    linear(zeros(200, 512), weight, tile=tile)
+
+
 def compile_experts(rows: int, dtype: torch.dtype | Kind, activation: Activation, *, biases: bool) -> None:
     """Four experts of 256 inputs and 128 inner values."""
     shapes = (4 * 256, 256), (4 * 256, 128)
@@ -76,6 +83,8 @@ if __name__ == "__main__":
     compile_four_bit(5, "float16")
     compile_four_bit(100, "bfloat16")
     compile_four_bit(1, "mxfp4")
+    compile_many_rows(torch.float8_e4m3fn, Tile(128, 128, 8, 3, rows=256))
+    compile_many_rows(torch.int8, Tile(256, 64, 8, 4, splits=2, rows=128))
     gated(zeros(2, 256), "gelu_tanh")
     copy_rows([0], [0], [0], [0], (4096, 8192), 4096, torch.device("cpu"))
     prompt_attention(zeros(256, 4, 128), zeros(300, 1, 128), zeros(300, 1, 128), 0, 256, 0.1, zeros(256, 512))

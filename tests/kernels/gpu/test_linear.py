@@ -120,6 +120,21 @@ def test_any_tile(tile: Tile) -> None:
     close(pairs, gated, torch.float32)
 
 
+@pytest.mark.parametrize("rows", [65, 128, 200])
+@pytest.mark.parametrize("kind", ["int8", "fp8", "fp8 in groups"])
+@pytest.mark.parametrize("tile", [Tile(64, 64, 4, 3, rows=128), Tile(32, 128, 4, 3, splits=2, rows=128)])
+def test_many_rows_in_a_program(tile: Tile, kind: str, rows: int) -> None:
+    weight, x, ones = weight_of(kind, 72, 264, torch.bfloat16), random(rows, 264, seed=5).bfloat16(), torch.ones(264)
+    expected = linear_reference(x.float(), wide(weight))
+    close(linear(x.to(DEVICE), there(weight), tile=tile), expected, torch.bfloat16)
+    residual = random(rows, 72, seed=6).bfloat16()
+    hidden, _ = add_linear(x.to(DEVICE), there(weight), residual.to(DEVICE), ones[:72].to(DEVICE), EPS, tile)
+    close(hidden, expected + residual.float(), torch.bfloat16)
+    if tile.splits == 1:
+        gated = gated_reference(linear_reference(rms_norm_reference(x.float(), ones, EPS), wide(weight)))
+        close(gate_up(normed(x, ones), there(weight), tile=tile), gated, torch.bfloat16)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_product_is_added_to_the_residual_and_prepared_for_the_next_norm(kind: str, dtype: torch.dtype) -> None:

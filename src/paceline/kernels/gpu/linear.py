@@ -25,14 +25,14 @@ from torch import Tensor
 from paceline.kernels.formats.four_bit import FourBitWeight
 from paceline.kernels.gpu.launch import PDL
 from paceline.kernels.gpu.linear_kernels import embed_kernel, linear_kernel, pair_kernel
-from paceline.kernels.gpu.tiles import Tile, block_rows, four_bit_rows, four_bit_tile, tile_for, whole_blocks
+from paceline.kernels.gpu.tiles import Tile, four_bit_tile, tile_for, whole_blocks
 from paceline.kernels.gpu.weight_arguments import weight_arguments
 from paceline.kernels.linear import LinearWeight
 from paceline.kernels.packing import PackedWeight
 from paceline.kernels.quantized import GROUP, QuantizedWeight
 
 MAX_ROWS = 64
-"""Most rows of these kernels. Larger products are not bound by the weights and use the vendor's library."""
+"""Most rows of dense weights. Larger products are not bound by the weights and use the vendor's library."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +124,8 @@ def _linear(
 ) -> None:
     values, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, Normed) else (x, None, 0.0)
     (rows, inputs), outputs = values.shape, weight.shape[0]
-    tile, block_t = _fit(tile, weight, values), _block(weight, values)
+    tile = _fit(tile, weight, values)
+    block_t = tile.rows_of(_tile_rows(weight, values))
     parts = 0 if squares is None else squares.shape[1]
     strips, blocks, splits = triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, block_t), tile.splits
     given = weight_arguments(weight)
@@ -153,7 +154,8 @@ def _pair(
     tile: Tile | None = None,
 ) -> None:
     (rows, inputs), pairs, parts = x.scaled.shape, weight.shape[0] // 2, x.squares.shape[1]
-    tile, block_t = _fit(tile, weight, x.scaled, is_paired=True), _block(weight, x.scaled)
+    tile = _fit(tile, weight, x.scaled, is_paired=True)
+    block_t = tile.rows_of(_tile_rows(weight, x.scaled))
     strips, blocks, splits = triton.cdiv(2 * pairs, tile.outputs), triton.cdiv(rows, block_t), tile.splits
     given = weight_arguments(weight)
     pair_kernel[(strips, blocks, splits)](
@@ -192,22 +194,22 @@ def _split_counters(count: int, device: torch.device) -> Tensor:
     return known[-1]
 
 
-def _block(weight: LinearWeight, x: Tensor) -> int:
-    """Rows of x per program."""
-    return four_bit_rows(_tile_rows(x)) if isinstance(weight, FourBitWeight) else block_rows(len(x))
+def _tile_rows(weight: LinearWeight, x: Tensor) -> int:
+    """Rows that a tile is chosen for. Products of float32 do not use the tensor cores, and large ones take minutes to compile.
+    Weights with groups need registers for the sums of a group, which tiles of more than 64 rows leave no room for."""
+    if isinstance(weight, FourBitWeight):
+        return len(x) if x.dtype is not torch.float32 else min(len(x), 16)
+    return min(len(x), MAX_ROWS) if x.dtype is torch.float32 or _is_grouped(weight) else len(x)
 
 
-def _tile_rows(x: Tensor) -> int:
-    """Rows that tiles of 4-bit weights are chosen for. Products of float32 do not use the tensor cores, and large ones take
-    minutes to compile."""
-    return len(x) if x.dtype is not torch.float32 else min(len(x), 16)
+def _is_grouped(weight: LinearWeight) -> bool:
+    return isinstance(weight, QuantizedWeight) and weight.scales.shape[1] > 1
 
 
 def _fit(tile: Tile | None, weight: LinearWeight, x: Tensor, is_paired: bool = False) -> Tile:
     assert not isinstance(weight, PackedWeight)
+    rows = _tile_rows(weight, x)
     if isinstance(weight, FourBitWeight):
-        return whole_blocks(tile or four_bit_tile(_tile_rows(x), *weight.shape, is_paired), weight.shape[1])
-    tile = tile or tile_for(len(x), *weight.shape, weight.values.element_size(), is_paired)
-    if isinstance(weight, QuantizedWeight) and weight.scales.shape[1] > 1:
-        return replace(tile, inputs=GROUP)  # a tile has one scale per output
-    return tile
+        return whole_blocks(tile or four_bit_tile(rows, *weight.shape, is_paired), weight.shape[1])
+    tile = tile or tile_for(rows, *weight.shape, weight.values.element_size(), is_paired)
+    return replace(tile, inputs=GROUP) if _is_grouped(weight) else tile  # a tile has one scale per output

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
@@ -21,6 +22,25 @@ class Tile:
     """Tiles that a program prefetches while the previous kernel still runs."""
     splits: int = 1
     """Programs per strip, each with a part of its columns; 1 for paired outputs that are not 4-bit."""
+    rows: int = 0
+    """Rows of x per program; 0: as `block_rows`."""
+
+    def rows_of(self, rows: int) -> int:
+        """Rows of x per program, in a product of `rows` rows."""
+        return self.rows or block_rows(rows)
+
+
+class RowClass(StrEnum):
+    """Numbers of rows of x that share a tile."""
+
+    UP_TO_16 = "up to 16 rows"
+    UP_TO_64 = "17 to 64 rows"
+    MORE = "more than 64 rows"
+    """Of 8-bit and 4-bit weights; dense products of so many rows use the vendor's library."""
+
+    @classmethod
+    def of(cls, rows: int) -> "RowClass":
+        return cls.UP_TO_16 if rows <= 16 else cls.UP_TO_64 if rows <= 64 else cls.MORE
 
 
 def block_rows(rows: int) -> int:
@@ -30,14 +50,15 @@ def block_rows(rows: int) -> int:
 
 def tile_for(rows: int, outputs: int, inputs: int, itemsize: int, is_paired: bool) -> Tile:
     """The tile for a product. All numbers of rows up to 16 have the same tile and so sum in the same order: a row's bits do not
-    depend on the number of rows."""
-    is_few = rows <= 16
-    measured = _measured().get(tile_key(is_few, outputs, inputs, itemsize, is_paired))
-    if measured is not None:
-        return measured
+    depend on the number of rows. Without a measured tile, more than 64 rows have that of 17 to 64."""
+    row_class = RowClass.of(rows)
+    for known in (row_class, RowClass.UP_TO_64) if row_class is RowClass.MORE else (row_class,):
+        measured = _measured().get(tile_key(known, outputs, inputs, itemsize, is_paired))
+        if measured is not None:
+            return measured
     if inputs <= 2048:
         return Tile(16, 256 // itemsize, 1, 4)
-    if not is_few:
+    if row_class is not RowClass.UP_TO_16:
         return Tile(64, 256 // itemsize, 4, 4, splits=2 if outputs <= 4096 and not is_paired else 1)
     return Tile(16, 512 // itemsize, 1, 4)
 
@@ -49,21 +70,16 @@ def router_tile(rows: int, outputs: int, inputs: int) -> Tile | None:
     return Tile(16, 128, 1, 4, splits=max(1, min(8, inputs // 256)))
 
 
-def four_bit_rows(rows: int) -> int:
-    """As `block_rows`, for 4-bit weights, whose unpacking is shared by the rows of a program."""
-    return 128 if rows > 64 else block_rows(rows)
-
-
 def four_bit_tile(rows: int, outputs: int, inputs: int, is_paired: bool) -> Tile:
     """As `tile_for`, for 4-bit weights. Unpacking takes as many instructions as memory allows, so that few rows need many
-    warps."""
-    is_few = rows <= 16
-    measured = _measured().get(four_bit_key(is_few, outputs, inputs, is_paired))
-    if measured is not None and rows <= 64:
+    warps. The rows of a program share it, so that many rows need large programs."""
+    row_class = RowClass.of(rows)
+    measured = _measured().get(four_bit_key(row_class, outputs, inputs, is_paired))
+    if measured is not None:
         return measured
-    if rows > 64:
-        return Tile(128, 128, 8, 3)
-    if is_few:
+    if row_class is RowClass.MORE:
+        return Tile(128, 128, 8, 3, rows=128)
+    if row_class is RowClass.UP_TO_16:
         tile, programs = Tile(32, 256, 1, 4), 800
     else:
         tile, programs = Tile(128 if outputs >= 16384 else 64, 128, 4, 4), 224
@@ -83,12 +99,12 @@ def whole_blocks(tile: Tile, inputs: int) -> Tile:
     return replace(tile, inputs=width, splits=splits)
 
 
-def four_bit_key(is_few: bool, outputs: int, inputs: int, is_paired: bool) -> str:
-    return f"{'pairs' if is_paired else 'rows'} {outputs}x{inputs} bits 4 {'few' if is_few else 'many'}"
+def four_bit_key(row_class: RowClass, outputs: int, inputs: int, is_paired: bool) -> str:
+    return f"{'pairs' if is_paired else 'rows'} {outputs}x{inputs} bits 4, {row_class}"
 
 
-def tile_key(is_few: bool, outputs: int, inputs: int, itemsize: int, is_paired: bool) -> str:
-    return f"{'pairs' if is_paired else 'rows'} {outputs}x{inputs} bytes {itemsize} {'few' if is_few else 'many'}"
+def tile_key(row_class: RowClass, outputs: int, inputs: int, itemsize: int, is_paired: bool) -> str:
+    return f"{'pairs' if is_paired else 'rows'} {outputs}x{inputs} bytes {itemsize}, {row_class}"
 
 
 @cache
