@@ -14,7 +14,12 @@ from paceline.kernels.linear import DenseWeight, linear, prepare
 from paceline.kernels.weights import Dense
 from tests.kernels.cases import generator, make_weight, needs_native
 
-FORKED = "import os; from paceline.kernels.cpu import native; os.fork(); print(native.available(), flush=True)"
+FORKED = """
+import os
+from paceline.kernels.cpu import native
+os.fork()
+os.write(1, f"{native.available()}\\n".encode())  # one write, which the other process cannot split
+"""
 
 
 def start(code: str, **environment: str) -> subprocess.Popen[str]:
