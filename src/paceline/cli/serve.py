@@ -17,7 +17,7 @@ from paceline.server.config.config import SETTINGS, GatewayConfig, ServerConfig,
 if TYPE_CHECKING:
     from paceline.server.serve import Ready
 
-QUESTION = "Why is the sky blue?"
+QUESTION = "Write a Python function that sorts a list."
 KEY = "OPENAI_API_KEY"
 """Environment variable that OpenAI's client reads."""
 
