@@ -152,6 +152,11 @@ def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
     assert load_error(path) == f"unknown key 'max_num_seq' in {path}; did you mean 'max_num_seqs'?"
     path = write(tmp_path, "speculation:\n  max_dept: 4\n")
     assert load_error(path) == f"unknown key 'speculation.max_dept' in {path}; did you mean 'speculation.max_depth'?"
+    path = write(tmp_path, "speculation: false\n")
+    assert (
+        load_error(path)
+        == f"'speculation' in {path} is a section: write settings below it, such as speculation.enabled"
+    )
     path = write(tmp_path, "orchestration:\n  min_length: 4\n")
     assert "did you mean 'orchestration.min_draft_length'?" in load_error(path)
     assert load_error(None, {"PACELINE_MODLE": "x"}).endswith("did you mean 'PACELINE_MODEL'?")

@@ -138,6 +138,8 @@ def read_file(path: Path, settings: Mapping[str, Setting], section: str | None =
         name = SWITCHES.get(key) or ALIASES.get(key, key)
         if value is None and any(one.startswith(f"{key}.") for one in settings):
             continue  # an empty section
+        if name not in settings and (inside := [one for one in settings if one.startswith(f"{key}.")]):
+            raise InvalidConfig(f"{key!r} in {path} is a section: write settings below it, such as {inside[0]}")
         if name not in settings:
             raise InvalidConfig(f"unknown key {key!r} in {path}; {suggest(key, [*settings, *ALIASES])}")
         if key in OVERRIDES.values() and any(other in given for other, weaker in OVERRIDES.items() if weaker == key):
