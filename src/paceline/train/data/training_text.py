@@ -155,7 +155,8 @@ class TrainingText:
             minutes = 2.5 * LEAST_ROWS * self._row_seconds / 60
             raise InvalidConfig(
                 f"the time is too short: here one row of {self._plan.length} tokens takes {self._row_seconds:.0f} s to "
-                f"generate. Give --minutes {minutes / TEXT_SHARE:.0f} or more, a smaller --length, or a GPU"
+                f"generate. Give --minutes {minutes / TEXT_SHARE:.0f} or more, a smaller --length, or a GPU; other "
+                "programs on these cores make it slower"
             )
         return most if not self._row_seconds else max(LEAST_ROWS, min(most, int(share * seconds / self._row_seconds)))
 
