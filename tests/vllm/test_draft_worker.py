@@ -9,6 +9,11 @@ from paceline.vllm.draft_worker import main
     ("address", "draft", "message"),
     [
         ("tcp://0.0.0.0:0", "smollm2-distilled", "create keys with `paceline keys`"),
+        (
+            "127.0.0.1:5555",
+            "smollm2-distilled",
+            "--address must be tcp://HOST:PORT or ipc://PATH, got '127.0.0.1:5555'",
+        ),
         ("tcp://127.0.0.1:0", "no-such-draft", "no model at 'no-such-draft'"),
     ],
 )

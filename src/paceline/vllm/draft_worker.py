@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from paceline.core.cluster_config import ClusterConfig, WeightsConfig
-from paceline.core.errors import PacelineError
+from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.pool_config import PoolConfig, PoolLimits
 from paceline.runtime.deploy.worker import make_worker
 from paceline.runtime.deploy.worker_spec import WorkerSpec, worker_specs
@@ -30,6 +30,8 @@ def parse(arguments: Sequence[str] | None = None) -> WorkerSpec:
     parser.add_argument("--max-model-len", type=int, default=2048, help="tokens of one sequence (default: %(default)s)")
     parser.add_argument("--kv-tokens", type=int, help="tokens of all sequences together; by memory by default")
     given = parser.parse_args(arguments)
+    if not given.address.startswith(("tcp://", "ipc://")):
+        raise InvalidConfig(f"--address must be tcp://HOST:PORT or ipc://PATH, got {given.address!r}")
     limits = PoolLimits(max_num_seqs=given.max_num_seqs, max_model_len=given.max_model_len, kv_tokens=given.kv_tokens)
     draft = PoolConfig("draft", "draft", given.draft, devices=(given.device,), limits=limits)
     cluster = ClusterConfig(
