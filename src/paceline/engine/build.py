@@ -16,6 +16,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.sizing.calibration import measure_context, measure_passes
 from paceline.engine.sizing.draft_calibration import measure_drafts
+from paceline.engine.sizing.head_calibration import measure_head
 from paceline.engine.start.draft_gain import MIN_GAIN, measure_gain
 from paceline.engine.start.kernel_cache import KernelCache
 from paceline.engine.start.kernel_compilation import KernelCompilation
@@ -24,7 +25,7 @@ from paceline.kernels.gpu_model import META, uses_gpu_kernels
 from paceline.kernels.quantized import Quantization
 from paceline.kernels.weights import Activations
 from paceline.models.drafts.compatibility import check_compatible
-from paceline.models.drafts.eagle import EagleModel
+from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
 from paceline.models.loading.hub import pick_draft
 from paceline.models.loading.load import LoadedModel, load_model
@@ -153,6 +154,11 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
             (runner,) = draft.traits.runners
             costs = measure_drafts(cast(ModelRunner, runner), count, engine.clock)
             depth.calibrate_drafts("draft_model", costs.lines, costs.prefill_seconds)
+        eagle = engine.speculator.proposers.get("eagle")
+        if engine.graph is None and eagle is not None:
+            (head,) = eagle.traits.runners
+            assert isinstance(head, EagleRunner)
+            depth.calibrate_drafts("eagle", measure_head(eagle, head.model, count, depth.max_depth, engine.clock))
 
 
 def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:

@@ -100,6 +100,37 @@ def test_a_calibrated_draft_needs_no_probe() -> None:
     assert sum(max(depths(blind)) > 1 for _ in range(100)) == 0
 
 
+@pytest.mark.parametrize("slow", [3, 6])
+def test_slow_first_steps_do_not_end_drafting(slow: int) -> None:
+    """A request that comes after an idle time, on a CPU: its first passes take three times as long, and drafts six times."""
+    policy = GoodputDepth(8)
+    policy.calibrate({rows: _cpu_pass(rows) for rows in (1, 2, 4, 8)})
+    policy.calibrate_drafts("chat", {1: LinearCost(0.6 * MS, 0.14 * MS)})
+    depths = []
+    for number in range(60):
+        (depth,) = policy.decide([Candidate(0, "chat", 8, 50 + number, 200)])
+        depths.append(depth)
+        passes, drafts = (3.0, 6.0) if number < slow else (1.0, 1.0)
+        drafting = DraftingObservation("chat", depth, drafts * (0.6 + 0.14 * depth) * MS)
+        seen = RoundObservation(0, "chat", depth, min(depth, 2), depth)
+        policy.observe(
+            StepObservation(
+                1,
+                1 + depth,
+                0,
+                (drafting,) if depth else (),
+                passes * _cpu_pass(1 + depth),
+                0.0,
+                (seen,) if depth else (),
+            )
+        )
+    assert sum(depth > 0 for depth in depths[slow + 10 :]) >= 40
+
+
+def _cpu_pass(rows: int) -> float:
+    return (3.5 + 0.5 * rows) * MS
+
+
 def test_probes_are_at_most_one_step_in_a_hundred() -> None:
     simulation = Simulation(calibrated(World(draft=40 * MS)), World(draft=40 * MS), 0.9)
     simulation.run(200)

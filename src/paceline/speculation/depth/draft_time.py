@@ -17,6 +17,8 @@ _CALIBRATED_DEPTHS = (1, 4)
 """Depths for which a warm-up counts as a sample."""
 _MAX_RATIO = 4.0
 """Measured over expected time above which a sample is clipped, and under whose inverse the old samples are discarded."""
+_CALIBRATED_RATIO = 1.5
+"""The same limit after a warm-up, which has measured drafts before."""
 
 
 class LinearCost(NamedTuple):
@@ -71,6 +73,7 @@ class DraftTime:
         self._fits: dict[int, _Fit] = {}
         self._was_idle = True
         self._num_samples = 0
+        self._max_ratio = _MAX_RATIO
 
     def calibrate(self, lines: Mapping[int, LinearCost]) -> None:
         """Start from the lines of a warm-up, by number of sequences."""
@@ -78,7 +81,7 @@ class DraftTime:
             fit = self._fits[batch.bit_length()] = _Fit()
             for depth in _CALIBRATED_DEPTHS:
                 fit.add(depth, line.seconds(depth))
-        self._num_samples = _SETTLED_SAMPLES
+        self._num_samples, self._max_ratio = _SETTLED_SAMPLES, _CALIBRATED_RATIO
 
     @property
     def is_settled(self) -> bool:
@@ -102,7 +105,7 @@ class DraftTime:
             # HAZARD: after an idle step the time includes what the draft had to catch up with: it is only an upper bound.
             if was_idle and seconds > expected:
                 return
-            seconds = min(seconds, _MAX_RATIO * expected)
+            seconds = min(seconds, self._max_ratio * expected)
         fit = self._fits.setdefault(scale, _Fit())
         # HAZARD: the first draft may compile and load. No sample is too short: if a draft at least as deep takes a small
         # part of the expected time, the old samples did not measure drafting.

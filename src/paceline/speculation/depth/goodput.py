@@ -47,7 +47,7 @@ class GoodputDepth:
             raise InvalidConfig(
                 f"goodput needs max_depth >= 1 and probe_share in [0, 0.01]; got {max_depth}, {probe_share}"
             )
-        self._max_depth = max_depth
+        self.max_depth = max_depth
         self._acceptance = Acceptance(max_depth)
         self._times = StepTime()
         self._switch_on = SwitchOnCost()
@@ -71,10 +71,14 @@ class GoodputDepth:
         this call the policy learns the costs from steps."""
         self._times.calibrate(passes, per_token)
 
-    def calibrate_drafts(self, method: str, lines: Mapping[int, LinearCost], prefill_seconds: float) -> None:
-        """Start from the draft times of a warm-up, by number of sequences, and its time of draft prefill per token."""
+    def calibrate_drafts(
+        self, method: str, lines: Mapping[int, LinearCost], prefill_seconds: float | None = None
+    ) -> None:
+        """Start from the draft times of a warm-up, by number of sequences, and its time of draft prefill per token; None: it is
+        learned from steps."""
         self._times.calibrate_drafts(method, lines)
-        self._prefill.calibrate(method, prefill_seconds)
+        if prefill_seconds is not None:
+            self._prefill.calibrate(method, prefill_seconds)
 
     def alphas(self, category: str) -> tuple[float, ...]:
         """Conditional acceptance by position, as estimated now."""
@@ -147,7 +151,7 @@ class GoodputDepth:
         is_up = self._loses_less_deeper(batch, depths)
         for i, (candidate, depth) in enumerate(zip(batch, depths, strict=True)):
             if depth and not has_slope[method_of(candidate.category)]:
-                can_grow = depth < min(candidate.max_depth, self._max_depth)
+                can_grow = depth < min(candidate.max_depth, self.max_depth)
                 depths[i] = depth + 1 if can_grow and (is_up or depth == 1) else max(1, depth - 1)
 
     def _loses_less_deeper(self, batch: Sequence[Candidate], depths: Sequence[int]) -> bool:

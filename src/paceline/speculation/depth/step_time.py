@@ -10,6 +10,7 @@ measurement and moves sizes that were not measured. A warm-up measures single pa
 the wrong height. The first plain steps after it move the scale alone; afterwards its sample of a size weighs as one step.
 """
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ class StepTime:
         self._drafts: dict[str, DraftTime] = {}
         self._network = 0.0
         self._per_token = 0.0  # seconds per token of context
+        self._is_calibrated = False
 
     def calibrate(self, passes: Mapping[int, float], per_token: float = 0.0) -> None:
         """Start from the {rows: seconds} of a warm-up and the seconds that each token of context adds to a pass."""
@@ -138,7 +140,7 @@ class StepTime:
             raise InvalidConfig(
                 f"calibration needs rows >= 1, seconds > 0 and per_token >= 0, got {dict(passes)}, {per_token}"
             )
-        self._per_token = per_token
+        self._per_token, self._is_calibrated = per_token, True
         for rows, seconds in passes.items():
             self._plain[_bucket(rows)] = _Bucket(rows, seconds / self._scale, 1.0, self._steps, is_warm=True)
         self._num_corrections, self._corrected_until = FIRST_STEPS, self._steps + CORRECTED_STEPS
@@ -204,10 +206,14 @@ class StepTime:
         buckets = self._verify if drafting else self._plain
         bucket = buckets.get(_bucket(rows))
         if bucket is None:
-            # A first sample has nothing to be averaged with: bound it by its neighbours.
+            # A first sample has nothing to be averaged with: bound it by its neighbours. After a warm-up, which measured passes
+            # of many sizes, they count as one sample: the first steps of a request are slow where processes share few cores.
             curve = self._curve(drafting)
             expected = seconds if curve is None else self._scale * curve(rows)
-            seconds = min(max(seconds, expected / 4.0), expected * 4.0)
+            limit = 2.0 if self._is_calibrated else 4.0
+            seconds = min(max(seconds, expected / limit), expected * limit)
+            if self._is_calibrated:
+                seconds = math.sqrt(expected * seconds)
             buckets[_bucket(rows)] = _Bucket(rows, seconds / self._scale, 1.0, self._steps)
         else:
             expected = self._scale * bucket.seconds
