@@ -149,16 +149,20 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
             passes = measure_passes(engine.runner, count, most, engine.clock)
             per_token = measure_context(engine.runner, count, engine.clock)
         depth.calibrate(passes, per_token)
-        draft = engine.speculator.proposers.get("draft_model")
-        if engine.graph is not None and draft is not None:
-            (runner,) = draft.traits.runners
-            costs = measure_drafts(cast(ModelRunner, runner), count, engine.clock)
-            depth.calibrate_drafts("draft_model", costs.lines, costs.prefill_seconds)
-        eagle = engine.speculator.proposers.get("eagle")
-        if engine.graph is None and eagle is not None:
-            (head,) = eagle.traits.runners
-            assert isinstance(head, EagleRunner)
-            depth.calibrate_drafts("eagle", measure_head(eagle, head.model, count, depth.max_depth, engine.clock))
+        _calibrate_drafts(engine, depth)
+
+
+def _calibrate_drafts(engine: Engine, depth: GoodputDepth) -> None:
+    """Measure the drafts whose first samples in steps would mislead the policy: a draft model on a GPU, a head on a CPU."""
+    proposers, count = engine.speculator.proposers, engine.scheduler.max_num_seqs
+    if engine.graph is not None and "draft_model" in proposers:
+        (runner,) = proposers["draft_model"].traits.runners
+        costs = measure_drafts(cast(ModelRunner, runner), count, engine.clock)
+        depth.calibrate_drafts("draft_model", costs.lines, costs.prefill_seconds)
+    if engine.graph is None and "eagle" in proposers:
+        (head,) = proposers["eagle"].traits.runners
+        lines = measure_head(proposers["eagle"], cast(EagleRunner, head).model, count, depth.max_depth, engine.clock)
+        depth.calibrate_drafts("eagle", lines)
 
 
 def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:

@@ -10,7 +10,6 @@ measurement and moves sizes that were not measured. A warm-up measures single pa
 the wrong height. The first plain steps after it move the scale alone; afterwards its sample of a size weighs as one step.
 """
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -210,11 +209,9 @@ class StepTime:
             # of many sizes, they count as one sample: the first steps of a request are slow where processes share few cores.
             curve = self._curve(drafting)
             expected = seconds if curve is None else self._scale * curve(rows)
-            limit = 2.0 if self._is_calibrated else 4.0
-            seconds = min(max(seconds, expected / limit), expected * limit)
-            if self._is_calibrated:
-                seconds = math.sqrt(expected * seconds)
-            buckets[_bucket(rows)] = _Bucket(rows, seconds / self._scale, 1.0, self._steps)
+            limit, weight = (2.0, 0.5) if self._is_calibrated else (4.0, 1.0)
+            ratio = min(max(seconds / expected, 1.0 / limit), limit)
+            buckets[_bucket(rows)] = _Bucket(rows, expected * ratio**weight / self._scale, 1.0, self._steps)
         else:
             expected = self._scale * bucket.seconds
             is_mature = bucket.weight >= WINDOW / 2.0
