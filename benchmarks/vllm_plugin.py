@@ -209,6 +209,23 @@ def print_memory(names: Sequence[str], options: argparse.Namespace) -> None:
     print(f"{len(engines)} processes need about {needed:.0f} GiB: {weights:.1f} of weights each", flush=True)
 
 
+def plan_runs(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Run], Tokens]:
+    """All runs, and the prompts of the warm-up of small sizes."""
+    sizes = [int(size) for size in options.sizes.split(",")]
+    longest = min(options.max_prompt, options.max_model_len - options.tokens - options.depth - 8)
+    prompts = read_prompts(options.prompts, options.model, longest)
+    warm_up = read_prompts(options.warm_up, options.model, longest) if options.warm_up else []
+    if not warm_up:
+        prompts, warm_up = prompts[: -sum(sizes)], prompts[-sum(sizes) :]
+    has_lookups = bool(set(names) - WITHOUT_LOOKUP)
+    large = [size for size in sizes if size > SMALL] if options.large_prompts else []
+    runs = plan([size for size in sizes if size not in large], options.repeats, prompts, warm_up, has_lookups)
+    if large:
+        others = read_prompts(options.large_prompts, options.model, longest)
+        runs += plan(large, options.repeats, others[: -sum(large)], others[-sum(large) :], has_lookups)
+    return runs, warm_up
+
+
 def main() -> None:
     started = time.perf_counter()
     options = parse()
@@ -223,22 +240,8 @@ def main() -> None:
     if small := [name for name in names if not sizes_of(name, options)]:
         sys.exit(f"{', '.join(small)}: give a size of at most 64, or name them in --large")
     options.logs.mkdir(parents=True, exist_ok=True)
-    sizes = [int(size) for size in options.sizes.split(",")]
-    longest = min(options.max_prompt, options.max_model_len - options.tokens - options.depth - 8)
-    prompts = read_prompts(options.prompts, options.model, longest)
-    warm_up = read_prompts(options.warm_up, options.model, longest) if options.warm_up else []
-    if not warm_up:
-        prompts, warm_up = prompts[: -sum(sizes)], prompts[-sum(sizes) :]
-    has_lookups = bool(set(names) - WITHOUT_LOOKUP)
     try:
-        if options.large_prompts:
-            large = [size for size in sizes if size > SMALL]
-            small = sizes[: -len(large)]
-            others = read_prompts(options.large_prompts, options.model, longest)
-            runs = plan(small, options.repeats, prompts, warm_up, has_lookups)
-            runs += plan(large, options.repeats, others, others[::-1], has_lookups)
-        else:
-            runs = plan(sizes, options.repeats, prompts, warm_up, has_lookups)
+        runs, warm_up = plan_runs(names, options)
     except NotEnoughPrompts as problem:
         sys.exit(str(problem))
     if options.device != "cpu":

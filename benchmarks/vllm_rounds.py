@@ -40,7 +40,7 @@ def plan(sizes: Sequence[int], repeats: int, prompts: Tokens, warm_up: Tokens, h
     one size and one `index` only: `suffix` drafts from all texts that a process has decoded. Without them prompts may serve
     again in a later `index`, in other batches."""
     needed = sum(sizes)
-    measured = repeats * needed if has_lookups else max(sizes)
+    measured = repeats * needed if has_lookups else max(sizes, default=0)
     for name, found, wanted in (("measured", len(prompts), measured), ("warm-up", len(warm_up), needed)):
         if found < wanted:
             raise NotEnoughPrompts(
