@@ -13,7 +13,7 @@ out=$(realpath "$3") work=${WORK:-/tmp/h200}
 cd "$(dirname "$0")/.."
 export PYTHONPATH=$PWD/src:$PWD:$PWD/benchmarks:${PYTHONPATH:-} PYTHONUNBUFFERED=1
 export VLLM_WORKER_MULTIPROC_METHOD=spawn VLLM_NO_USAGE_STATS=1 VLLM_LOGGING_LEVEL=WARNING VLLM_USE_FLASHINFER_SAMPLER=0
-model=$work/8b long=$work/8b-long draft=$work/draft prompts=$data/spec_bench_dev.jsonl warm=$data/gsm8k_train_questions.jsonl
+model=$work/8b head=$work/8b-head long=$work/8b-long draft=$work/draft prompts=$data/spec_bench_dev.jsonl warm=$data/gsm8k_train_questions.jsonl
 engine=(--max-model-len 2048 --prefix-caching false --kv-tokens 160000)
 
 # part NAME SECONDS FUNCTION: run it in a process group of its own, and show the end of its log
@@ -25,8 +25,9 @@ part() {
     tail -n 70 "$out/$1.log" | cut -c1-300
 }
 
-# 8B target, its copy for 40,960 positions, and the draft, as folders
+# 8B target, its copy for 40,960 positions, the target of the EAGLE head (no noise), and the draft, as folders
 folders() {
+    python -m paceline bench inflate --shape llama-8b --base "$base" --out "$head" --device cuda
     python -m paceline bench inflate --shape llama-8b --base "$base" --noise 0.06 --out "$model" --device cuda
     python - "$base" "$model" "$long" "$draft" <<'P'
 import json, os, sys
@@ -84,8 +85,9 @@ plugin() {
 # Whole runs of plain decoding and `goodput` beside vLLM; there are not enough prompts of Spec-Bench for the larger sizes
 offline() {
     python benchmarks/vllm_plugin.py --model "$model" --draft "$draft" --prompts "$prompts" --large-prompts "$warm" --warm-up "$warm" \
-        --contenders plain,paceline_plain,paceline --sizes 1,8,32,64,128,256 --large plain,paceline --large-kv-gib 20 --tokens 128 \
-        --max-prompt 1500 --warm-up-tokens 48 --repeats 5 --limit 250 --log-decisions --logs "$out/offline" \
+        --contenders "${OFFLINE:-plain,paceline_plain,paceline,paceline_head}" --head-model "$head" --sizes 1,8,32,64,128,256 \
+        --large plain,paceline,paceline_head --large-kv-gib 20 --tokens 128 --max-prompt 1500 --warm-up-tokens 48 \
+        --repeats "${REPEATS:-5}" --limit 330 --log-decisions --logs "$out/offline" \
         --cache "$work/vllm_cache" --out "$out/offline.json"
 }
 
@@ -136,13 +138,13 @@ train() {
 }
 
 export -f folders until_ready serve plugin offline long profile profile_70b fidelity train
-export base data out work model long draft prompts warm engine
+export base data out work model head long draft prompts warm engine
 mkdir -p "$work"
-part folders 90 folders
+part folders 120 folders
 part train 560 train
 part serve 420 "engine=(${engine[*]}); serve"
 part plugin 300 plugin
-part offline 300 offline
+part offline 390 offline
 part long 260 long
 part profile 90 "engine=(${engine[*]}); profile"
 part fidelity 150 fidelity

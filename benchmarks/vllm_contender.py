@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ENGINES = (
-    "plain", "plain_sync", "ngram", "suffix", "combined", "pool", "pool_gpu", "draft_model", "paceline",
+    "plain", "plain_sync", "ngram", "suffix", "combined", "pool", "pool_gpu", "draft_model", "paceline", "paceline_head",
 )  # fmt: skip
 """Processes. The contender `paceline_plain` is a run of `paceline` without speculation."""
 LOCAL = ("ngram", "suffix", "combined")
@@ -36,7 +36,7 @@ def serve(name: str, options: argparse.Namespace) -> None:
     """Answer runs until standard input ends. Logs go to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    engine = (paceline_engine if name == "paceline" else vllm_engine)(name, options)
+    engine = (paceline_engine if name.startswith("paceline") else vllm_engine)(name, options)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
@@ -174,9 +174,10 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
     from paceline import LLM, SamplingParams
     from paceline.core.machine import freeze_loaded_objects
 
+    model, draft = (options.head_model, options.head) if name == "paceline_head" else (options.model, options.draft)
     llm = LLM(
-        options.model,
-        draft=options.draft,
+        model,
+        draft=draft,
         device=options.device,
         dtype=options.dtype,
         max_num_seqs=max(sizes_of(name, options)),

@@ -16,6 +16,8 @@ whole run: prompts and stragglers are included. Contenders:
     draft_model  vLLM's own draft model
     paceline     our engine, with DRAFT
     paceline_plain  the same process, with speculation off in each request
+    paceline_head   our engine, with --head on --head-model: a head fits the model that it was trained for, which is inflated
+                    without noise; its texts are therefore others
 
 There are two groups of runs. New prompts are decoded once by each contender. Repeated prompts are decoded again by the
 contenders that look drafts up in earlier texts, which are then right. Greedy decoding is timed. Then `--sampled` requests with
@@ -50,6 +52,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--draft")
+    parser.add_argument("--head", default="smollm2-eagle", help="the draft of paceline_head")
+    parser.add_argument("--head-model", help="the model of paceline_head, of the same shape")
     parser.add_argument("--prompts", required=True, type=Path, help="prompts that are measured, each in one run")
     parser.add_argument("--large-prompts", type=Path, help="prompts of sizes above 64; those of --prompts")
     parser.add_argument("--warm-up", type=Path, help="prompts of the warm-up and of --sampled; the last of --prompts")
@@ -237,6 +241,8 @@ def main() -> None:
         sys.exit(f"unknown contenders: {', '.join(sorted(unknown))}; choose from {', '.join(CONTENDERS)}")
     if not options.draft and set(names) & NEED_DRAFT:
         sys.exit(f"{', '.join(sorted(set(names) & NEED_DRAFT))}: give --draft")
+    if "paceline_head" in names and not options.head_model:
+        sys.exit("paceline_head: give --head-model")
     if small := [name for name in names if not sizes_of(name, options)]:
         sys.exit(f"{', '.join(small)}: give a size of at most 64, or name them in --large")
     options.logs.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ Tokens = list[list[int]]
 
 NEW, REPEATED = "new prompts", "repeated prompts"
 WARM_UP = "warm-up"
-WITHOUT_LOOKUP = {"plain", "plain_sync", "draft_model", "paceline_plain", "paceline"}
+WITHOUT_LOOKUP = {"plain", "plain_sync", "draft_model", "paceline_plain", "paceline", "paceline_head"}
 """Contenders for which a repeated prompt is like a new one."""
 TEMPERATURES = (0.5, 0.7, 1.0)
 

@@ -99,7 +99,18 @@ class Case:
         self.observe(hidden, "host only")
 
 
-@pytest.mark.parametrize(("nodes", "kind", "reduced"), [(7, "greedy", 24), (15, "sampled", None), (7, "truncated", 24)])
+@pytest.mark.parametrize(
+    ("nodes", "kind", "reduced"),
+    [
+        (1, "greedy", 24),
+        (1, "truncated", 24),
+        (3, "greedy", None),
+        (3, "sampled", 24),
+        (7, "greedy", 24),
+        (15, "sampled", None),
+        (7, "truncated", 24),
+    ],
+)
 def test_round_after_round(monkeypatch, nodes, kind, reduced):
     case = Case(monkeypatch, nodes, PARAMS[kind], reduced)
     for counts in ([2, 0], [0, 1], None) if nodes == 7 else ([1, 2], None):
@@ -167,7 +178,7 @@ def test_nothing_is_read_for_those_who_want_no_drafts(monkeypatch):
     assert case.drafter.can_draft(case.sequences)
 
 
-@pytest.mark.parametrize(("depth", "nodes"), [(1, 7), (8, 7), (9, 15), (19, 31), (60, 31)])
+@pytest.mark.parametrize(("depth", "nodes"), [(1, 1), (2, 3), (3, 3), (4, 7), (8, 7), (9, 15), (19, 31), (60, 31)])
 def test_shapes(monkeypatch, depth, nodes):
     drafter = TreeDrafter(eagle(tiny_model(device=DEVICE)), DeviceSlots(1, torch.device(DEVICE)))
     assert drafter.shape(depth).nodes == nodes

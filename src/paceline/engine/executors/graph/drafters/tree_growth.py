@@ -32,8 +32,15 @@ class TreeShape:
     """Children of a node."""
 
 
-SHAPES = {7: TreeShape(3, 4, 4), 15: TreeShape(4, 8, 8), 31: TreeShape(5, 8, 8)}
-"""Shapes by number of nodes. With the last committed token the rows are powers of two, which suits the matrix kernels."""
+SHAPES = {
+    1: TreeShape(1, 1, 1),
+    3: TreeShape(3, 2, 2),
+    7: TreeShape(3, 4, 4),
+    15: TreeShape(4, 8, 8),
+    31: TreeShape(5, 8, 8),
+}
+"""Shapes by number of nodes; large batches use the small ones. With the last committed token the rows are powers of two, which
+suits the matrix kernels."""
 
 
 def fresh_pass(
