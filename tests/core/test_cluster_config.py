@@ -90,6 +90,11 @@ def test_a_fraction_of_a_gpu_reserved_by_ray_scales_the_memory() -> None:
         ({"pools": [TARGET, DRAFT | {"placement": {"near": "target"}}]}, "placement must be {with: POOL}"),
         ({"pools": [TARGET, DRAFT | {"tensor_parallel_size": 2}]}, "a draft runs on one device"),
         ({"pools": [TARGET | {"quantization": "int3"}]}, "quantization must be one of"),
+        (
+            {"pools": [TARGET | {"speculation": {"method": "foo"}}]},
+            "pool 'target': speculation.method 'foo' does not exist; choose from: combined, draft_model",
+        ),
+        ({"pools": [TARGET | {"speculation": {"method": "medusa"}}]}, "'medusa' needs a draft: set `draft`"),
         ({"pools": [TARGET, DRAFT | {"speculation": {"max_depth": 3}}]}, "settings of target pools"),
         ({"pools": [TARGET, PREFILL | {"speculation": {"max_depth": 3}}]}, "settings of target pools"),
         ({"pools": [TARGET, PREFILL | {"draft": "head"}]}, "settings of target pools"),

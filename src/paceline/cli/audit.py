@@ -137,6 +137,7 @@ def _always_drafting(engine: EngineConfig, verification: str | None, method: str
         speculation = replace(speculation, verification=verification)  # type: ignore[arg-type]
     if method is not None:
         speculation = replace(speculation, method=method)
+        speculation.check_method(engine.draft)
     return replace(engine, speculation=speculation, audit_fraction=0.0)
 
 

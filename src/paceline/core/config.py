@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.core.errors import InvalidConfig, PacelineError
-from paceline.core.speculation import MAX_DEPTH, Verification
+from paceline.core.speculation import MAX_DEPTH, METHODS, METHODS_WITH_DRAFT, Verification
 
 DepthRule = Literal["goodput", "threshold", "additive", "fixed"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -72,6 +72,17 @@ class SpeculationConfig:
             raise InvalidConfig(f"speculation.acceptance_threshold must be in (0, 1), got {self.acceptance_threshold}")
         if self.breaker_rounds < 1:
             raise InvalidConfig(f"speculation.breaker_rounds must be at least 1, got {self.breaker_rounds}")
+
+    def check_method(self, draft: str | None) -> None:
+        """Raises `InvalidConfig` if no server with this `draft` has the method. Only the Python API takes further methods."""
+        if self.method is None:
+            return
+        if self.method not in METHODS:
+            raise InvalidConfig(
+                f"speculation.method {self.method!r} does not exist; choose from: {', '.join(sorted(METHODS))}"
+            )
+        if self.method in METHODS_WITH_DRAFT and draft in (None, "none"):
+            raise InvalidConfig(f"speculation.method {self.method!r} needs a draft: set `draft`")
 
 
 @dataclass(frozen=True, slots=True)

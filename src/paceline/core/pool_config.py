@@ -137,6 +137,10 @@ class PoolConfig:
                 f"pool {self.name!r}: speculation and draft are settings of target pools; move them there"
             )
 
+        try:
+            self.speculation.check_method(self.draft)
+        except InvalidConfig as error:
+            raise InvalidConfig(f"pool {self.name!r}: {error}") from None
         self._check_engine()
 
     def _check_engine(self) -> None:

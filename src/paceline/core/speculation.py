@@ -7,6 +7,10 @@ from paceline.core.errors import InvalidRequest
 
 Verification = Literal["coupled", "rejection"]
 
+METHODS_WITH_DRAFT = ("draft_model", "eagle", "medusa")
+"""Speculation methods that need `draft`."""
+METHODS = ("combined", "layer_skip", "lookahead", "ngram", "pool", "suffix", *METHODS_WITH_DRAFT)
+"""All speculation methods that a server or a cluster can have; `pool` needs a draft pool."""
 MAX_DEPTH = 32
 """Upper bound of drafted tokens per sequence and step."""
 

@@ -91,6 +91,7 @@ def test_every_setting_works_in_every_source(setting: Any, tmp_path: Path) -> No
         "speculation.max_depth": 4,
         "max_num_seqs": 3,
         "speculation.depth": "fixed",
+        "speculation.method": "suffix",
         "trace_endpoint": "http://127.0.0.1:4318",
     }.get(setting.name, others[setting.kind])
     section, _, key = setting.name.rpartition(".")
@@ -194,6 +195,12 @@ def test_conflicting_settings_report_both_sources(tmp_path: Path) -> None:
         ({"admin_key": "short"}, "admin_key must have at least 8 characters"),
         ({"sampling.temperature": -1}, "sampling.temperature must be between 0"),
         ({"sampling.max_tokens": 0}, "sampling.max_tokens must be at least 1"),
+        (
+            {"speculation.method": "foo"},
+            "speculation.method 'foo' does not exist; choose from: combined, draft_model, eagle, layer_skip, lookahead, "
+            "medusa, ngram, pool, suffix (speculation.method comes from --speculation-method)",
+        ),
+        ({"speculation.method": "eagle", "draft": "none"}, "speculation.method 'eagle' needs a draft: set `draft`"),
         ({"speculation.min_depth": 2}, "speculation.min_depth has no effect with speculation.depth 'goodput'"),
         ({"speculation.depth": "additive", "speculation.min_depth": 17}, "between 1 and speculation.max_depth"),
     ],

@@ -149,6 +149,7 @@ class ServerConfig:
         for name, good, allowed in checks:
             if not good:
                 raise InvalidConfig(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+        self.engine.speculation.check_method(self.engine.draft)
         if self.trace_endpoint is not None:
             trace_url(self.trace_endpoint)
         if self.admin_key is not None and len(self.admin_key) < 8:
