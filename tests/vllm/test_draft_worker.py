@@ -8,7 +8,7 @@ from paceline.vllm.draft_worker import main
 @pytest.mark.parametrize(
     ("address", "draft", "message"),
     [
-        ("tcp://0.0.0.0:0", "smollm2-distilled", "create keys with `paceline keys`"),
+        ("tcp://0.0.0.0:0", "no-such-draft", "create keys with `paceline keys`"),
         (
             "127.0.0.1:5555",
             "smollm2-distilled",

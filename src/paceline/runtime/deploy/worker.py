@@ -22,6 +22,7 @@ from paceline.runtime.transfer.channels.channel_pool import channels_for
 from paceline.runtime.upstream.build import make_upstream_worker
 from paceline.runtime.weights.manager import WeightManager
 from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder
+from paceline.runtime.wire.transport import require_keys
 
 logger = logging.getLogger("paceline.runtime.deploy.worker")  # `__name__` is `__main__` here
 SWITCH_SECONDS = 0.0005
@@ -63,6 +64,7 @@ def make_worker(spec: WorkerSpec) -> Worker:
         native.set_num_threads(spec.threads)
     keys = None if spec.keys is None else KeyFolder(Path(spec.keys))
     security = None if keys is None else keys.server_security(KEY_ROLE_OF[spec.role])
+    require_keys(spec.address, security)  # before the model is loaded
     channels = channels_for(spec.transfer)
     weights = WeightManager(
         spec.weights, None if keys is None else keys.peer_security(KEY_ROLE_OF[spec.role]), channels

@@ -7,12 +7,11 @@ from contextlib import suppress
 
 import zmq
 
-from paceline.core.errors import InvalidConfig
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
 from paceline.runtime.kv_events.events import encode
 from paceline.runtime.wire.curve import Authenticator, encrypt_server
 from paceline.runtime.wire.keys import Security
-from paceline.runtime.wire.transport import AddressInUse, is_local
+from paceline.runtime.wire.transport import AddressInUse, require_keys
 
 COLLECT_MS = 10
 """Time over which events are collected into one batch."""
@@ -78,8 +77,7 @@ class KvPublisher:
 
     def __init__(self, address: str, topic: str, security: Security | None = None) -> None:
         """`address`: tcp://host:port for both sockets, port 0 for free ones."""
-        if security is None and not is_local(address):
-            raise InvalidConfig(f"{address} can be reached from other machines: create keys, or use 127.0.0.1")
+        require_keys(address, security)
         self._topic = topic.encode()
         self._events: deque[CacheEvent] = deque([CacheCleared()])
         self._contents = CacheContents()

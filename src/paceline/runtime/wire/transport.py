@@ -125,10 +125,7 @@ class Listener(_Endpoint[M]):
 
     def __init__(self, address: str, codec: Codec[M], security: Security | None = None) -> None:
         """`address`: tcp://host:port; port 0 selects a free port. Only clients in `security.allowed` may connect."""
-        if security is None and not is_local(address):
-            raise InvalidConfig(
-                f"other machines can reach {address}: create keys with `paceline keys`, or listen on 127.0.0.1"
-            )
+        require_keys(address, security)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: Authenticator | None = None
         socket = self._context.socket(zmq.ROUTER)
@@ -257,6 +254,14 @@ def wait_any(connections: list[Connection[Any]], seconds: float) -> list[Connect
         poller.register(connection.socket, zmq.POLLIN)
     events = dict(poller.poll(_milliseconds(seconds)))
     return [c for c in connections if c.socket in events]
+
+
+def require_keys(address: str, security: Security | None) -> None:
+    """Raises `InvalidConfig` if other machines can reach `address` and there are no keys."""
+    if security is None and not is_local(address):
+        raise InvalidConfig(
+            f"other machines can reach {address}: create keys with `paceline keys`, or listen on 127.0.0.1"
+        )
 
 
 def is_local(address: str) -> bool:

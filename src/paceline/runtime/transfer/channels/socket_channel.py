@@ -11,14 +11,13 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from paceline.core.errors import InvalidConfig
 from paceline.runtime.transfer.channels.channel import ReceivedChunk, decode_reply, require_keep_alive
 from paceline.runtime.transfer.fair_queue import MAX_REQUESTS
 from paceline.runtime.transfer.messages import TO_SERVER, ChunkReply, ChunkRequest, KeepAlive, Reply, ToServer
 from paceline.runtime.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS, TransferFailed
 from paceline.runtime.wire.curve import encrypt_client, encrypt_server, set_keepalive
 from paceline.runtime.wire.keys import KeyPair, Security
-from paceline.runtime.wire.transport import AddressInUse, is_local
+from paceline.runtime.wire.transport import AddressInUse, require_keys
 
 Socket = zmq.Socket[bytes]
 MAX_CONTROL_BYTES = 4096
@@ -31,10 +30,7 @@ NO_DATA = memoryview(b"")
 def bind_server_socket(context: "zmq.Context[Socket]", host: str, security: Security | None) -> Socket:
     """A socket bound to a free port of `host`. With `security` the context must have its authenticator already."""
     address = f"tcp://{f'[{host}]' if ':' in host else host}:0"
-    if security is None and not is_local(address):
-        raise InvalidConfig(
-            f"{host} can be reached from other machines: create keys (`paceline keys`), or bind 127.0.0.1"
-        )
+    require_keys(address, security)
     socket = context.socket(zmq.ROUTER)
     _set_options(socket)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
