@@ -73,6 +73,7 @@ def test_clean_and_drift(prompts: Path, models: tuple[str, str], tmp_path: Path,
     text = " ".join(clean.stdout.split())  # lines are as long as the terminal
     assert "is found among 8 with probability 99%" in text
     assert "<svg" in page.read_text()
+    assert clean.stdout.endswith(f"wrote {page}\nwrote {figures}\n")
     report = json.loads(figures.read_text())
     assert (report["clean"], report["about"]["method"], report["about"]["verification"]) == (True, "draft_model", rule)
     assert report["drafted"] > report["accepted"] > 0

@@ -26,6 +26,7 @@ def test_bench_with_the_embedded_model(tmp_path: Path) -> None:
     result = run("bench", str(prompts), *options, *SMALL)
     assert result.exit_code == 0, result.output
     assert "speculative: all 3 answers are identical to plain." in result.stdout
+    assert result.stdout.endswith(f"wrote {figures}\n")
     plain, speculative = json.loads(figures.read_text())["contenders"]
     assert plain["drafted"] == 0
     assert plain["tokens"] == speculative["tokens"] > 0
@@ -53,6 +54,7 @@ def test_profiles_of_plain_and_speculative(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "Time of each part of a round" in result.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert result.stdout.endswith(f"wrote {figures}\nwrote {picture}\n")
     plain, speculative = json.loads(figures.read_text("utf-8"))["profiles"]
     assert (plain["name"], speculative["name"]) == ("plain", "speculative")
     # The first token belongs to the prefill, which is not a round. The warm-up is excluded.

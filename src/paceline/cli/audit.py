@@ -13,7 +13,7 @@ from rich.text import Text
 from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
 from paceline.cli.options import ENGINE, default_to, with_settings
-from paceline.cli.output_files import JsonFile, check_folders, write_json
+from paceline.cli.output_files import JsonFile, check_folders, print_written, write_json
 from paceline.cli.render import console
 from paceline.cli.render.console import counting_bar, loaded
 from paceline.core.config import EngineConfig
@@ -101,6 +101,7 @@ def audit_prompts(
         console.fail("interrupted: the audit has no result")
         raise typer.Exit(130) from None
     print_report(report, console.out)
+    print_written(report_file, json_file)
     raise typer.Exit(0 if report.is_clean else 1)
 
 

@@ -17,7 +17,7 @@ from paceline.bench.prompts import load_prompts, select
 from paceline.bench.report import Measured, Report
 from paceline.bench.runner import Workload, compare
 from paceline.cli.options import ENGINE, with_settings
-from paceline.cli.output_files import JsonFile, check_folders, check_plots, write_json
+from paceline.cli.output_files import JsonFile, check_folders, check_plots, print_written, write_json
 from paceline.cli.render import console
 from paceline.cli.render.bench import print_profiles, print_report
 from paceline.cli.render.console import counting_bar, loaded
@@ -142,6 +142,7 @@ class _Files:
             from paceline.bench.plots import plot_profiles
 
             plot_profiles(profiles, str(report.about["title"]), self.profile)
+        print_written(self.json, self.plot, self.profile if profiles else None)
 
 
 async def _measure(

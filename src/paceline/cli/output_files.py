@@ -1,4 +1,4 @@
-"""Files that commands write: the option --json, a check of the folders, and JSON."""
+"""Files that commands write: the option --json, a check of the folders, JSON, and a line about each file."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.render import console
 from paceline.core.errors import InvalidRequest
 
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")]
@@ -28,3 +29,10 @@ def check_plots(*files: Path | None) -> None:
 
 def write_json(file: Path, figures: dict[str, Any]) -> None:
     file.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+
+
+def print_written(*files: Path | None) -> None:
+    """Print a line about each written file; None: it was not requested."""
+    for file in files:
+        if file is not None:
+            console.out.print(f"wrote {file}", markup=False, soft_wrap=True)

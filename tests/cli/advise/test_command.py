@@ -79,6 +79,7 @@ def test_plot_page_and_json_are_written(tmp_path: Path) -> None:
     result = run(*FIGURES, "--method", "<b>", "--plot", str(plot), "--html", str(page), "--json", str(figures))
     assert result.exit_code == 0, result.output
     assert plot.read_bytes().startswith(b"\x89PNG")
+    assert result.stdout.endswith(f"wrote {plot}\nwrote {page}\nwrote {figures}\n")
     text = page.read_text("utf-8")
     assert "data:image/png;base64,iVBOR" in text
     assert "&lt;b&gt; at depth 5" in text

@@ -30,6 +30,7 @@ def test_a_plan_with_its_reasons_and_files(tmp_path: Path) -> None:
     assert document["choice"]["report"]["attainment"] >= 0.99
     assert document["choice"] in document["evaluations"]
     assert plot.read_bytes().startswith(b"\x89PNG")
+    assert result.stdout.endswith(f"wrote {figures}\nwrote {plot}\n")
 
 
 def test_an_objective_that_cannot_be_met_has_status_1() -> None:

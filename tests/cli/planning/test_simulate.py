@@ -51,6 +51,7 @@ def test_a_trace_file_and_all_files(tmp_path: Path) -> None:
     assert document["ttft_cdf"][50] == pytest.approx(document["ttft"]["p50"])
     assert set(document["utilisation_by_worker"]) == {"target-0", "target-1"}
     assert plot.read_bytes().startswith(b"\x89PNG")
+    assert result.stdout.endswith(f"wrote {figures}\nwrote {plot}\n")
 
 
 def test_pools_faults_and_the_page(tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_pools_faults_and_the_page(tmp_path: Path) -> None:
     assert "<td>prefill-0</td>" in document
     assert "WorkersLost: target-1" in document
     assert 'src="data:image/png;base64,' in document
+    assert result.stdout.endswith(f"wrote {html}\n")
 
 
 def test_the_production_policy_needs_the_stepwise_mode() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.advise.case import Case
-from paceline.cli.output_files import check_folders, check_plots, write_json
+from paceline.cli.output_files import check_folders, check_plots, print_written, write_json
 from paceline.cluster.cost.advice import Advice
 
 
@@ -27,6 +27,7 @@ class AdviceFiles:
             self._write_plots(advice, case.title)
         if self.json is not None:
             write_json(self.json, _to_json(advice, case))
+        print_written(self.plot, self.html, self.json)
 
     def _write_plots(self, advice: Advice, title: str) -> None:
         from paceline.bench.plots import plot_advice

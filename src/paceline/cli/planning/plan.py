@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.output_files import JsonFile, check_folders, check_plots, write_json
+from paceline.cli.output_files import JsonFile, check_folders, check_plots, print_written, write_json
 from paceline.cli.planning import options
 from paceline.cli.render import console
 from paceline.cli.render.simulation import print_plan
@@ -70,6 +70,7 @@ def plan_command(
         from paceline.bench.simulation_plots import plot_plan
 
         plot_plan(found, requests.name, plot_file)
+    print_written(json_file, plot_file)
     if not found.is_met:
         raise typer.Exit(1)
 

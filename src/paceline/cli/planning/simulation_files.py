@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.output_files import check_folders, check_plots, write_json
+from paceline.cli.output_files import check_folders, check_plots, print_written, write_json
 from paceline.cli.render.simulation_page import page
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.objective import Objective
@@ -31,6 +31,7 @@ class SimulationFiles:
             write_json(self.json, _to_json(report, result, objective))
         if self.plot is not None or self.html is not None:
             self._write_plots(report, result, objective)
+        print_written(self.json, self.plot, self.html)
 
     def _write_plots(self, report: SimulationReport, result: SimulationResult, objective: Objective) -> None:
         from paceline.bench.simulation_plots import plot_simulation
