@@ -42,11 +42,18 @@ def gateway(finished: int = 400) -> Iterator[tuple[str, list[dict[str, Any]]]]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    with serving(Handler) as url:
+        yield url, plans
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on a free port."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", plans
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
@@ -82,6 +89,32 @@ def test_a_gateway_that_does_not_answer_is_one_line() -> None:
     result = run("--url", "http://127.0.0.1:9", "--interval", "0.1", "--count", "1")
     assert result.exit_code == 0
     assert "cannot read the metrics: no server answers at http://127.0.0.1:9" in " ".join(result.stderr.split())
+
+
+def test_a_lasting_error_is_printed_once_and_its_end_too() -> None:
+    """The gateway refuses twice with one message, once with another, and then answers."""
+    refusals = iter((503, 503, 500))
+
+    class Restarting(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(next(refusals, 200))
+            self.end_headers()
+
+        def do_PUT(self) -> None:  # no admin routes
+            self.send_response(404)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with serving(Restarting) as url:
+        result = run("--url", url, "--interval", "0.1", "--count", "5")
+    lines = result.stderr.splitlines()[1:]  # the first says what it does
+    assert lines == [
+        f"error: cannot read the metrics: {url} is not ready: status 503",
+        f"error: cannot read the metrics: {url}/metrics: status 500",
+        "can read the metrics again",
+    ]
 
 
 def test_acting_needs_a_cluster(tmp_path: Path) -> None:

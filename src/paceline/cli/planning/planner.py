@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +19,7 @@ from paceline.planning.autoscaling.gateway_metrics import MetricsReader, with_wa
 from paceline.planning.autoscaling.observation import ROLES, Role
 from paceline.planning.autoscaling.planner import Planner
 from paceline.planning.sizing.candidate import Limits
-from paceline.server.client import ServerClient, ServerUnavailable
+from paceline.server.client import ServerClient
 
 if TYPE_CHECKING:
     from paceline.runtime.deploy.rollout import LivePools
@@ -75,58 +75,70 @@ def planner_command(
     )
     gateway = ServerClient(url, api_key, TIMEOUT)
     pools = _Pools.open(config) if config is not None else None
-    planner, reader = Planner(settings), MetricsReader(settings.objective)
+    observer = _Observer(Planner(settings), MetricsReader(settings.objective), gateway, pools, act)
     doing = "changes the pools" if act else "advises; --act changes the pools"
-    console.err.print(f"reads the metrics every {interval:g} s and {doing}. Ctrl-C ends it", markup=False)
-    shown: tuple[object, ...] = ()
+    console.err.print(
+        f"reads the metrics every {interval:g} s and {doing}. Ctrl-C ends it", markup=False, soft_wrap=True
+    )
     try:
         for number in range(count if count is not None else 2**63):
             if number:
                 time.sleep(interval)
-            shown = _observe(planner, reader, gateway, pools, act, shown)
+            observer.observe()
     except KeyboardInterrupt:
         pass
 
 
-def _observe(
-    planner: Planner,
-    reader: MetricsReader,
-    gateway: ServerClient,
-    pools: "_Pools | None",
-    act: bool,
-    shown: tuple[object, ...],
-) -> tuple[object, ...]:
-    """Decide once, and print the decision if it changes a size or if its cause is not the one last shown. Returns the cause
-    that is shown."""
-    try:
-        page = gateway.text("/metrics")
-    except PacelineError as error:
-        console.fail(f"cannot read the metrics: {error}")
-        return shown
-    seen = reader.read(page, time.time())
-    if seen is None:
-        return shown
-    planner.decide(seen if pools is None else with_wanted(seen, pools.sizes()))
-    decision = planner.decisions[-1]
-    _publish(gateway, decision, act)
-    cause = (decision.cause, decision.capacity > 0.0)
-    if decision.changes or cause != shown:
-        console.out.print(_line(decision, act), markup=False, soft_wrap=True)
-    if act and decision.changes and pools is not None:
+class _Problems:
+    """Prints an error when it is new, and one line when its action works again."""
+
+    def __init__(self) -> None:
+        self._shown: dict[str, str] = {}
+
+    @contextmanager
+    def of(self, action: str, *ignored: type[PacelineError]) -> Iterator[None]:
+        """Runs `action`, such as `read the metrics`. A `PacelineError` ends it; one of `ignored` is not printed."""
         try:
-            pools.resize(decision.sizes)
+            yield
+        except ignored:
+            return
         except PacelineError as error:
-            console.fail(f"could not change the pools: {error}")
-    return cause
+            if self._shown.get(action) != str(error):
+                self._shown[action] = str(error)
+                console.fail(f"cannot {action}: {error}")
+            return
+        if self._shown.pop(action, None) is not None:
+            console.err.print(f"can {action} again", markup=False)
 
 
-def _publish(gateway: ServerClient, decision: Decision, act: bool) -> None:
-    """Show the decision on the gateway's page. Best effort: a gateway without admin routes does not show it."""
-    with suppress(InvalidRequest):
-        try:
-            gateway.send("PUT", "/admin/plan", {**asdict(decision), "is_acting": act})
-        except ServerUnavailable as error:
-            console.fail(str(error))
+class _Observer:
+    """Decides at every observation, and prints a decision if it changes a size or if its cause is not the one last shown."""
+
+    def __init__(
+        self, planner: Planner, reader: MetricsReader, gateway: ServerClient, pools: "_Pools | None", act: bool
+    ) -> None:
+        self._planner, self._reader, self._gateway, self._pools, self._act = planner, reader, gateway, pools, act
+        self._problems = _Problems()
+        self._shown: tuple[object, ...] = ()
+
+    def observe(self) -> None:
+        page = None
+        with self._problems.of("read the metrics"):
+            page = self._gateway.text("/metrics")
+        seen = None if page is None else self._reader.read(page, time.time())
+        if seen is None:
+            return
+        self._planner.decide(seen if self._pools is None else with_wanted(seen, self._pools.sizes()))
+        decision = self._planner.decisions[-1]
+        with self._problems.of("show the plan at the gateway", InvalidRequest):  # it may have no admin routes
+            self._gateway.send("PUT", "/admin/plan", {**asdict(decision), "is_acting": self._act})
+        cause = (decision.cause, decision.capacity > 0.0)
+        if decision.changes or cause != self._shown:
+            console.out.print(_line(decision, self._act), markup=False, soft_wrap=True)
+        self._shown = cause
+        if self._act and decision.changes and self._pools is not None:
+            with self._problems.of("change the pools"):
+                self._pools.resize(decision.sizes)
 
 
 def _line(decision: Decision, act: bool) -> str:
