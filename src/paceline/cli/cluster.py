@@ -3,29 +3,21 @@
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.live.chosen_cluster import FILE, Ray, cluster_of, running_config
 from paceline.cli.render import console
 from paceline.cli.render.workers import view
-from paceline.core.cluster_config import ClusterConfig
-from paceline.runtime.deploy.cluster_file import load_cluster
 
 if TYPE_CHECKING:
     from paceline.runtime.gateway_client.target_pool import TargetPool
 
 
-Ray = Annotated[
-    str | None,
-    typer.Option(metavar="auto|ADDRESS", help="Run the workers on this Ray cluster; same as `ray` in the file."),
-]
-
-
 def up(
-    file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="The cluster's pools and machines.")],
+    file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="The cluster's pools and machines.")] = FILE,
     ray: Ray = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until all workers are ready.")] = 600.0,
 ) -> None:
@@ -88,17 +80,21 @@ class LogWarnings:
                 console.err.print(record["message"], style="yellow", markup=False, soft_wrap=True)
 
 
-def cluster_of(file: Path, ray: str | None) -> ClusterConfig:
-    config = load_cluster(file)
-    return config if ray is None else replace(config, ray=ray)
-
-
-def down(file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml")], ray: Ray = None) -> None:
+def down(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="CLUSTER.yaml",
+            help="The file that the cluster was started with. Default: ./cluster.yaml, or else the one cluster that runs here.",
+        ),
+    ] = None,
+    ray: Ray = None,
+) -> None:
     """Stop a cluster's workers. A `paceline serve` that started them ends too.
 
     Exit status 1: no workers were running.
     """
-    config = cluster_of(file, ray)
+    config = running_config(file, ray, "`paceline down CLUSTER.yaml`")
     with console.err.status(f"stopping {config.name}"):
         from paceline.runtime.deploy.deployment import down as stop
 

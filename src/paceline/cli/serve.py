@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
-from paceline.cli.cluster import Ray
+from paceline.cli.live.chosen_cluster import Ray
 from paceline.cli.options import with_settings
 from paceline.cli.render import console
 from paceline.cli.render.console import describe

@@ -4,8 +4,8 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -13,13 +13,15 @@ import typer
 from rich.live import Live
 
 from paceline.cli.cluster import all_ready
+from paceline.cli.live.chosen_cluster import has_default, running_config
 from paceline.cli.render import console
 from paceline.cli.render.workers import view
 from paceline.cluster.cost.cost import cost_since_start, dollars_per_hour
+from paceline.core.cluster_config import ClusterConfig
 from paceline.core.worker_status import WorkerStatus
-from paceline.runtime.deploy.cluster_file import load_cluster
 from paceline.server.client import ServerClient
 
+SERVER = "http://127.0.0.1:8000"
 REFRESH = 0.5
 """Seconds between two tables."""
 HEARTBEAT_SECONDS = 5.0
@@ -29,9 +31,14 @@ Workers = Callable[[], Sequence[WorkerStatus]]
 
 
 def status(
-    place: Annotated[str, typer.Argument(metavar="CLUSTER.yaml|URL", help="A cluster, or the address of a server.")] = (
-        "http://127.0.0.1:8000"
-    ),
+    place: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CLUSTER.yaml|URL",
+            help="A cluster, or the address of a server. Default: ./cluster.yaml, or else the one cluster that runs here, or "
+            f"else {SERVER}.",
+        ),
+    ] = None,
     ray: Annotated[
         str | None, typer.Option(metavar="auto|ADDRESS", help="The Ray cluster that runs the workers.")
     ] = None,
@@ -45,14 +52,7 @@ def status(
 
     Of a cluster, or of a running `paceline serve`. Exit status 1: some worker is not ready.
     """
-    is_url = place.startswith(("http://", "https://"))
-    with (
-        _of_server(ServerClient(place, api_key)) if is_url else _of_cluster(Path(place), ray) as (
-            name,
-            is_ready,
-            workers,
-        )
-    ):
+    with _chosen(place, ray, api_key) as (name, is_ready, workers):
         if json_output:
             _print_json(name, workers())
         elif once or not sys.stdout.isatty():
@@ -64,11 +64,21 @@ def status(
         raise typer.Exit(1)
 
 
+def _chosen(
+    place: str | None, ray: str | None, api_key: str | None
+) -> AbstractContextManager[tuple[str, bool, Workers]]:
+    """The cluster or the server to show."""
+    if place is None and ray is None and not has_default():
+        place = SERVER
+    if place is not None and place.startswith(("http://", "https://")):
+        return _of_server(ServerClient(place, api_key))
+    file = None if place is None else Path(place)
+    return _of_cluster(running_config(file, ray, "`paceline status CLUSTER.yaml`"))
+
+
 @contextmanager
-def _of_cluster(file: Path, ray: str | None) -> Iterator[tuple[str, bool, Workers]]:
+def _of_cluster(config: ClusterConfig) -> Iterator[tuple[str, bool, Workers]]:
     """The name of a cluster, whether all its workers are ready, and a function that returns them."""
-    config = load_cluster(file)
-    config = config if ray is None else replace(config, ray=ray)
     with console.err.status("waiting for heartbeats"):
         from paceline.runtime.deploy.deployment import observe_cluster
     with observe_cluster(config) as pool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.cluster import Ray, cluster_of
+from paceline.cli.live.chosen_cluster import FILE, Ray, cluster_of
 from paceline.cli.live.rollout import replace_workers
 from paceline.cli.live.running import ModelChange, RunningCluster, Surge, Wait, finish, is_settled, wait_until
 from paceline.cli.render import console
@@ -18,7 +18,7 @@ SIGNS = {"start": "+", "drain": "-", "replace": "~"}
 
 
 def apply(
-    file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="The new cluster file.")],
+    file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="The new cluster file.")] = FILE,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     surge: Surge = None,
     model_change: ModelChange = False,

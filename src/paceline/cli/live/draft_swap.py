@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.cluster import Ray
-from paceline.cli.live.running import Config, RunningCluster, Wait, finish, running_config
+from paceline.cli.live.chosen_cluster import Ray, running_config
+from paceline.cli.live.running import Config, RunningCluster, Wait, finish
 from paceline.cli.render import console
 from paceline.core.errors import InvalidRequest
 from paceline.server.client import ServerClient, ServerUnavailable

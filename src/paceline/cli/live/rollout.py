@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.cluster import Ray
+from paceline.cli.live.chosen_cluster import Ray, running_config
 from paceline.cli.live.running import (
     Config,
     DrainSeconds,
@@ -13,7 +13,6 @@ from paceline.cli.live.running import (
     Surge,
     Wait,
     finish,
-    running_config,
     with_drain_seconds,
 )  # fmt: skip
 from paceline.cli.render import console

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.cluster import cluster_of
 from paceline.cli.render import console
 from paceline.cli.render.workers import view
 from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
-from paceline.core.errors import InvalidConfig
 
 if TYPE_CHECKING:
     from paceline.runtime.deploy.rollout import LivePools
@@ -47,32 +45,6 @@ ModelChange = Annotated[
     bool,
     typer.Option(help="The texts may differ from now on. Without it, a worker with other canary texts is rolled back."),
 ]
-FILE = Path("cluster.yaml")
-
-
-def running_config(file: Path | None, ray: str | None) -> ClusterConfig:
-    """Settings of the cluster to change: of the file, or of `cluster.yaml` in this folder, or those that the only cluster of
-    this machine runs with."""
-    if file is None and FILE.exists():
-        file = FILE
-    if file is not None:
-        return cluster_of(file, ray)
-    if ray is not None:
-        raise InvalidConfig("with --ray, give the file that the cluster was started with: --config CLUSTER.yaml")
-    from paceline.runtime.deploy.state import StateFolder  # part of the extra `pool`
-
-    running = StateFolder.running()
-    if not running:
-        raise InvalidConfig(
-            "no cluster found: give the file that it was started with, --config CLUSTER.yaml, or start one with "
-            "`paceline up CLUSTER.yaml`"
-        )
-    if len(running) > 1:
-        names = ", ".join(folder.path.name for folder in running)
-        raise InvalidConfig(f"{len(running)} clusters run here ({names}): give the file of one, --config CLUSTER.yaml")
-    config = running[0].desired().config
-    console.err.print(f"cluster {config.name}, found in {running[0].path}", style="dim", markup=False, soft_wrap=True)
-    return config
 
 
 class RunningCluster:

@@ -4,14 +4,13 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.cluster import Ray
+from paceline.cli.live.chosen_cluster import Ray, running_config
 from paceline.cli.live.running import (
     Config,
     DrainSeconds,
     RunningCluster,
     Wait,
     finish,
-    running_config,
     with_drain_seconds,
 )
 from paceline.cluster.scaling.changes import check_memory

@@ -1,4 +1,4 @@
-"""Commands on live pools find their cluster: by a file, or the one that runs on this machine."""
+"""Commands find their cluster: by a file, or the one that runs on this machine."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from paceline.cli.live.running import running_config
+from paceline.cli.commands import cli
+from paceline.cli.live.chosen_cluster import running_config
 from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig
@@ -68,3 +70,32 @@ def test_a_file_comes_before_running_clusters(tmp_path: Path) -> None:
 def test_ray_needs_a_file() -> None:
     with pytest.raises(InvalidConfig, match=r"--config CLUSTER\.yaml"):
         running_config(None, "auto")
+
+
+def error_of(*words: str) -> str:
+    result = CliRunner().invoke(cli, words, env={"COLUMNS": "200"})
+    assert result.exit_code == 2, result.output
+    return " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("words", [("up",), ("down",), ("status",), ("apply",), ("scale", "target", "2")])
+def test_the_default_of_every_command_is_the_file_in_this_folder(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("pools: []\n")
+    assert "cluster.yaml: pools must be a list of at least one pool" in error_of(*words)
+
+
+def test_without_a_file_up_and_apply_ask_for_one() -> None:
+    for command in ("up", "apply"):
+        assert "there is no cluster.yaml in this folder: give the file" in error_of(command)
+    assert "or start one with `paceline up CLUSTER.yaml`" in error_of("down")
+
+
+def test_status_without_a_cluster_asks_the_local_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.cli.status.SERVER", "http://127.0.0.1:9")
+    assert "no server answers at http://127.0.0.1:9" in error_of("status")
+    monkeypatch.setattr("paceline.cli.status.HEARTBEAT_SECONDS", 0.0)
+    with up("one"):
+        result = CliRunner().invoke(cli, ["status"], env={"COLUMNS": "200"})
+    assert result.exit_code == 1  # no worker is ready
+    assert "cluster one, found in" in result.stderr
+    assert "target-1" in result.stdout
