@@ -69,12 +69,17 @@ def test_a_killed_engine_is_restarted_and_its_streams_continue(config: EngineCon
     assert not folder.exists()
 
 
-def test_the_error_of_a_start_is_raised_with_its_type(config: EngineConfig, tmp_path: Path) -> None:
+def test_the_error_of_a_start_is_raised_with_its_type_and_not_logged(
+    config: EngineConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
     broken = EngineConfig(config.model, device="cpu", max_model_len=256, kv_tokens=16)
-    with running_engine(broken, log_level="warning") as process:
+    with running_engine(broken) as process:
         with pytest.raises(InvalidConfig, match="kv_tokens"):
             process.connect()
         assert process.pid is not None  # its process id, until the supervisor handles the exit; it is not restarted
+    log = capfd.readouterr().err
+    assert "loading" in log
+    assert "kv_tokens" not in log  # the command prints the error
 
 
 def test_a_long_path_falls_back_to_a_loopback_address(

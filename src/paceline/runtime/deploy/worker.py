@@ -148,7 +148,7 @@ def main(text: str) -> int:
             write_error(Path(spec.error_file), error)
         if isinstance(error, WorkerHung):  # the engine's thread would keep the process
             _kill_group()
-        elif isinstance(error, PacelineError):
+        elif isinstance(error, PacelineError) and spec.error_file is None:  # otherwise the parent reports it
             logger.error("%s", error)
         if not isinstance(error, PacelineError):
             raise
