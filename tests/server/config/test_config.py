@@ -18,6 +18,7 @@ from paceline.server.config.config import (
     load_config,
     load_gateway_config,
 )
+from paceline.server.config.settings import SWITCHES
 from paceline.speculation.depth.policy import Candidate
 from paceline.speculation.depth_rule import make_breaker, make_depth
 
@@ -272,6 +273,7 @@ def test_two_names_of_one_setting_are_rejected(tmp_path: Path) -> None:
 def test_learning_is_a_switch_or_a_section(tmp_path: Path) -> None:
     assert not load_config().learning.is_collecting
     assert load_config(write(tmp_path, "learning: true\n")).learning.enabled
+    assert load_config(write(tmp_path, "gateway:\n  learning: true\n"), section="gateway").learning.enabled
     section = load_config(write(tmp_path, "learning:\n  enabled: true\n  max_samples: 7\n")).learning
     assert (section.is_collecting, section.max_samples) == (True, 7)
     section = load_config(write(tmp_path, "learning:\n  folder: versions\n  draft: smollm2-eagle\n")).learning
@@ -290,6 +292,8 @@ def test_the_documentation_is_current() -> None:
     text = (DOCS / "configuration.md").read_text("utf-8")
     assert page(text) == text, "run: python docs/setting_tables.py"
     assert "| `speculation.max_depth` | " in text
+    for section, setting in SWITCHES.items():
+        assert f"`{section}: true` is short for `{setting}`" in text
 
 
 # --- clusters
