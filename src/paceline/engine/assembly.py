@@ -134,7 +134,7 @@ def _padded_batches(
     proposer: "GraphProposer | None", in_graph: frozenset[str], methods: frozenset[str], max_draft_tokens: int
 ) -> tuple[PaddedBatch, PaddedBatch]:
     """How many rows a graph step has, and how many a pass with drafts that are made on the host."""
-    from paceline.engine.executors.graph.batch import draft_shape
+    from paceline.engine.executors.graph.drafters.selection import draft_shape
     from paceline.models.cuda_graph import MAX_GRAPH_ROWS
     from paceline.models.gpu.runner import bucket
 

@@ -16,7 +16,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.sizing.calibration import measure_context, measure_passes
 from paceline.engine.sizing.draft_calibration import measure_drafts
-from paceline.engine.sizing.head_calibration import measure_head
+from paceline.engine.sizing.head_calibration import measure_head, measure_head_in_graphs
 from paceline.engine.start.draft_gain import MIN_GAIN, measure_gain
 from paceline.engine.start.kernel_cache import KernelCache
 from paceline.engine.start.kernel_compilation import KernelCompilation
@@ -153,16 +153,20 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
 
 
 def _calibrate_drafts(engine: Engine, depth: GoodputDepth) -> None:
-    """Measure the drafts whose first samples in steps would mislead the policy: a draft model on a GPU, a head on a CPU."""
+    """Measure the drafts whose first samples in steps would mislead the policy: a draft model on a GPU, and a head."""
     proposers, count = engine.speculator.proposers, engine.scheduler.max_num_seqs
     if engine.graph is not None and "draft_model" in proposers:
         (runner,) = proposers["draft_model"].traits.runners
         costs = measure_drafts(cast(ModelRunner, runner), count, engine.clock)
         depth.calibrate_drafts("draft_model", costs.lines, costs.prefill_seconds)
-    if engine.graph is None and "eagle" in proposers:
-        (head,) = proposers["eagle"].traits.runners
-        lines = measure_head(proposers["eagle"], cast(EagleRunner, head).model, count, depth.max_depth, engine.clock)
-        depth.calibrate_drafts("eagle", lines)
+    if "eagle" in proposers:
+        head = cast(EagleRunner, proposers["eagle"].traits.runners[0])
+        if engine.graph is None:
+            lines = measure_head(proposers["eagle"], head.model, count, depth.max_depth, engine.clock)
+            depth.calibrate_drafts("eagle", lines)
+        elif "eagle" in engine.speculator.graph_methods:
+            costs = measure_head_in_graphs(engine.graph.draft_seconds, head, count)
+            depth.calibrate_drafts("eagle", costs.lines, costs.prefill_seconds)
 
 
 def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.clock import VirtualClock
-from paceline.engine.sizing.head_calibration import SIZES, measure_head
+from paceline.engine.sizing.head_calibration import GRAPH_SIZES, SIZES, measure_head, measure_head_in_graphs
 from paceline.models.drafts.eagle import EagleRunner
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress
@@ -44,3 +44,17 @@ def test_the_first_round_does_not_count(max_num_seqs: int) -> None:
         assert line.seconds(3) == pytest.approx(0.001 + 0.002 * count + 0.0015)
     assert proposer.num_free_blocks == free
     assert all(proposer.drafted)  # every round drafted
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 4, 256])
+def test_in_graphs_a_line_fits_all_shapes(max_num_seqs: int) -> None:
+    shapes = {1: (1, 3, 7), 8: (1, 3), 256: (1,)}
+    runner = EagleRunner(tiny_eagle(tiny_model()), 64, 64)
+    costs = measure_head_in_graphs(
+        lambda size: {nodes: 0.001 * size + 0.002 * nodes for nodes in shapes.get(size, (1, 3))}, runner, max_num_seqs
+    )
+    assert set(costs.lines) == {min(size, max_num_seqs) for size in GRAPH_SIZES}
+    assert costs.lines[1].seconds(5) == pytest.approx(0.011)
+    assert costs.lines[max_num_seqs].seconds(1) == pytest.approx(0.001 * max_num_seqs + 0.002)
+    assert costs.prefill_seconds > 0.0
+    assert not runner.cache[0][: runner.num_blocks].any()

@@ -268,6 +268,14 @@ def test_a_sequence_continues_after_graph_steps():
     assert head.num_free_blocks == 64
 
 
+def test_graph_steps_start_after_as_many_calls_as_the_prompts_need():
+    head = proposer(max_rows=16)
+    head.observe([progress(IDS, 6, end=40)])
+    starts, prefill = head.begin_graph([0])
+    assert starts[0].num_cached == 38
+    assert prefill.tokens == 32  # the last 7 are as many as a round commits
+
+
 def test_no_graph_steps_without_the_newest_state():
     head = proposer()
     head.observe([progress(IDS, 6, end=9)])

@@ -1,20 +1,29 @@
-"""Measures what an EAGLE head costs in host steps, before the first request.
+"""Measures what an EAGLE head costs, in host steps and in graph steps, before the first request.
 
 The first draft of a process is slow. As the only known cost it would keep the depth policy from drafting for a long time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import linear_regression, median
 
 from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
-from paceline.models.drafts.eagle import EagleModel
+from paceline.engine.sizing.draft_calibration import DraftCosts
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.models.cuda_graph import StreamTimer
+from paceline.models.drafts.eagle import EagleModel, EagleRunner
+from paceline.models.runner import Span
 from paceline.speculation.depth.draft_time import LinearCost
 from paceline.speculation.proposer import Hidden, Progress, Proposer
 
 SIZES = (1, 8)
 """Numbers of sequences that are measured; a batch of another size costs about as much as the nearest."""
+GRAPH_SIZES = (1, 8, 32, 64, 256)
+"""The same in graph steps."""
+PREFILL_ROWS, PREFILL_SEQUENCES = 256, 8
+"""Rows of each sequence of the measured draft prefill, and their number."""
 REPEATS = 3
 _PROMPT = 16
 """Tokens of a measured sequence."""
@@ -78,3 +87,30 @@ def measure_head(
         per_depth = max(0.0, deepest - first) / (depths[1] - 1)
         lines[count] = LinearCost(max(0.0, first - per_depth), per_depth)
     return lines
+
+
+def measure_head_in_graphs(
+    draft_seconds: Callable[[int], Mapping[int, float]], runner: EagleRunner, max_num_seqs: int
+) -> DraftCosts:
+    """Costs in graph steps. `draft_seconds(size)`: seconds of drafting by number of nodes, for about `size` sequences."""
+    lines = {}
+    for count in sorted({min(size, max_num_seqs) for size in GRAPH_SIZES}):
+        times = draft_seconds(count)
+        if len(times) > 1:
+            slope, base = linear_regression(list(times), list(times.values()))
+            lines[count] = LinearCost(max(0.0, base), max(0.0, slope))
+        elif times:
+            (seconds,) = times.values()
+            lines[count] = LinearCost(seconds, 0.0)
+    return DraftCosts(lines, median(_prefill_seconds(runner) for _ in range(REPEATS)))
+
+
+def _prefill_seconds(runner: EagleRunner) -> float:
+    """Seconds per token of a draft prefill of several sequences, which write to a lane."""
+    rows = min(PREFILL_ROWS, len(runner.model.cos))
+    span = Span(runner.lane(0)[:1] * -(-rows // BLOCK_SIZE), 0, [0] * rows, 0)
+    shape = PREFILL_SEQUENCES * rows, runner.model.config.hidden_size
+    states = dict.fromkeys(runner.model.config.state_layers, runner.model.hidden_norm.new_zeros(shape))
+    timer = StreamTimer(runner.model.device)
+    runner.forward([span] * PREFILL_SEQUENCES, states)
+    return timer.seconds() / shape[0]

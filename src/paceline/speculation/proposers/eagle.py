@@ -80,9 +80,12 @@ class EagleProposer:
             if state is not None:
                 newest[sequence.progress.sequence_id] = state
                 ready.append(sequence)
-        current, _ = self._cache.update(self._cache.next_updates(ready))
-        ids = [sequence.progress.sequence_id for sequence in current]
-        starts = {i: GraphStart(sequence.num_cached - 1, newest[i]) for i, sequence in zip(ids, current, strict=True)}
+        starts = {}
+        while updates := self._cache.next_updates(ready):  # a call computes a limited number of rows
+            for sequence in self._cache.update(updates)[0]:
+                i = sequence.progress.sequence_id
+                starts[i] = GraphStart(sequence.num_cached - 1, newest[i])
+            ready = [sequence for sequence in ready if sequence.progress.sequence_id not in starts]
         return starts, self._cache.take_prefill()
 
     def blocks(self, sequence_id: int, num_slots: int) -> Sequence[int] | None:

@@ -94,6 +94,7 @@ class TestEagle:
         head, cache = proposer.runner, [tensor for layer in engine.runner.cache for tensor in layer]
         now = [*(part[: engine.runner.num_blocks] for part in cache), *(part[: head.num_blocks] for part in head.cache)]
         before = [tensor.clone() for tensor in now]
+        assert set(engine.graph.draft_seconds(1)) == {1, 3, 7}
         engine.warm_up()
         engine.hooks.finish_idle_work()
         assert all(map(torch.equal, before, now))

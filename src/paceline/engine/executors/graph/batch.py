@@ -5,20 +5,21 @@ the next step before it has read the outcome of the last. The host keeps the blo
 copies them to the device with every step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from functools import partial
-from typing import Literal, cast
+from statistics import median
+from typing import Literal
 
 import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.engine.executors.graph.control import ControlBuffer
-from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
-from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape, GraphDrafter, GraphProposer
-from paceline.engine.executors.graph.drafters.tree_drafter import TreeDrafter, tree_shape
+from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape, GraphProposer
+from paceline.engine.executors.graph.drafters.selection import make_drafter
 from paceline.engine.executors.graph.inflight import InflightStep, StepBuffers
 from paceline.engine.executors.graph.mixed import SlotInputs
 from paceline.engine.executors.graph.round_buffers import RoundBuffers
@@ -27,14 +28,14 @@ from paceline.engine.hooks.idle_captures import Capture
 from paceline.kernels.gpu.speculation.accept import Accepted, accept_chains
 from paceline.kernels.gpu.speculation.accept_tree import accept_trees
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
-from paceline.models.cuda_graph import Graph
+from paceline.models.cuda_graph import Graph, StreamTimer
 from paceline.models.gpu.runner import GpuRunner
-from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.proposers.eagle import EagleProposer
 
 Part = Literal["draft", "follow", "verify", "accept"]
 GraphKey = tuple[Part, DraftShape, Sampling | None, bool]
 """Part of a step, its shape, the sampling if the part depends on it, and whether it keeps hidden states."""
+TIMED_RUNS = 5
+"""Runs of a graph that is timed; their median counts."""
 IN_FLIGHT = 2
 """Steps in flight at once: one being computed, one queued behind it."""
 
@@ -143,7 +144,7 @@ class GraphBatch:
         """Functions that capture the graphs of every shape of up to `max_rows` rows, over empty slots: those that any traffic
         needs, and the others."""
         first, later = list[Capture](), list[Capture]()
-        for shape in self._shapes(max_depth, max_rows):
+        for shape in self.shapes(max_depth, max_rows):
             for number, params in enumerate(WARM_UP_SAMPLING):
                 is_first = shape == NO_DRAFTS and number < 2
                 (first if is_first else later).append(partial(self._capture, shape, params))
@@ -154,10 +155,7 @@ class GraphBatch:
     @torch.inference_mode()
     def _capture(self, shape: DraftShape, params: SamplingParams) -> None:
         """Capture the graphs of one shape and one sampling. No sequence is in a slot."""
-        empty = [()] * self.size
-        self._controls[0].write([None] * self.size, empty, empty)
-        self._control.copy_(self._buffers[0].control)
-        self.slots.load([Slot((0, 0), params, 0, 0)])
+        self._clear(params)
         self._graph("verify", shape)
         if shape.nodes:
             self._graph("draft", shape)
@@ -165,11 +163,30 @@ class GraphBatch:
         if not shape.nodes:  # without drafts no states are kept
             self._graph("accept", shape)
 
+    @torch.inference_mode()
+    def draft_seconds(self, shape: DraftShape) -> float:
+        """Time of the drafts of a step, over empty slots."""
+        self._clear(WARM_UP_SAMPLING[0])
+        graph, seconds = self._graph("draft", shape), []
+        with self._kept():
+            for _ in range(TIMED_RUNS):
+                timer = StreamTimer(self.device)
+                graph.replay()
+                seconds.append(timer.seconds())
+        return median(seconds)
+
+    def _clear(self, params: SamplingParams) -> None:
+        """Empty all slots, and set the sampling of the next captures."""
+        empty = [()] * self.size
+        self._controls[0].write([None] * self.size, empty, empty)
+        self._control.copy_(self._buffers[0].control)
+        self.slots.load([Slot((0, 0), params, 0, 0)])
+
     def most_rows(self, max_depth: int, max_rows: int) -> int:
         """Rows of the largest step that `warm_up` captures."""
-        return max((self.size * (1 + shape.nodes) for shape in self._shapes(max_depth, max_rows)), default=0)
+        return max((self.size * (1 + shape.nodes) for shape in self.shapes(max_depth, max_rows)), default=0)
 
-    def _shapes(self, max_depth: int, max_rows: int) -> list[DraftShape]:
+    def shapes(self, max_depth: int, max_rows: int) -> list[DraftShape]:
         """Shapes of steps of up to `max_rows` rows, the largest first."""
         drafted = {self.drafter.shape(depth) for depth in range(1, max_depth + 1)} if self.drafter else set()
         fitting = [shape for shape in {NO_DRAFTS, *drafted} if self.size * (1 + shape.nodes) <= max_rows]
@@ -187,16 +204,21 @@ class GraphBatch:
         key: GraphKey = part, shape, sampling, keeps
         if key not in self._graphs:
             work = self._part(part, shape, keeps)
-            # A capture runs the function once for real, so that its updates are undone. Without an active slot nothing is
-            # accepted and no cached key moves.
-            updated = (self._active, *(self.drafter.state if self.drafter else ()))
-            kept = [tensor.clone() for tensor in updated]
-            if part == "accept":
-                self._active.zero_()
-            self._graphs[key] = Graph(work, self.device, self.target.graph_pool)
-            for tensor, before in zip(updated, kept, strict=True):
-                tensor.copy_(before)
+            # A capture runs the function once for real. Without an active slot nothing is accepted and no cached key moves.
+            with self._kept():
+                if part == "accept":
+                    self._active.zero_()
+                self._graphs[key] = Graph(work, self.device, self.target.graph_pool)
         return self._graphs[key]
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """Undo the updates of graphs that run inside it."""
+        updated = (self._active, *(self.drafter.state if self.drafter else ()))
+        kept = [tensor.clone() for tensor in updated]
+        yield
+        for tensor, before in zip(updated, kept, strict=True):
+            tensor.copy_(before)
 
     def _part(self, part: Part, shape: DraftShape, keeps: bool = False) -> Callable[[], None]:
         if part == "verify":
@@ -255,20 +277,3 @@ class GraphBatch:
                 self.drafter.keep_states(round_.output.inner, path, self._active)
 
         return compute
-
-
-def make_drafter(
-    proposer: GraphProposer, slots: DeviceSlots, vocab_size: int, prefills: DraftPrefills | None
-) -> GraphDrafter:
-    """The drafter for a proposer; `vocab_size` is the target's."""
-    if proposer.traits.is_tree:
-        return TreeDrafter(cast(EagleProposer, proposer), slots)
-    assert prefills is not None
-    return ChainDrafter(cast(DraftModelProposer, proposer), slots, vocab_size, prefills)
-
-
-def draft_shape(proposer: GraphProposer | None, depth: int) -> DraftShape:
-    """The shape of graph steps whose deepest draft has `depth` tokens."""
-    if proposer is None or not depth:
-        return NO_DRAFTS
-    return tree_shape(depth) if proposer.traits.is_tree else DraftShape(depth, depth)

@@ -56,6 +56,12 @@ class GraphBatches:
         both = [batch.captures(self.max_depth, self.max_rows(batch.size)) for batch in batches]
         return [one for first, _ in both for one in first], [one for _, later in both for one in later]
 
+    def draft_seconds(self, size: int) -> dict[int, float]:
+        """{draft tokens of a sequence: seconds of drafting} in steps of about `size` sequences."""
+        batch = self.of(bucket(size))
+        shapes = batch.shapes(self.max_depth, self.max_rows(batch.size))
+        return {shape.nodes: batch.draft_seconds(shape) for shape in shapes if shape.nodes}
+
     def load(self) -> GraphBatch:
         """The batch for sequences that were just put into the slots; its drafter has not loaded them."""
         self.current = self.of(bucket(len(self._slots)))

@@ -107,6 +107,10 @@ class GraphExecutor:
         if self._runner.device.type == "cuda":  # a later capture would wait until this memory is returned
             torch.cuda.empty_cache()
 
+    def draft_seconds(self, size: int) -> dict[int, float]:
+        """{draft tokens of a sequence: seconds of drafting} in steps of about `size` sequences. The slots are empty."""
+        return self._batches.draft_seconds(size)
+
     @property
     def is_loaded(self) -> bool:
         """Whether the slots hold sequences."""

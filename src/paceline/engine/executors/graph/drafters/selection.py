@@ -1,0 +1,28 @@
+"""The drafter of a proposer inside graph steps, and the shapes of its drafts."""
+
+from typing import cast
+
+from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
+from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
+from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape, GraphDrafter, GraphProposer
+from paceline.engine.executors.graph.drafters.tree_drafter import TreeDrafter, tree_shape
+from paceline.engine.executors.graph.slots import DeviceSlots
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.proposers.eagle import EagleProposer
+
+
+def make_drafter(
+    proposer: GraphProposer, slots: DeviceSlots, vocab_size: int, prefills: DraftPrefills | None
+) -> GraphDrafter:
+    """The drafter for a proposer; `vocab_size` is the target's."""
+    if proposer.traits.is_tree:
+        return TreeDrafter(cast(EagleProposer, proposer), slots)
+    assert prefills is not None
+    return ChainDrafter(cast(DraftModelProposer, proposer), slots, vocab_size, prefills)
+
+
+def draft_shape(proposer: GraphProposer | None, depth: int) -> DraftShape:
+    """The shape of graph steps whose deepest draft has `depth` tokens."""
+    if proposer is None or not depth:
+        return NO_DRAFTS
+    return tree_shape(depth) if proposer.traits.is_tree else DraftShape(depth, depth)
