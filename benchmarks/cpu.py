@@ -1,7 +1,7 @@
 """The embedded model on this CPU: Paceline, transformers, llama.cpp and vLLM, each in its own process.
 
-    python benchmarks/cpu.py [--tokens 128] [--repeats 5] [--draft smollm2-eagle] [--sampled] [--llama-cpp PYTHON]
-        [--vllm PYTHON]
+    python benchmarks/cpu.py --prompts spec_bench_dev.jsonl [--tokens 128] [--repeats 5] [--draft smollm2-eagle] [--sampled]
+        [--llama-cpp PYTHON] [--vllm PYTHON]
 
 Every engine generates the same number of greedy tokens from the same prompts of spec_bench_dev.jsonl. The time
 includes prefill. `--sampled`: Paceline alone, with the sampling that the model recommends and a seed. `--llama-cpp` is the
@@ -121,7 +121,7 @@ json.dump(result, answer)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
+    parser.add_argument("--prompts", type=Path, required=True, help="spec_bench_dev.jsonl, see benchmarks/engine.md")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--draft", default="smollm2-eagle", help="draft of `speculation on`; none: ngram")

@@ -1,6 +1,6 @@
 """Effect of rounded activations on quality: perplexity, and how often the most likely token is that of float32 activations.
 
-    python benchmarks/cpu_quality.py [--texts 50] [--tokens 128] [--llama-cpp PYTHON]
+    python benchmarks/cpu_quality.py --prompts spec_bench_dev.jsonl [--texts 50] [--tokens 128] [--llama-cpp PYTHON]
 
 The texts are prompts of spec_bench_dev.jsonl in the chat template of the model, cut to `--tokens`.
 """
@@ -40,7 +40,7 @@ json.dump([nll, tops], sys.stdout)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
+    parser.add_argument("--prompts", type=Path, required=True, help="spec_bench_dev.jsonl, see benchmarks/engine.md")
     parser.add_argument("--texts", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--llama-cpp", metavar="PYTHON")

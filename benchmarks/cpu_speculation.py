@@ -1,6 +1,7 @@
 """Speculation with an EAGLE head on this CPU by the size of the tree, beside what `goodput` chooses.
 
-    python benchmarks/cpu_speculation.py [--tokens 96] [--repeats 2] [--sizes 2 3 4 5 6 7 8] [--sampled]
+    python benchmarks/cpu_speculation.py --prompts spec_bench_dev.jsonl [--tokens 96] [--repeats 2]
+        [--sizes 2 3 4 5 6 7 8] [--sampled]
 
 One stream and one thread, pinned to a core. Times are CPU times of the process, also those that `goodput` decides by: they
 leave out what other programs take of a shared machine, but not their use of its caches and memory. One prompt of each category
@@ -131,7 +132,7 @@ def measure(prompts: dict[str, str], contenders: list[Contender], options: argpa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
+    parser.add_argument("--prompts", type=Path, required=True, help="spec_bench_dev.jsonl, see benchmarks/engine.md")
     parser.add_argument("--draft", default="smollm2-eagle")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repeats", type=int, default=2)

@@ -1,6 +1,6 @@
 """Throughput and waiting times for several limits of the batch: the figures behind the defaults by device.
 
-    python benchmarks/limits.py --clients 16 --limits 64,256 64,512 64,1024 [--rounds 3]
+    python benchmarks/limits.py --prompts spec_bench_dev.jsonl --clients 16 --limits 64,256 64,512 64,1024 [--rounds 3]
 
 Every client sends its next request when its text ends. A limit is `max_num_seqs,max_batched_tokens`; `none,none` takes the
 defaults. Limits alternate within a round. *CPU tok/s* are tokens per second of processor time, which other load affects less.
@@ -56,7 +56,7 @@ async def measure(llm: LLM, texts: list[str], clients: int, tokens: int) -> Run:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
+    parser.add_argument("--prompts", type=Path, required=True, help="spec_bench_dev.jsonl, see benchmarks/engine.md")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=3)

@@ -182,3 +182,9 @@ def test_make_targets_that_pages_name_exist() -> None:
 
 def test_the_readme_fits_on_a_screen_or_two() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 110
+
+
+def test_benchmarks_and_examples_name_no_file_outside_the_repository() -> None:
+    scripts = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("benchmarks/*.sh"), *ROOT.glob("examples/*.py")]
+    assert len(scripts) > 50
+    assert [name(path) for path in scripts if "../" in path.read_text("utf-8")] == []
