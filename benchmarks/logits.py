@@ -1,6 +1,6 @@
 """Logits compared with transformers in float32: every model family, and the embedded model on real text.
 
-    python benchmarks/logits.py [--prompts ../shared/data/spec_bench_dev.jsonl]
+    python benchmarks/logits.py --prompts spec_bench_dev.jsonl
 
 The figure is the largest difference over the standard deviation of the logits. transformers loads the GGUF with its
 own code.
@@ -25,9 +25,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.hub import find_model
-from paceline.models.loading.load import open_checkpoint
+from paceline.models.loading.load import build_model, open_checkpoint
 from paceline.models.runner import ModelRunner, Span
 
 SHAPE = {
@@ -59,8 +58,7 @@ FAMILIES = {
 
 
 def load(path: str | Path) -> ModelRunner:
-    checkpoint = open_checkpoint(path)
-    model = DecoderModel(checkpoint.config, checkpoint.weights, torch.device("cpu"), torch.float32)
+    model = build_model(open_checkpoint(path), torch.device("cpu"), torch.float32, activations="float32")
     return ModelRunner(model, num_blocks=64)
 
 
@@ -77,7 +75,7 @@ def difference(runner: ModelRunner, reference: torch.nn.Module, ids: list[int], 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
+    parser.add_argument("--prompts", type=Path, required=True, help="spec_bench_dev.jsonl, see benchmarks/engine.md")
     prompts = parser.parse_args().prompts
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
