@@ -185,13 +185,14 @@ def test_sigterm_finishes_streams_and_exits_with_0(tiny: dict[str, Any]) -> None
 
 
 def test_a_second_signal_aborts(tiny: dict[str, Any]) -> None:
-    with server_process(**tiny) as process:
+    with server_process(**tiny | {"log_level": "info"}) as process:
+        assert process.popen.stderr is not None
         body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", process.url + "/v1/completions", json=body, timeout=30) as response:
             lines = response.iter_lines()
             next(lines)
             process.popen.send_signal(signal.SIGINT)
-            time.sleep(0.2)
+            assert any('"message": "stopping"' in line for line in process.popen.stderr)  # it has the first signal
             process.popen.send_signal(signal.SIGINT)
             data = [line for line in lines if line]
         assert "server stopped" in data[-2]
