@@ -34,6 +34,7 @@ from paceline.kv.block_tables import BlockTables
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.simple_rules import FixedDepth
 
+DEVICE = torch.device("cuda")
 HEADER = (
     "| shape | batch | plain, ms/step | on the device | floor | share | speculative, ms per token of each | "
     "speed-up | alpha | tokens/round | same text |"
@@ -62,10 +63,9 @@ def make_engine(random: RandomModel, batch: int, depth: int) -> Engine:
 
 def decoding_lines(name: str, options: argparse.Namespace) -> Iterator[str]:
     """One line of the table for each batch size."""
-    started, device = time.perf_counter(), torch.device(options.device)
-    random = RandomModel(SHAPES[name], options.layers, options.noise, device)
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    started = time.perf_counter()
+    random = RandomModel(SHAPES[name], options.layers, options.noise, DEVICE)
+    torch.cuda.synchronize()
     made = time.perf_counter() - started
     yield f"{name}: weights of the layers {random.model.weight_bytes / 1e9:.1f} GB, made in {made:.1f} s"
     yield HEADER
@@ -101,7 +101,7 @@ def decoding_line(batch: int, floor: float, plain: list[Run], drafted: list[Run]
 
 def sections(options: argparse.Namespace) -> dict[str, Callable[[], Iterator[str]]]:
     return {
-        "families": lambda: family_lines(torch.device(options.device), options.part),
+        "families": lambda: family_lines(DEVICE, options.part),
         "kernels": lambda: kernel_lines(options.tune, options.part),
         **{name: (lambda name=name: decoding_lines(name, options)) for name in SHAPES},
     }
@@ -136,13 +136,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--noise", type=float, default=0.04, help="size of the layers that the draft lacks")
     parser.add_argument("--batches", type=int, action="append", help="batch sizes; default: 1 and 8")
     parser.add_argument("--layers", type=int, help="layers of the models; default: all")
-    parser.add_argument("--device", default="cuda", help="cpu runs a section with Triton's interpreter")
     parser.add_argument("--tune", action="store_true", help="time many tiles of 4-bit matrices")
     parser.add_argument("--part", type=int, help="only every eighth family or tile, beginning with this one")
     parser.add_argument("--compiled", action="store_true", help="do not compile kernels in other processes first")
     options = parser.parse_args()
-    if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("this needs a GPU")
+    if not torch.cuda.is_available():
+        parser.error("this needs a GPU; tests/engine/executors/graph/test_families.py checks the families without one")
     options.batches = options.batches or [1, 8]
     options.only = options.only or ["families", "kernels", *SHAPES]
     return options
