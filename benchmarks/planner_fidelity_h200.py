@@ -3,8 +3,8 @@
 python benchmarks/planner_fidelity_h200.py PROMPTS.jsonl
 
 PROMPTS is Spec-Bench's spec_bench_dev.jsonl. The figures of the GPU are those of benchmarks/vllm.md (over HTTP) and of
-benchmarks/gpu.md (inside one process). Requests are taken in the order of the file, and every stream sends its next one when a
-text ends. Simulated drafts are means of five seeds.
+benchmarks/gpu.md (inside one process), of plain decoding; `planner_fidelity.py` compares runs with drafts. Requests are taken
+in the order of the file, and every stream sends its next one when a text ends.
 """
 
 import argparse
@@ -18,18 +18,13 @@ from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.models.tokenizer.load import load_tokenizer
 from paceline.planning.profiles.curve import Figure
 from paceline.planning.profiles.profile_file import load_profile
-from paceline.planning.simulation.config import SimulationConfig, Speculation
+from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.result import quantile
 from paceline.planning.simulation.simulation import simulate
 from paceline.planning.traces.trace import Trace, TraceRequest
 
 PROFILE = replace(load_profile("h200-8b"), kv_tokens=Figure(160_000, "assumed", "setting of the measured runs"))
 OUTPUT_TOKENS, MAX_CHARACTERS = 128, 4000
-ALPHAS = (0.79, 0.81, 0.83)
-"""Of the first, all figures are printed: alpha of one stream in benchmarks/gpu.md."""
-SPREADS = (0.5, 1.0, 1.5)
-"""Deviations over texts of the log-odds of acceptance; that of the measured texts is not known."""
-MAX_DEPTH, SEEDS = 8, 5
 NAMES = ("tok/s", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, ms", "TPOT p99, ms")
 
 
@@ -43,25 +38,17 @@ class Measured:
     """Lowest and highest tok/s of single runs."""
 
 
-HTTP_PLAIN = (
+HTTP = (
     Measured(1, 6, (252, 10, 10, 3.93, 3.93), (252, 252)),
     Measured(8, 40, (1865, 19, 37, 4.12, 4.33), (1863, 1866)),
     Measured(32, 128, (4860, 98, 281, 5.00, 7.95), (4859, 4862)),
     Measured(64, 256, (7516, 194, 636, 6.05, 10.22), (7441, 7592)),
     Measured(128, 384, (9496, 366, 903, 10.46, 12.16), (9342, 9650)),
 )
-HTTP_GOODPUT = (
-    Measured(1, 6, (498, 10, 11, 1.92, 2.22), (496, 500)),
-    Measured(8, 40, (3515, 22, 40, 2.05, 2.80), (3506, 3525)),
-    Measured(32, 128, (6042, 58, 160, 4.54, 7.55), (5994, 6090)),
-    Measured(64, 256, (7664, 170, 568, 6.12, 10.30), (7449, 7879)),
-    Measured(128, 384, (9599, 375, 851, 10.76, 12.33), (9551, 9646)),
-)
 INSIDE = (
     Measured(128, 288, (9574, 170, 764, None, 11.25)),
     Measured(256, 544, (11585, 335, 1520, None, 19.80)),
 )
-"""Plain decoding inside one process."""
 
 
 def prompt_lengths(path: Path) -> list[int]:
@@ -72,17 +59,14 @@ def prompt_lengths(path: Path) -> list[int]:
     return [len(tokenizer.encode(chat, add_special=False)) for chat in chats]
 
 
-def simulated(lengths: Sequence[int], run: Measured, alpha: float | None, spread: float = 0.0) -> list[float]:
+def simulated(lengths: Sequence[int], run: Measured) -> list[float]:
+    """The figures of `NAMES`."""
     requests = [TraceRequest(0.0, lengths[i % len(lengths)], OUTPUT_TOKENS) for i in range(run.requests)]
-    speculation = Speculation((alpha,), MAX_DEPTH, "policy", spread) if alpha else None
-    config = SimulationConfig(PROFILE, speculation=speculation, mode="stepwise", streams=run.streams)
-    found = []
-    for seed in range(SEEDS if alpha else 1):
-        result = simulate(replace(config, seed=seed), Trace("fidelity", tuple(requests)))
-        ttft, tpot = (sorted(getattr(job, name) for job in result.jobs) for name in ("ttft", "tpot"))
-        rate = sum(job.output_tokens for job in result.jobs) / result.seconds
-        found.append((rate, *(1e3 * quantile(some, share) for some in (ttft, tpot) for share in (0.5, 0.99))))
-    return [fmean(values) for values in zip(*found, strict=True)]
+    config = SimulationConfig(PROFILE, mode="stepwise", streams=run.streams)
+    result = simulate(config, Trace("fidelity", tuple(requests)))
+    ttft, tpot = (sorted(getattr(job, name) for job in result.jobs) for name in ("ttft", "tpot"))
+    rate = sum(job.output_tokens for job in result.jobs) / result.seconds
+    return [rate, *(1e3 * quantile(some, share) for some in (ttft, tpot) for share in (0.5, 0.99))]
 
 
 def verdict(name: str, value: float, real: float, run: Measured) -> str:
@@ -94,10 +78,10 @@ def verdict(name: str, value: float, real: float, run: Measured) -> str:
     return f"{goal:.0%}: missed"
 
 
-def print_table(title: str, lengths: Sequence[int], runs: Sequence[Measured], alpha: float | None) -> None:
+def print_table(title: str, lengths: Sequence[int], runs: Sequence[Measured]) -> None:
     print(f"\n{title}\n\n| streams | figure | real | simulated | simulated / real | goal |\n|---|---|---|---|---|---|")
     for run in runs:
-        for name, value, real in zip(NAMES, simulated(lengths, run, alpha), run.figures, strict=True):
+        for name, value, real in zip(NAMES, simulated(lengths, run), run.figures, strict=True):
             if real is not None:
                 shown = f"{real:g} | {value:.5g} | {value / real:.3f} | {verdict(name, value, real, run)}"
                 print(f"| {run.streams} | {name} | {shown} |", flush=True)
@@ -108,17 +92,8 @@ def main() -> None:
     parser.add_argument("prompts", type=Path, help="JSON lines with a list `turns`")
     lengths = prompt_lengths(parser.parse_args().prompts)
     print(f"{len(lengths)} prompts, {fmean(lengths):.0f} tokens on average")
-    print_table("Inside one process, plain", lengths, INSIDE, None)
-    print_table("Over HTTP, plain", lengths, HTTP_PLAIN, None)
-    print_table(f"Over HTTP, `goodput`, alpha {ALPHAS[0]}", lengths, HTTP_GOODPUT, ALPHAS[0])
-    print("\nsimulated / real of `goodput` by alpha and spread: tok/s, TPOT p99")
-    for alpha, spread in (*((alpha, 0.0) for alpha in ALPHAS), *((ALPHAS[0], spread) for spread in SPREADS)):
-        print(f"{alpha}, {spread}:", end="", flush=True)
-        for run in HTTP_GOODPUT:
-            found = simulated(lengths, run, alpha, spread)
-            ratios = [value / real for value, real in zip(found, run.figures, strict=True) if real]
-            print(f"  {run.streams}: {ratios[0]:.3f} {ratios[-1]:.2f}", end="", flush=True)
-        print()
+    print_table("Inside one process, plain", lengths, INSIDE)
+    print_table("Over HTTP, plain", lengths, HTTP)
 
 
 if __name__ == "__main__":
