@@ -86,7 +86,7 @@ plugin() {
 offline() {
     python benchmarks/vllm_plugin.py --model "$model" --draft "$draft" --prompts "$prompts" --large-prompts "$warm" --warm-up "$warm" \
         --contenders "${OFFLINE:-plain,paceline_plain,paceline,paceline_head}" --head-model "$head" --sizes 1,8,32,64,128,256 \
-        --large plain,paceline,paceline_head --large-kv-gib 20 --tokens 128 --max-prompt 1500 --warm-up-tokens 48 \
+        --large plain,paceline,paceline_head --large-kv-gib 10 --tokens 128 --max-prompt 1500 --warm-up-tokens 48 \
         --repeats "${REPEATS:-5}" --limit 330 --log-decisions --logs "$out/offline" \
         --cache "$work/vllm_cache" --out "$out/offline.json"
 }

@@ -35,9 +35,9 @@ class TreeShape:
 SHAPES = {
     1: TreeShape(1, 1, 1),
     3: TreeShape(3, 2, 2),
-    7: TreeShape(3, 4, 4),
-    15: TreeShape(4, 8, 8),
-    31: TreeShape(5, 8, 8),
+    7: TreeShape(5, 4, 4),
+    15: TreeShape(6, 8, 8),
+    31: TreeShape(7, 8, 8),
 }
 """Shapes by number of nodes; large batches use the small ones. With the last committed token the rows are powers of two, which
 suits the matrix kernels."""
