@@ -12,6 +12,9 @@ from paceline.server.learning.sample_ring import LearningSample, SampleBatch
 TIMEOUT = 15.0
 """Seconds that the server has to answer."""
 
+AFTER_ALL = 2**62
+"""Number after those of all samples."""
+
 
 class ServerFailure(PacelineError):
     """The server cannot be reached, or refuses a call. `is_temporary`: a later call may succeed."""
@@ -42,6 +45,14 @@ class LearningServer:
     def __init__(self, url: str, key: str | None, model: str | None = None, trial_seconds: float = 600.0) -> None:
         self._server = ServerClient(url, key, TIMEOUT)
         self._model, self._trial_seconds = model, trial_seconds
+
+    def check(self) -> None:
+        """Raises the `ServerFailure` of a server that refuses its samples. One that does not answer now may do so later."""
+        try:
+            self.samples(AFTER_ALL)
+        except ServerFailure as error:
+            if not error.is_temporary:
+                raise
 
     def samples(self, after: int) -> SampleBatch:
         content = self._call("GET", "/admin/learning/samples", after=after)

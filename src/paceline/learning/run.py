@@ -17,10 +17,11 @@ from paceline.train.progress import Progress, Stopped, StopRequest
 def learn(plan: LearnPlan, command: str, clock: Clock, progress: Progress, stop: StopRequest) -> None:
     """Learns until `stop`, or until the time of the plan is over. `command` is for the cards."""
     plan.check()
+    client = LearningServer(plan.server, plan.key, plan.served_model, plan.trial_seconds)
+    client.check()  # before the models are read
     lower_priority(plan.threads)
     folder = VersionFolder(plan.out)
     folder.create(find_model(plan.draft), plan.server)
-    client = LearningServer(plan.server, plan.key, plan.served_model, plan.trial_seconds)
 
     def sleep(seconds: float) -> None:
         with suppress(Stopped), stop.interruptible():

@@ -14,6 +14,8 @@ from paceline.learning import run as learning_run
 from paceline.learning.plan import LearnPlan
 from paceline.learning.versions import Activity, VersionFolder
 from tests.learning.test_versions import add
+from tests.server.fakes import served
+from tests.server.live import running
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +46,16 @@ def test_options_become_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     (plan,) = plans
     assert (plan.server, plan.draft, plan.minutes, plan.key) == ("http://server", "smollm2-eagle", 3.0, "secret")
     assert plan.out == Path(out)
+
+
+def test_a_server_that_refuses_samples_ends_it_before_the_models_are_read(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with running(served()) as url:  # without admin routes
+        result = run(url, "--draft", "smollm2-eagle", "--model", str(tmp_path), "--out", str(out))
+    assert result.exit_code == 2
+    assert "no admin routes (set `admin_key` or `api_keys` there)" in " ".join(result.stderr.split())
+    assert "reading the target" not in result.stderr
+    assert not out.exists()
 
 
 def test_every_option_is_in_the_help() -> None:
