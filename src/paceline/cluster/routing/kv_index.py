@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence, S
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from paceline.cluster.routing.prefix_tree import KEY_MASK, NONE, Holders, PrefixTree, members
+from paceline.cluster.routing.prefix_tree import KEY_MASK, NONE, PrefixTree, members
 from paceline.cluster.routing.router import Prompt
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
 
@@ -84,7 +84,7 @@ class KvIndex:
         found = self._tree.match(chain)
         if self._lower_tiers and any(holders & self._lower_tiers for _, holders in found):
             return Match(*self._tiered(found), chain)
-        return Match([(blocks * BLOCK_SIZE, Holders(holders)) for blocks, holders in found], {}, chain)
+        return Match([(blocks * BLOCK_SIZE, members(holders)) for blocks, holders in found], {}, chain)
 
     def apply(self, worker: str, event: CacheEvent) -> None:
         match event:
@@ -149,12 +149,15 @@ class KvIndex:
         start, before = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), parent)
         chain = self._sums(event.tokens, start, before)
         if span == 1 and len(worker.holders) == 1:
-            held, new = worker.blocks[0], dict(zip(keys, chain, strict=True))
-            is_new = len(new) == len(keys) and held.keys().isdisjoint(new)
-            if is_new and self._tree.has_none(1 << worker.number, chain):
-                self._tree.add(1 << worker.number, parent, chain)
-                held.update(new)
-                return
+            held, holder = worker.blocks[0], 1 << worker.number
+            if held.keys().isdisjoint(keys) and self._tree.has_none(holder, chain):
+                size = len(held)
+                held.update(zip(keys, chain, strict=True))
+                if len(held) == size + len(keys):
+                    self._tree.add(holder, parent, chain)
+                    return
+                for key in keys:  # one of them is there twice
+                    held.pop(key, None)
         holders = [1 << holder for level, holder in worker.holders.items() if level >= tier]
         for i, key in enumerate(keys):
             own = chain[i * span : (i + 1) * span]
@@ -192,8 +195,11 @@ class KvIndex:
     def _remove(self, worker: _Worker, keys: Sequence[Hashable], tier: int) -> None:
         held = worker.blocks[tier]
         if len(worker.holders) == 1 and not worker.long:
+            size = len(held)
             ends = list(map(held.pop, keys, repeat(NONE)))
-            self._tree.drop(1 << worker.number, [end for end in ends if end != NONE] if NONE in ends else ends)
+            if len(held) + len(ends) != size:
+                ends = [end for end in ends if end != NONE]
+            self._tree.drop(1 << worker.number, ends)
             return
         for key in keys:
             if key not in held:

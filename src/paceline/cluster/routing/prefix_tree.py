@@ -1,9 +1,8 @@
 """A prefix tree of cached blocks: returns for a prompt how many leading blocks each holder has."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import compress
-from typing import overload
 
 from paceline.cluster.routing.prefix_runs import Run, merge, offset, prune, split
 
@@ -22,6 +21,8 @@ class PrefixTree:
     def __init__(self) -> None:
         self._runs: dict[int, Run] = {}
         """Run of every block, by key. A block has all its predecessors in the tree."""
+        self._orphaned = 0
+        """Holders that ever had a block without one of its predecessors."""
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -73,9 +74,11 @@ class PrefixTree:
                 run = self._isolate(run, low, low + common)
                 if has_parent:
                     run.holders |= holder
-                    self._reattach(holder, run)
+                    if self._orphaned & holder:
+                        self._reattach(holder, run)
                 else:
                     run.orphans |= holder
+                    self._orphaned |= holder
                 merge(self._runs, run)
             at, start = at + common, start + common
             before = self._runs[keys[at - 1]]
@@ -88,8 +91,10 @@ class PrefixTree:
             own = run.keys
             high = offset(run, keys[at]) + 1
             # Caches evict a chain from its end: take all of this run that is dropped in that order
-            low, end = 0, at + high
-            if end > count or keys[at:end] != own[high - 1 :: -1]:
+            low = max(0, high - (count - at))
+            end, dropped = at + high - low, own[low:high]
+            dropped.reverse()
+            if keys[at:end] != dropped:
                 low, end = high - 1, at + 1
                 while low and end < count and own[low - 1] == keys[end]:
                     low, end = low - 1, end + 1
@@ -141,6 +146,7 @@ class PrefixTree:
             run.holders = holder
         else:
             run.orphans = holder
+            self._orphaned |= holder
         if before is not None:
             before.children[keys[0]] = run
         for key in keys:
@@ -166,6 +172,7 @@ class PrefixTree:
                     if child.holders & holder:
                         child.holders &= ~holder
                         child.orphans |= holder
+                        self._orphaned |= holder
                         pending.append(child)
         else:
             run.orphans &= ~holder
@@ -202,40 +209,6 @@ def _num_common(run: Run, low: int, keys: Sequence[int], at: int) -> int:
         else:
             most = middle - 1
     return least
-
-
-class Holders(Sequence[int]):
-    """The numbers of the set bits of an int, in increasing order. They are computed when they are first needed."""
-
-    __slots__ = ("_bits", "_numbers")
-
-    def __init__(self, bits: int) -> None:
-        self._bits = bits
-        self._numbers: tuple[int, ...] | None = None
-
-    def __len__(self) -> int:
-        return self._bits.bit_count()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Holders) and self._bits == other._bits
-
-    def __hash__(self) -> int:
-        return hash(self._bits)
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[int, ...]: ...
-    def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
-        return self._all()[index]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._all())
-
-    def _all(self) -> tuple[int, ...]:
-        if self._numbers is None:
-            self._numbers = members(self._bits)
-        return self._numbers
 
 
 _BIT = bytes(digit == ord("1") for digit in range(256))
