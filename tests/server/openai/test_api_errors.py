@@ -205,6 +205,8 @@ def test_a_body_that_is_not_json(server: Served) -> None:
 
 def test_unknown_routes_and_methods(server: Served) -> None:
     assert error(server.call("GET", "/v2/nothing"), 404)["message"] == "no route /v2/nothing"
+    assert "did you mean /v1/models?" in error(server.call("GET", "/models"), 404)["message"]
+    assert "did you mean /v1/chat/completions?" in error(server.post("/v1" + CHAT, {}), 404)["message"]
     assert "`admin_key`" in error(server.call("GET", "/admin/flags"), 404)["message"]
     response = server.call("GET", CHAT)
     error(response, 405)

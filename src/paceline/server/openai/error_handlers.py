@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from paceline.core.errors import PacelineError
 from paceline.server.openai.body_errors import body_error
@@ -49,14 +50,24 @@ async def _handle_http_error(request: Request, error: Exception) -> JSONResponse
     headers = dict(error.headers or {})
     if error.status_code == 404:
         path = request.url.path
-        hint = "; a server without `admin_key` and `api_keys` has no admin routes" if path.startswith("/admin/") else ""
-        return _answer(request, NotFound(f"no route {path}{hint}", code="not_found"))
+        return _answer(request, NotFound(f"no route {path}{_route_hint(request, path)}", code="not_found"))
     if error.status_code == 405:
         message = f"{request.method} is not allowed at {request.url.path}"
         return _answer(request, MethodNotAllowed(message, code="method_not_allowed", headers=headers))
     api_error = BadRequest(str(error.detail), headers=headers)
     api_error.status = error.status_code
     return _answer(request, api_error)
+
+
+def _route_hint(request: Request, path: str) -> str:
+    """What a client may have meant: clients differ in whether their base URL ends with /v1."""
+    if path.startswith("/admin/"):
+        return "; a server without `admin_key` and `api_keys` has no admin routes"
+    for other in (f"/v1{path}", path.removeprefix("/v1")):
+        scope = {**request.scope, "path": other}
+        if other != path and any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):
+            return f"; did you mean {other}? Check the base URL of the client"
+    return ""
 
 
 async def _handle_paceline_error(request: Request, error: Exception) -> JSONResponse:
