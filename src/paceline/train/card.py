@@ -206,13 +206,15 @@ def plot_curve(curve: Sequence[Mapping[str, Any]], title: str, path: Path) -> No
         raise MissingDependency("matplotlib", "plotting", "bench") from None
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     tokens = [point["tokens"] for point in curve]
-    for position in range(max((len(point["alphas"]) for point in curve), default=0)):
+    num_positions = max((len(point["alphas"]) for point in curve), default=0)
+    for position in range(num_positions):
         left.plot(
             tokens, [point["alphas"][position] for point in curve], marker="o", markersize=3, label=f"{position + 1}"
         )
     left.set_ylim(bottom=0.0)
     left.set_title("Alpha by position", fontsize=10, loc="left")
-    left.legend(frameon=False, fontsize=8, ncols=5, title="position", title_fontsize=8)
+    if num_positions:
+        left.legend(frameon=False, fontsize=8, ncols=5, title="position", title_fontsize=8)
     right.plot(tokens, [point["tokens_per_round"] for point in curve], marker="o", markersize=3, label="chain")
     right.plot(tokens, [point["tree_tokens_per_round"] for point in curve], marker="o", markersize=3, label="tree")
     right.set_ylim(bottom=1.0)
