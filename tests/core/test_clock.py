@@ -23,3 +23,11 @@ def test_wall_clock_never_goes_backwards() -> None:
     clock = WallClock()
     times = [clock.now() for _ in range(100)]
     assert times == sorted(times)
+
+
+def test_a_virtual_clock_moves_on_to_a_time_but_not_back() -> None:
+    clock = VirtualClock(5.0)
+    clock.advance_to(7.5)
+    assert clock.now() == 7.5
+    clock.advance_to(6.0)
+    assert clock.now() == 7.5

@@ -28,3 +28,9 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError("a clock cannot go backwards: advance by 0 seconds or more")
         self._now += seconds
+
+    def advance_to(self, time: float) -> None:
+        """Moves on to `time`, unless it is past."""
+        elapsed = time - self._now
+        if elapsed > 0.0:
+            self._now += elapsed

@@ -84,14 +84,14 @@ class _Simulation:
                 else:
                     arrival = requests[self._next].arrival if streams is None else num_streams * ramp
             elif timer < never and self._num_ended < len(self._jobs) + (arrival < never):
-                self._set_time(timer)
+                self._clock.advance_to(timer)
                 heappop(timers)[2]()
             else:
                 break
         return self._result()
 
     def _arrive(self, now: float) -> None:
-        self._set_time(now)
+        self._clock.advance_to(now)
         request = self._trace.requests[self._next]
         job = Job(
             self._next,
@@ -111,7 +111,7 @@ class _Simulation:
         self._cluster.route(job)
 
     def _end_segment(self, time: float, number: int) -> None:
-        self._set_time(time)
+        self._clock.advance_to(time)
         started, ended = self._cluster.end_segment(number)
         self._num_ended += len(ended)
         if self._scaling is not None:
@@ -123,11 +123,6 @@ class _Simulation:
 
     def _at(self, time: float, action: Callable[[], None]) -> None:
         heappush(self._timers, (time, next(self._numbers), action))
-
-    def _set_time(self, time: float) -> None:
-        elapsed = time - self._clock.now()
-        if elapsed > 0.0:
-            self._clock.advance(elapsed)
 
     def _plan_fault(self, fault: Fault) -> None:
         cluster = self._cluster

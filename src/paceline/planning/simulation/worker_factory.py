@@ -1,6 +1,7 @@
 """Makes the simulated workers of a cluster: each gets a batch, a prefix cache and a draft device."""
 
 import random
+from functools import partial
 
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.core.kv_events import CacheEvent
@@ -29,15 +30,15 @@ class WorkerFactory:
         profile, speculation = self._config.profile, self._config.speculation
         is_target = member.role == "target"
 
-        def publish(event: CacheEvent) -> None:
-            if is_target:
-                self._index.apply(member.name, event)
-
         member.worker = SimulatedWorker(
             profile,
             self._rounds,
             self._batch(random.Random(f"{self._config.seed}/{member.name}")),
-            PrefixCache(int(profile.kv_tokens.value), self._block_tokens, publish),
+            PrefixCache(
+                int(profile.kv_tokens.value),
+                self._block_tokens,
+                partial(self._index.apply, member.name) if is_target else _ignore,
+            ),
             speculation.max_depth if speculation and is_target else 0,
             self._drafting(member) if is_target else NoDrafts(),
         )
@@ -60,3 +61,7 @@ class WorkerFactory:
             return SteppedBatch(self._rounds, dice)
         policy = PolicyDepths(config.profile, speculation.max_depth, on_device=self._drafters is None)
         return SteppedBatch(self._rounds, dice, policy)
+
+
+def _ignore(event: CacheEvent) -> None:
+    pass

@@ -3,7 +3,6 @@
 import math
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
 from heapq import heappop, heappush
 from operator import mul
 from typing import Protocol
@@ -46,7 +45,7 @@ class Batch(Protocol):
         """Steps of this kind until a sequence may end."""
         ...
 
-    def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> Sequence[Job]:
+    def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
         """The sequences that end with the last of `steps` steps, which computed `prompt_rows` of prompts."""
         ...
 

@@ -68,7 +68,7 @@ class PrefixCache:
     def reserve(self, tokens: int) -> None:
         """A sequence holds `tokens` outside the cached blocks; a negative number returns them."""
         self._used += tokens
-        if tokens > 0:
+        if tokens > 0 and self._num_blocks > (self._capacity - self._used) // self._block_tokens:
             self._evict()
 
     def store(self, prompt: PromptBlocks) -> None:
@@ -86,25 +86,30 @@ class PrefixCache:
                 run = last.children[new[0]] = _Run(list(new), last)
                 self._recent[run] = None
                 self._touch(last)
-        self._evict()
+        if self._num_blocks > (self._capacity - self._used) // self._block_tokens:
+            self._evict()
 
     def _use(self, chain: tuple[int, ...]) -> tuple[_Run, int]:
         """The run of the last cached block of the chain and the number of these blocks, which become the most recently used."""
         run, count, length = self._root, 0, len(chain)
         while count < length and (child := run.children.get(chain[count])) is not None:
-            common = _num_common(child.keys, chain, count)
-            count += common
-            if common < len(child.keys):
+            keys = child.keys
+            end = count + len(keys)
+            if end > length or keys[-1] != chain[end - 1]:
+                common = _num_common(keys, chain, count)
+                count += common
                 run = _split(child, common)
                 break
-            run = child
+            run, count = child, end
         self._touch(run)
         return run, count
 
     def _touch(self, run: _Run) -> None:
         """The run and those before it become the most recently used."""
-        recent, move = self._recent, self._recent.move_to_end
         parent = run.parent
+        if parent is None:
+            return
+        recent, move = self._recent, self._recent.move_to_end
         while parent is not None:
             try:
                 move(run)
@@ -113,8 +118,9 @@ class PrefixCache:
             run, parent = parent, parent.parent
 
     def _evict(self) -> None:
+        """Evict the blocks that have no place beside the tokens of sequences."""
         surplus = self._num_blocks - max(0, self._capacity - self._used) // self._block_tokens
-        if surplus <= 0 or not self._num_blocks:
+        if not self._num_blocks:
             return
         removed: list[int] = []
         recent, surplus = self._recent, min(surplus, self._num_blocks)

@@ -16,15 +16,12 @@ class DecodeSegment:
     """
 
     __slots__ = ("_first", "_slope", "end", "start", "step", "steps")
+    prompt_rows = 0
 
     def __init__(self, start: float, steps: int, step: Round, first: float, slope: float) -> None:
         self.start, self.steps, self.step = start, steps, step
         self._first, self._slope = first, slope
-        self.end = start + self._duration(steps)
-
-    @property
-    def prompt_rows(self) -> int:
-        return 0
+        self.end = start + (steps * first + slope * steps * (steps - 1) / 2.0)
 
     def shorten(self, now: float) -> bool:
         """End at the first boundary at or after `now`, after at least one step. Whether the end has changed."""
@@ -37,7 +34,8 @@ class DecodeSegment:
     def _set_steps(self, steps: int) -> bool:
         if steps == self.steps:
             return False
-        self.steps, self.end = steps, self.start + self._duration(steps)
+        self.steps = steps
+        self.end = self.start + (steps * self._first + self._slope * steps * (steps - 1) / 2.0)
         return True
 
     def _steps_at(self, time: float) -> float:
@@ -47,25 +45,19 @@ class DecodeSegment:
             return elapsed / linear
         return (sqrt(linear * linear + 4.0 * square * elapsed) - linear) / (2.0 * square)
 
-    def _duration(self, steps: int) -> float:
-        return steps * self._first + self._slope * steps * (steps - 1) / 2.0
-
 
 class PromptSegment:
     """Steps with prompt rows, each with a time and a number of rows of its own."""
 
-    __slots__ = ("_ends", "_rows", "end", "start", "step", "steps")
+    __slots__ = ("_ends", "_rows", "end", "prompt_rows", "start", "step", "steps")
 
     def __init__(self, start: float, step: Round, ends: Sequence[float], rows: Sequence[int]) -> None:
         """`ends`: times at which the steps end. `rows`: prompt rows up to the end of each."""
         self.start, self.step = start, step
         self._ends, self._rows = ends, rows
         self.steps, self.end = len(ends), ends[-1]
-
-    @property
-    def prompt_rows(self) -> int:
+        self.prompt_rows = rows[-1]
         """Prompt rows of all steps."""
-        return self._rows[self.steps - 1] if self.steps else 0
 
     def shorten(self, now: float) -> bool:
         """End at the first boundary at or after `now`. Whether the end has changed."""
@@ -79,6 +71,7 @@ class PromptSegment:
         if steps == self.steps:
             return False
         self.steps, self.end = steps, self._ends[steps - 1] if steps else self.start
+        self.prompt_rows = self._rows[steps - 1] if steps else 0
         return True
 
 

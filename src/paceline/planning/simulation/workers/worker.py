@@ -186,7 +186,7 @@ class SimulatedWorker:
         self.steps += steps
         ended: list[Job] = []
         if self.batch.count:
-            ended += self.batch.advance(steps, step, rows)
+            ended = self.batch.advance(steps, step, rows)
             if step.depth:
                 self._drafts.ran(steps, step.depth)
         return self._compute_prompts(rows) if rows else [], ended
@@ -200,17 +200,22 @@ class SimulatedWorker:
     def _begin(self, now: float) -> None:
         if self._waiting:
             self._admit()
-        segment: Segment | None = None
+        segment: Segment
         if self._pending:
             segment = self._mixed(now)
         elif self.batch.count:
             segment = self._decode(now)
-        self._segment, self.end = segment, None if segment is None else segment.end
+        else:
+            self._segment = self.end = None
+            return
+        self._segment, self.end = segment, segment.end
 
     def _decode(self, now: float) -> DecodeSegment:
         batch, each = self.batch, self._context_seconds
         step = batch.decide(self._drafts.load(batch.count))
-        steps = min(MAX_STEPS, batch.max_steps(step))
+        steps = batch.max_steps(step)
+        if steps > MAX_STEPS:
+            steps = MAX_STEPS
         return DecodeSegment(now, steps, step, step.seconds + each * batch.context, each * batch.growth(step))
 
     def _mixed(self, now: float) -> PromptSegment:
@@ -266,7 +271,7 @@ class SimulatedWorker:
             self._waiting_tokens -= job.length
             self._reserved += need
             cached = min(self.cache.cached(job.prompt), job.length - 1)
-            job.computed = min(max(cached, job.received), job.length - 1)
+            job.computed = min(job.received, job.length - 1) if job.received > cached else cached
             if not job.moves and not job.received:
                 job.cached = cached
             self.cache.reserve(need - cached)
