@@ -23,10 +23,10 @@ from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.version import VERSION
+from paceline.runtime.span_exporter import CollectorExporter
 
 try:
     from opentelemetry.context import Context
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
@@ -142,7 +142,7 @@ class Tracing:
     @staticmethod
     def to(endpoint: str, service: str, ratio: float = 0.0) -> "Tracing":
         """Send spans to the OTLP collector at `endpoint`."""
-        return Tracing(OTLPSpanExporter(endpoint=trace_url(endpoint), timeout=TIMEOUT), service, ratio)
+        return Tracing(CollectorExporter(trace_url(endpoint), TIMEOUT), service, ratio)
 
     def start_server_span(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> Span:
         """Start the span of an HTTP request, in the trace of its headers if they name one. `is_recording()` is whether it is
