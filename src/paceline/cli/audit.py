@@ -138,7 +138,7 @@ def _always_drafting(engine: EngineConfig, verification: str | None, method: str
         speculation = replace(speculation, verification=verification)  # type: ignore[arg-type]
     if method is not None:
         speculation = replace(speculation, method=method)
-        speculation.check_method(engine.draft)
+        speculation.check_method(engine.draft, has_pool=False)
     return replace(engine, speculation=speculation, audit_fraction=0.0)
 
 

@@ -103,6 +103,8 @@ class ClusterConfig:
             )
         if self.trace_endpoint is not None:
             trace_url(self.trace_endpoint)
+        for pool in self.targets:
+            pool.check_method(bool(self.drafts))
         self._check_prefills()
         self._check_engines()
         for pool in self.pools:

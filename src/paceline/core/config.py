@@ -73,8 +73,9 @@ class SpeculationConfig:
         if self.breaker_rounds < 1:
             raise InvalidConfig(f"speculation.breaker_rounds must be at least 1, got {self.breaker_rounds}")
 
-    def check_method(self, draft: str | None) -> None:
-        """Raises `InvalidConfig` if no server with this `draft` has the method. Only the Python API takes further methods."""
+    def check_method(self, draft: str | None, has_pool: bool) -> None:
+        """Raises `InvalidConfig` if no server with this `draft`, and perhaps a draft pool, has the method. Only the Python API
+        takes further methods."""
         if self.method is None:
             return
         if self.method not in METHODS:
@@ -83,6 +84,8 @@ class SpeculationConfig:
             )
         if self.method in METHODS_WITH_DRAFT and draft in (None, "none"):
             raise InvalidConfig(f"speculation.method {self.method!r} needs a draft: set `draft`")
+        if self.method == "pool" and not has_pool:
+            raise InvalidConfig("speculation.method 'pool' needs a pool with role draft in a cluster file")
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,11 +137,14 @@ class PoolConfig:
                 f"pool {self.name!r}: speculation and draft are settings of target pools; move them there"
             )
 
+        self._check_engine()
+
+    def check_method(self, has_drafts: bool) -> None:
+        """Raises `InvalidConfig` for a speculation method that its workers do not have. `has_drafts`: there is a draft pool."""
         try:
-            self.speculation.check_method(self.draft)
+            self.speculation.check_method(self.draft, has_drafts)
         except InvalidConfig as error:
             raise InvalidConfig(f"pool {self.name!r}: {error}") from None
-        self._check_engine()
 
     def _check_engine(self) -> None:
         if self.engine not in get_args(TargetEngine):

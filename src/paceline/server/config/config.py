@@ -149,7 +149,6 @@ class ServerConfig:
         for name, good, allowed in checks:
             if not good:
                 raise InvalidConfig(f"{name} must be {allowed}, got {getattr(self, name)!r}")
-        self.engine.speculation.check_method(self.engine.draft)
         if self.trace_endpoint is not None:
             trace_url(self.trace_endpoint)
         if self.admin_key is not None and len(self.admin_key) < 8:
@@ -203,7 +202,9 @@ def load_config(
     given |= _from_environment(environ or {})
     given |= _from_options(overrides or {})
     try:
-        return _build({name: value for name, (value, _) in given.items()})
+        config = _build({name: value for name, (value, _) in given.items()})
+        config.engine.speculation.check_method(config.engine.draft, has_pool=False)
+        return config
     except InvalidConfig as error:
         raise InvalidConfig(f"{error}{_sources(str(error), given)}") from None
 
