@@ -1,10 +1,12 @@
 """The round of a batch: its depth, its expected tokens, and its time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 
 from paceline.cluster.cost.cost import expected_tokens, survival
 from paceline.cluster.pairing.fanout import AlternativeOdds, fan_out
+from paceline.planning.profiles.curve import Curve
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.texts import kinds_of_texts, pooled_alphas
@@ -20,6 +22,12 @@ PROMPT_STEP = 128
 
 MAX_ROWS = 9216
 """Rows up to which the time of a pass is in a table."""
+
+
+@lru_cache(maxsize=16)
+def _seconds_by_rows(curve: Curve) -> Sequence[float]:
+    """The curve at 0 to `MAX_ROWS`."""
+    return [curve.at(rows) for rows in range(MAX_ROWS + 1)]
 
 
 def prompt_bucket(prompt_rows: int) -> int:
@@ -72,6 +80,8 @@ class Rounds:
     def __init__(self, profile: WorkerProfile, speculation: Speculation | None, network_seconds: float = 0.0) -> None:
         """`network_seconds`: round trip to a draft worker; 0: drafts on the target's device."""
         self._profile, self._speculation = profile, speculation
+        self._rows = _seconds_by_rows(profile.pass_seconds)
+        self._prompt_rows = None if profile.prompt_seconds is None else _seconds_by_rows(profile.prompt_seconds)
         self._usual_network = self.network_seconds = network_seconds
         self._set_alphas(1.0)
         self._known: dict[tuple[int, int, int, int], Round] = {}
@@ -105,26 +115,17 @@ class Rounds:
         )
         """Expected tokens of a round by depth, from 1 on."""
 
-    @cached_property
-    def rows(self) -> list[float]:
-        """Seconds of a pass by its rows."""
-        return [self._profile.pass_seconds.at(rows) for rows in range(MAX_ROWS + 1)]
-
-    @cached_property
-    def _prompt_rows(self) -> list[float]:
-        """Seconds of a pass by its rows of prompts."""
-        return [self._profile.rows_seconds(0, rows) for rows in range(MAX_ROWS + 1)]
-
     def pass_seconds(self, rows: int, prompts: int = 0) -> float:
         """Time of a pass with rows that decode or verify, and rows of prompts; as `WorkerProfile.rows_seconds`."""
         if rows + prompts > MAX_ROWS:
             return self._profile.rows_seconds(rows, prompts)
-        if not prompts or self._profile.prompt_seconds is None:
-            return self.rows[rows + prompts]
+        table, own = self._prompt_rows, self._rows
+        if not prompts or table is None:
+            return own[rows + prompts]
         if not rows:
-            return self._prompt_rows[prompts]
-        more = self._prompt_rows[rows + prompts] - self._prompt_rows[rows]
-        return self.rows[rows] + more if more > 0.0 else self.rows[rows]
+            return table[prompts]
+        more = table[rows + prompts] - table[rows]
+        return own[rows] + more if more > 0.0 else own[rows]
 
     def best(self, batch: int, context: float, drafting: int, prompt_rows: int = 0) -> Round:
         """The fastest round of `batch` sequences with `context` tokens in all, beside `prompt_rows`. `drafting`: sequences at
