@@ -163,6 +163,22 @@ def test_a_plan_is_reusable_as_contexts_grow() -> None:
     assert all(map(torch.equal, first, again))
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("rows", [1, 3, 7])  # 7: two tiles of a sequence
+def test_sequences_of_as_many_rows_need_no_search(rows: int, splits: int) -> None:
+    contexts = [130, 0, 63]
+    plan = attention_plan(3 * rows, 3, rows, 6, 2, 64, DEVICE, splits, is_uniform=True)
+    searching = attention_plan(3 * rows, 3, rows, 6, 2, 64, DEVICE, splits)
+    assert plan.num_tiles <= searching.num_tiles
+    both = [check(contexts, [rows] * 3, plan=one) for one in (plan, searching)]
+    assert torch.equal(*both)
+
+
+def test_trees_of_as_many_nodes_need_no_search() -> None:
+    plan = attention_plan(2 * TREE, 2, TREE, 6, 2, 64, DEVICE, num_splits=2, is_uniform=True)
+    check([40, 70], [TREE] * 2, ancestors=torch.tensor(2 * masks(PARENTS)), plan=plan)
+
+
 def test_plans_can_share_scratch_that_grows() -> None:
     scratch = AttentionScratch(DEVICE)
     cases = [([250, 3], 2), ([250, 3, 130], 4), ([250], 4)]

@@ -170,7 +170,7 @@ def _attention(
     # HAZARD: no load before the wait; even the lengths are written by an earlier kernel
     gdc_wait(PDL)
     gdc_launch(PDL)
-    sequence, start, num_rows, row_0 = _rows_of(tile, starts, num_sequences, ROWS, SEARCH)
+    sequence, start, num_rows, row_0 = _rows_of(tile, starts, num_sequences, most_rows, ROWS, SEARCH)
     context = tl.load(context_lens + sequence)
     if (row_0 >= num_rows) | (num_rows < least_rows) | (num_rows > most_rows):
         return
@@ -195,7 +195,7 @@ def _attention(
         lineage = row
     row += first_row
 
-    table = block_tables + sequence.to(tl.int64) * table_stride if SEARCH > 1 else block_tables
+    table = block_tables if SEARCH == 1 else block_tables + sequence.to(tl.int64) * table_stride
     keys, values = key_cache + kv_head * WIDTH, value_cache + kv_head * WIDTH
     total = tl.zeros([TILE, PADDED], tl.float32)
     top = tl.full([TILE], float("-inf"), tl.float32)
@@ -235,9 +235,12 @@ def _attention(
 
 
 @triton.jit
-def _rows_of(tile, starts, num_sequences, ROWS: tl.constexpr, SEARCH: tl.constexpr):
+def _rows_of(tile, starts, num_sequences, most_rows, ROWS: tl.constexpr, SEARCH: tl.constexpr):
     """(sequence, its first row in the pass, its number of rows, its first row in this tile). The tiles of sequence s begin at
-    starts[s] // ROWS + s."""
+    starts[s] // ROWS + s. SEARCH 0: every sequence has `most_rows` rows."""
+    if SEARCH == 0:
+        each = tl.cdiv(most_rows, ROWS)
+        return tile // each, tile // each * most_rows, most_rows, tile % each * ROWS
     sequence = 0
     if SEARCH > 1:
         each = tl.arange(0, SEARCH)

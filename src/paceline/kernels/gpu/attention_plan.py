@@ -64,6 +64,7 @@ class AttentionPlan:
     tile_keys: int
     num_splits: int
     search: int
+    """Width of the search for a program's sequence; 0: every sequence has `most_rows` rows, and nothing is searched."""
     partial: Tensor  # num_tiles x KV x num_splits x tile x hd, float32, unnormalised outputs
     sums: Tensor  # num_tiles x KV x num_splits x 2 x tile, float32, running maximum (base 2) and sum
     counters: Tensor  # num_tiles x KV, int32, finished parts; zero between launches
@@ -84,8 +85,10 @@ def attention_plan(
     device: torch.device | str,
     num_splits: int | None = None,
     scratch: AttentionScratch | None = None,
+    is_uniform: bool = False,
 ) -> AttentionPlan:
-    """The plan for passes of `num_rows` rows over `num_sequences` sequences, with up to `max_rows` rows each.
+    """The plan for passes of `num_rows` rows over `num_sequences` sequences, with up to `max_rows` rows each; exactly as many
+    if `is_uniform`, so that a program need not search for its sequence.
 
     Sequences with more rows are computed correctly but more slowly. `num_splits` None: enough to fill the device. `scratch`
     None: new memory.
@@ -95,8 +98,11 @@ def attention_plan(
     queries = min(max_rows * group, 32) if is_few else min(power_of_two(max_rows) * group, 128)
     tile = power_of_two(max(16, group, queries))
     tile_rows = tile // group
-    # The tiles of sequence s begin at starts[s] // tile_rows + s: enough for its rows, wherever they start
-    num_tiles = num_rows // tile_rows + num_sequences
+    if is_uniform:
+        assert num_rows == num_sequences * max_rows
+        num_tiles = num_sequences * -(-max_rows // tile_rows)
+    else:  # the tiles of sequence s begin at starts[s] // tile_rows + s: enough for its rows, wherever they start
+        num_tiles = num_rows // tile_rows + num_sequences
     if num_splits is None:
         each = 1 if is_few else -(-max_rows // tile_rows)
         busy = min(num_tiles, num_sequences * each) * num_kv_heads
@@ -120,10 +126,11 @@ def attention_plan(
         num_tiles=num_tiles,
         tile_keys=tile_keys,
         num_splits=num_splits,
-        search=search_width(num_sequences),
+        search=0 if is_uniform else search_width(num_sequences),
         partial=partial,
         sums=sums,
         counters=counters,
+        **({"most_rows": max_rows} if is_uniform else {}),
     )
 
 

@@ -33,13 +33,13 @@ def plan_pass(
     scratch: AttentionScratch | None = None,
     few_rows: int = 1,
 ) -> AttentionPlan:
-    """Attention plan of passes of this size; create it once for each size. A sequence with all `rows` rows makes it ragged.
-    `few_rows`: see `ragged_plan`."""
+    """Attention plan of passes of this size; create it once for each size. Every sequence has `max_rows` rows, or any number
+    of them if one may have all `rows` rows. `few_rows`: see `ragged_plan`."""
     c = model.config
     heads = c.num_heads, c.num_kv_heads, c.head_dim
     if max_rows == rows > 1:
         return ragged_plan(rows, sequences, *heads, model.device, scratch, few_rows)
-    return attention_plan(rows, sequences, max_rows, *heads, model.device, scratch=scratch)
+    return attention_plan(rows, sequences, max_rows, *heads, model.device, scratch=scratch, is_uniform=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
