@@ -1,6 +1,8 @@
 import pytest
 
-from paceline.cluster.routing.router import LeastLoaded, RoundRobin, WorkerLoad, make_router
+from paceline.cluster.routing.router import LeastLoaded, Prompt, RoundRobin, WorkerLoad, make_router
+
+PROMPT = Prompt(())
 
 
 def load(name: str, assigned: int = 0, max_num_seqs: int = 8, kv_use: float = 0.0) -> WorkerLoad:
@@ -10,15 +12,15 @@ def load(name: str, assigned: int = 0, max_num_seqs: int = 8, kv_use: float = 0.
 def test_round_robin_is_independent_of_the_order() -> None:
     router = RoundRobin()
     workers = [load("b"), load("c"), load("a")]
-    assert [router.choose((), workers) for _ in range(4)] == ["a", "b", "c", "a"]
-    assert [router.choose((), workers[::-1]) for _ in range(2)] == ["b", "c"]
+    assert [router.choose(PROMPT, workers) for _ in range(4)] == ["a", "b", "c", "a"]
+    assert [router.choose(PROMPT, workers[::-1]) for _ in range(2)] == ["b", "c"]
 
 
 def test_round_robin_follows_changes_of_the_workers() -> None:
     router = RoundRobin()
-    assert router.choose((), [load("a"), load("b"), load("c")]) == "a"
-    assert router.choose((), [load("a"), load("c")]) == "c"
-    assert router.choose((), [load("a"), load("b"), load("c"), load("d")]) == "d"
+    assert router.choose(PROMPT, [load("a"), load("b"), load("c")]) == "a"
+    assert router.choose(PROMPT, [load("a"), load("c")]) == "c"
+    assert router.choose(PROMPT, [load("a"), load("b"), load("c"), load("d")]) == "d"
 
 
 @pytest.mark.parametrize(
@@ -32,14 +34,14 @@ def test_round_robin_follows_changes_of_the_workers() -> None:
     ],
 )
 def test_least_loaded(workers: list[WorkerLoad], chosen: str) -> None:
-    assert LeastLoaded().choose((), workers) == chosen
+    assert LeastLoaded().choose(PROMPT, workers) == chosen
 
 
 def test_least_loaded_spreads_a_burst_by_capacity() -> None:
     max_num_seqs = {"big": 24, "small": 8}
     assigned = dict.fromkeys(max_num_seqs, 0)
     for _ in range(64):
-        assigned[LeastLoaded().choose((), [load(n, assigned[n], max_num_seqs[n]) for n in max_num_seqs])] += 1
+        assigned[LeastLoaded().choose(PROMPT, [load(n, assigned[n], max_num_seqs[n]) for n in max_num_seqs])] += 1
     assert assigned == {"big": 48, "small": 16}
 
 

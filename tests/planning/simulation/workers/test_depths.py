@@ -15,6 +15,7 @@ from paceline.planning.simulation.simulation import simulate
 from paceline.planning.simulation.workers.batches import num_accepted
 from paceline.planning.simulation.workers.depths import BESIDE_DECODING, PolicyDepths, padded_slots
 from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.prompt_blocks import NO_PROMPT
 from paceline.planning.simulation.workers.rounds import Rounds
 from paceline.planning.simulation.workers.worker import DeviceDrafts
 from paceline.planning.traces.trace import Trace, TraceRequest
@@ -24,7 +25,7 @@ SPECULATION = Speculation((0.8,), rule="policy")
 
 
 def job(number: int, has_draft: bool = False, tokens: int = 128) -> Job:
-    made = Job(number, 0.0, 300, tokens, ())
+    made = Job(number, 0.0, 300, tokens, NO_PROMPT)
     made.generated, made.has_draft = 1, has_draft
     return made
 
