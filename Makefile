@@ -13,6 +13,8 @@
 # make test-all    check, test, test-exact, test-slow, examples and docs, one after the other
 # make examples    runs the scripts of examples/
 # make check       formatting, lint and types
+# make compiled    the router and the simulator compiled with mypyc, in build/compiled: PYTHONPATH=build/compiled uses them
+# make test-compiled  their tests, with the compiled modules
 # make wheel       two wheels in dist/: paceline, and paceline-smollm2 with the embedded model and its drafts
 # make docs        the documentation site, in site/; a warning is an error
 #
@@ -32,7 +34,7 @@ GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --inclu
 # Processes that the tests start read the compiled modules of those before them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-failed test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients test-vllm check wheel clean test-all examples docs chaos soak
+.PHONY: serve test test-failed test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients test-vllm check compiled test-compiled wheel clean test-all examples docs chaos soak
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
@@ -87,6 +89,13 @@ docs: $(VENV)/.ready-dev
 	$(BIN)/python docs/module_tables.py
 	$(BIN)/python docs/setting_tables.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+compiled: $(VENV)/.ready-dev
+	rm -rf build/compiled
+	PACELINE_COMPILE=1 $(BIN)/python setup.py -q build --build-base build/mypyc --build-lib build/compiled
+
+test-compiled: compiled
+	PYTHONPATH=build/compiled $(BIN)/python -m pytest $(WORKERS) tests/cluster tests/planning
 
 wheel: $(VENV)/.ready-dev
 	rm -rf build/lib  # setuptools would pack what an earlier build has left there

@@ -4,6 +4,8 @@
     python benchmarks/simulator_speed.py TRACE --workers 1000 --scale 200 --seconds 20
     python benchmarks/simulator_speed.py TRACE --workers 8 --seconds 600 --compare
 
+`make compiled` compiles the router and the simulator; PYTHONPATH=build/compiled runs them.
+
 `70b-8xh200` is a roofline of eight H200 that serve one 70B model: 1,000 GPUs are 125 such workers. With `h200-8b` every GPU is
 a worker of its own.
 """
@@ -21,6 +23,7 @@ from source_tables import assumed, roofline
 
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
+from paceline.planning.simulation import simulation
 from paceline.planning.simulation.config import Mode, SimulationConfig, Speculation
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationReport, quantile, summarize
@@ -86,7 +89,8 @@ def main() -> None:
         report, seconds, _ = run(options, trace, "closed_form", 0)
         wall = time.perf_counter() - started
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{report.requests} requests, {options.workers} workers, {report.seconds:.0f} s of virtual time")
+        kind = "Python" if simulation.__file__.endswith(".py") else "compiled"
+        print(f"{report.requests} requests, {options.workers} workers, {report.seconds:.0f} s of virtual time, {kind}")
         print(
             f"{wall:.1f} s, {seconds:.1f} s of CPU time, {1e6 * seconds / report.requests:.0f} us a request, {memory:.0f} MiB"
         )
