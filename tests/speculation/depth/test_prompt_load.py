@@ -2,7 +2,7 @@ from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.best_drafts import BestDrafts
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
-from paceline.speculation.depth.prompt_load import GENERATION_STEPS, QUIET_STEPS, WINDOW_STEPS, PromptLoad
+from paceline.speculation.depth.prompt_load import GENERATION_STEPS, QUIET_STEPS, SHARED_ROWS, WINDOW_STEPS, PromptLoad
 from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.step_time import StepTime
 
@@ -60,7 +60,7 @@ def test_prompts_of_a_batch_that_has_just_begun_count_as_one_each() -> None:
 def test_bursts_of_prompts_count_for_a_generation_of_texts() -> None:
     """40 texts of 250 tokens for 125 tokens each; the steps that compute prompts alone count too."""
     load, batch = PromptLoad(), [Candidate(i, "draft_model", 8, 260, 115, 250) for i in range(40)]
-    for rows, decoding in (8000, 0), (1000, 30), *[(0, 40)] * 100:
+    for rows, decoding in *[(1000, 0)] * 8, (1000, 30), *[(0, 40)] * 100:
         load.observe(step(rows, batch=decoding))
     assert load.lasting_rows_per_token(batch) == 250 / 125
     for _ in range(24):
@@ -69,6 +69,13 @@ def test_bursts_of_prompts_count_for_a_generation_of_texts() -> None:
     for _ in range(2):
         load.observe(step(0, batch=40))
     assert load.lasting_rows_per_token(batch) == 0.0
+
+
+def test_few_rows_of_a_long_pass_over_prompts_count_for_a_generation() -> None:
+    load, batch = PromptLoad(), [Candidate(i, "draft_model", 8, 260, 115, 250) for i in range(40)]
+    for rows, decoding in (8000, 0), (2000, 30), *[(0, 40)] * 100:
+        load.observe(step(rows, batch=decoding))
+    assert load.lasting_rows_per_token(batch) == 2 * SHARED_ROWS / (30 + 100 * 40)
 
 
 def test_unknown_lengths_have_no_generation() -> None:

@@ -28,16 +28,23 @@ GENERATION_STEPS = 4096
 """Steps within which a generation of texts is counted, at most."""
 
 
+SHARED_ROWS = 1024
+"""Prompt rows of a step that count for a whole generation. More of them take as long with drafts as without: the pass is
+limited by arithmetic in either case."""
+
+
 class PromptLoad:
     def __init__(self) -> None:
         self._steps: deque[tuple[int, int]] = deque(maxlen=WINDOW_STEPS)
         """Prompt rows and committed tokens."""
         self._num_quiet = 0
+        self._last_rows = 0
         self._all_rows, self._all_tokens = [0], [0]  # sums up to each step
 
     def observe(self, step: StepObservation) -> None:
         tokens = step.batch + sum([seen.accepted for seen in step.rounds])
-        self._all_rows.append(self._all_rows[-1] + step.prefill_rows)
+        self._last_rows = step.prefill_rows
+        self._all_rows.append(self._all_rows[-1] + min(step.prefill_rows, SHARED_ROWS))
         self._all_tokens.append(self._all_tokens[-1] + tokens)
         if len(self._all_rows) > 2 * GENERATION_STEPS:
             del self._all_rows[:GENERATION_STEPS], self._all_tokens[:GENERATION_STEPS]
@@ -47,8 +54,7 @@ class PromptLoad:
 
     def is_growing(self, batch: Sequence[Candidate]) -> bool:
         """Whether the prompts of the last step make `batch` larger by more than an eighth, if none of it ends."""
-        last = self._all_rows[-1] - self._all_rows[-2] if len(self._all_rows) > 1 else 0
-        return last > 0 and _GROWTH * last > _lengths(batch)[0] > 0
+        return self._last_rows > 0 and _GROWTH * self._last_rows > _lengths(batch)[0] > 0
 
     def rows_per_token(self, batch: Sequence[Candidate]) -> float:
         """Prompt rows expected for each token that `batch` commits in the next steps."""
