@@ -23,6 +23,7 @@ from paceline.speculation.proposer import Progress, Proposer
 from paceline.vllm.batch import UNKNOWN, Batch, RowSampling, first_chain
 from paceline.vllm.decisions.latency_limit import LatencyLimit
 from paceline.vllm.decisions.lookup_time import LookupTime
+from paceline.vllm.decisions.output_length import OutputLengths
 from paceline.vllm.decisions.pause import Pause
 from paceline.vllm.decisions.record import categories
 from paceline.vllm.decisions.unverified import UnverifiedDrafts, sample, sample_size
@@ -68,6 +69,7 @@ class DraftLoop:
         self._pause = Pause()
         self._limit = LatencyLimit(max_depth)
         self._unverified = UnverifiedDrafts(method, max_depth)
+        self._outputs = OutputLengths()
         self._keep = keep
 
     def propose(self, batch: Batch) -> list[list[int]]:
@@ -128,6 +130,7 @@ class DraftLoop:
 
     def _close(self, ended: Sequence[TrackedSequence]) -> None:
         for one in ended:
+            self._outputs.add(len(one.ids) - one.num_prompt)
             if self._keep is not None and not one.has_drafted:
                 self._keep(Progress(one.id, one.ids, 0, UNKNOWN.params, UNKNOWN.seed, 0, one.num_prompt, "coupled"))
             self._guard.close(self._method, one.id)
@@ -216,9 +219,7 @@ class DraftLoop:
         classes = categories(self._method, [one.record for one in sequences])
         for one, category in zip(sequences, classes, strict=True):
             one.category = category
-        depths = self.depth.decide(
-            [Candidate(one.id, one.category, self._limit_of(one, longest), len(one.ids)) for one in sequences]
-        )
+        depths = self.depth.decide([self._candidate(one, longest) for one in sequences])
         wanted = [(one, depth, row) for one, depth, row in zip(sequences, depths, sampling, strict=True) if depth > 0]
         if not wanted:
             return {}
@@ -242,6 +243,10 @@ class DraftLoop:
         )
         self._network_seconds = network
         return chains
+
+    def _candidate(self, one: TrackedSequence, longest: int) -> Candidate:
+        remaining = self._outputs.remaining(len(one.ids) - one.num_prompt)
+        return Candidate(one.id, one.category, self._limit_of(one, longest), len(one.ids), remaining)
 
     def _collect(
         self, wanted: Sequence[tuple[TrackedSequence, int, RowSampling]], deadline: float
