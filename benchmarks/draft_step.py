@@ -1,19 +1,36 @@
 """Time of the kernels of one decoding step of a small model on a GPU: where the time of a draft goes.
 
     python benchmarks/draft_step.py [--batches 1 8 32] [--context 500] [--rows 1]
+    python benchmarks/draft_step.py --tune src/paceline/kernels/gpu/tiles.json --seconds 90
 
-The model has the shape of SmolLM2-135M and random weights. Each row is the time of a captured pass, then of its kernels by name,
-from the profiler: microseconds per pass, and the number of launches. Kernels overlap, so that they add up to more than the
-pass takes.
+The model has the shape of SmolLM2-135M and random weights. Printed are the time of a captured pass, then of its kernels by
+name, from the profiler: microseconds per pass, and the number of launches. Kernels overlap and the profiler separates them,
+so that they add up to more than the pass takes.
+
+With `--tune`, tiles of 17 to 64 rows are replaced one matrix after the other wherever the whole pass becomes faster, and
+written to the file. `tune_linear.py` times a kernel alone, where the next one does not start before it ends. Passes of 32
+sequences with one and with two rows count, the first of them twice. It then prints passes with other numbers of warps in
+attention.
 """
 
 import argparse
+import json
+import multiprocessing
+import time
 from collections import defaultdict
+from dataclasses import astuple
+from itertools import product
+from pathlib import Path
 from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+from tune_linear import Chain, weight_of
+from tune_linear_cases import Case, Work, cases_of
 
+from paceline.kernels.gpu import attention, tiles
+from paceline.kernels.gpu.linear import Normed
+from paceline.kernels.gpu.tiles import RowClass, Tile
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kernels.weights import Dense
 from paceline.models.architectures.config import ModelConfig
@@ -88,22 +105,103 @@ def kernels(graph: PassGraph) -> dict[str, tuple[float, int]]:
     return dict(sorted(found.items(), key=lambda item: -item[1][0]))
 
 
+def candidates(case: Case) -> list[Tile]:
+    """Tiles of one matrix to try."""
+    splits = (1,) if case.is_paired else (1, 2, 4) if case.inputs > 1024 else (1, 3)
+    shapes = ((16, 1), (16, 2), (16, 4), (32, 1), (32, 2), (32, 4))
+    columns = ((64, 5), (64, 9), (128, 3), (128, 5), (256, 3))
+    return [
+        Tile(outputs, inputs, warps, stages, splits=split)
+        for (outputs, warps), (inputs, stages), split in product(shapes, columns, splits)
+        if outputs == 16 or case.is_paired  # the kernels after a sum depend on the number of its strips
+    ]
+
+
+def compile_some(work: Work) -> int:
+    """Compile these tiles as a pass uses them: the norm of the first layer has one strip, the others as many as tiles."""
+    case, chain = work.case, Chain(work.case, work.rows, [weight_of(work.case)])
+    for parts, tile in product((1, -(-CONFIG.hidden_size // 16)) if case.is_paired else (1,), work.tiles):
+        chain.normed = Normed(chain.x, torch.ones(work.rows, parts, device="cuda"), CONFIG.rms_eps)
+        try:
+            chain.call(chain.weights[0], tile)
+        except Exception as error:
+            print(case.name, tile, type(error).__name__, flush=True)
+    torch.cuda.synchronize()
+    return len(work.tiles)
+
+
+def compile_all(cases: list[Case], limit: float) -> None:
+    """Compile all candidates in parallel, within about `limit` seconds."""
+    began = time.perf_counter()
+    tasks = [Work(case, rows, tuple(candidates(case)[i::8])) for case in cases for rows in (32, 64) for i in range(8)]
+    with multiprocessing.get_context("spawn").Pool(15) as pool:
+        results, done = pool.imap_unordered(compile_some, tasks), 0
+        try:
+            for _ in tasks:
+                done += results.next(max(0.0, limit - (time.perf_counter() - began)))
+        except multiprocessing.TimeoutError:
+            print("no time left to compile the other tiles", flush=True)
+    print(f"compiled {done} tiles in {time.perf_counter() - began:.0f} s", flush=True)
+
+
+def tune(runner: GpuRunner, context: int, file: Path, limit: float) -> None:
+    """Replace tiles of 17 to 64 rows in `file` within `limit` seconds."""
+    began, device = time.perf_counter(), runner.device
+    cases = cases_of(["135m"], [RowClass.UP_TO_64], is_quick=True)
+    compile_all(cases, 0.5 * limit)
+
+    def cost() -> float:
+        one, two = (seconds(graph_of(runner, 32, rows, context), device) for rows in (1, 2))
+        return 2.0 * one + two
+
+    known, best = tiles._measured(), cost()
+    print(f"at first {1e6 * best / 3:.0f} us", flush=True)
+    for case in cases:
+        key, before = case.key, known.get(case.key)
+        chosen = before
+        for tile in candidates(case):
+            if time.perf_counter() - began > limit:
+                break
+            known[key] = tile
+            try:
+                found = cost()
+            except Exception as error:
+                print(case.name, tile, type(error).__name__, flush=True)
+                continue
+            if found < 0.995 * best:
+                best, chosen = found, tile
+        if chosen is not None:
+            known[key] = chosen
+        print(f"{case.name}: {before} -> {chosen}: {1e6 * best / 3:.0f} us", flush=True)
+    content = json.loads(file.read_text()) | {key: list(astuple(tile)) for key, tile in known.items()}
+    file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+    for warps in (1, 2, 4, 8):
+        attention.FEW_WARPS[CONFIG.head_dim] = warps
+        times = [1e6 * seconds(graph_of(runner, batch, 1, context), device) for batch in (1, 8, 32, 64)]
+        print(f"{warps} warps, 1, 8, 32, 64 sequences: {', '.join(f'{one:.0f}' for one in times)} us", flush=True)
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=500)
     parser.add_argument("--rows", type=int, default=1, help="rows of each sequence; the first step of a round has 2")
+    parser.add_argument("--tune", type=Path, help="file of tiles to improve")
+    parser.add_argument("--seconds", type=float, default=90.0, help="limit of --tune")
     options = parser.parse_args()
     device = torch.device("cuda")
     model = DecoderModel(CONFIG, RandomWeights(device), device, torch.bfloat16)
     most = max(options.batches) * -(-(options.context + options.rows) // BLOCK_SIZE)
-    runner = GpuRunner(model, most)
+    runner = GpuRunner(model, 2 * most)
+    if options.tune:
+        tune(runner, options.context, options.tune, options.seconds)
+        return
     for batch in options.batches:
         graph = graph_of(runner, batch, options.rows, options.context)
         print(f"\n{batch} sequences, {1e6 * seconds(graph, device):.0f} us a pass")
-        for name, (time, count) in kernels(graph).items():
-            print(f"  {name:48} {time:8.1f} us, {count:4} launches, {time / max(1, count):6.2f} us each")
+        for name, (took, count) in kernels(graph).items():
+            print(f"  {name:48} {took:8.1f} us, {count:4} launches, {took / max(1, count):6.2f} us each")
 
 
 if __name__ == "__main__":

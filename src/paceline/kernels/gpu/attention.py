@@ -20,6 +20,8 @@ from paceline.kernels.layout import BLOCK_SIZE
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _ONES = tl.constexpr(8)  # columns of the narrowest product
+FEW_WARPS = {64: 4}
+"""Warps of a program of one small tile by width of a head; 4 for others. Their number does not change the bits of a result."""
 
 
 def paged_attention(
@@ -84,7 +86,7 @@ def _launch(
     sinks: Tensor | None,
 ) -> None:
     heads, width, kv_heads = q.shape[1], q.shape[2], key_cache.shape[2]
-    num_warps, num_stages = 4, 2
+    num_warps, num_stages = (FEW_WARPS.get(width, 4) if plan.tile <= 16 else 4), 2
     if plan.tile > 64:
         # As registers and shared memory allow. A program that combines the parts of a context waits less with more warps
         is_large = plan.num_splits > 1 or width * q.element_size() > 256

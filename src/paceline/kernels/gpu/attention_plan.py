@@ -23,6 +23,9 @@ _FILLED_WAVES = 3
 FEW_ROWS = 16
 """Rows of a sequence up to which contexts are split as for one row, so that sums run in the same order."""
 
+MOST_ROWS = 1 << 30
+"""No limit on the rows of a sequence."""
+
 _SEARCHES = (1, 32, 64, 256)
 """Widths of the search for a program's sequence. A wider search takes no longer, and few widths need few kernels. From 128
 on it needs a third more registers (166 instead of 123 on Hopper with heads of 128)."""
@@ -69,7 +72,7 @@ class AttentionPlan:
     sums: Tensor  # num_tiles x KV x num_splits x 2 x tile, float32, running maximum (base 2) and sum
     counters: Tensor  # num_tiles x KV, int32, finished parts; zero between launches
     least_rows: int = 1
-    most_rows: int = 1 << 30
+    most_rows: int = MOST_ROWS
     """Rows of the sequences that are computed, `least_rows` to `most_rows`."""
     few: "AttentionPlan | None" = None
     """Plan of the other sequences, which have few rows. A tile for prompts takes several times as long for a single row."""
@@ -130,7 +133,7 @@ def attention_plan(
         partial=partial,
         sums=sums,
         counters=counters,
-        **({"most_rows": max_rows} if is_uniform else {}),
+        most_rows=max_rows if is_uniform else MOST_ROWS,
     )
 
 
