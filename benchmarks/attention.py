@@ -11,9 +11,9 @@ from statistics import median
 
 import torch
 
-from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import attention_plan
-from paceline.kernels.gpu.prompt_attention import attend_long_prompt
+from paceline.kernels.gpu.attention.paged import paged_attention
+from paceline.kernels.gpu.attention.plan import attention_plan
+from paceline.kernels.gpu.attention.prompts import attend_long_prompt
 from paceline.kernels.layout import BLOCK_SIZE, LongPrompt
 from paceline.models.cuda_graph import Graph, GraphPool, StreamTimer
 

@@ -28,7 +28,8 @@ from torch.profiler import ProfilerActivity, profile
 from tune_linear import Chain, weight_of
 from tune_linear_cases import Case, Work, cases_of
 
-from paceline.kernels.gpu import attention, tiles
+from paceline.kernels.gpu import tiles
+from paceline.kernels.gpu.attention import paged
 from paceline.kernels.gpu.linear import Normed
 from paceline.kernels.gpu.tiles import RowClass, Tile
 from paceline.kernels.layout import BLOCK_SIZE
@@ -176,7 +177,7 @@ def tune(runner: GpuRunner, context: int, file: Path, limit: float) -> None:
     content = json.loads(file.read_text()) | {key: list(astuple(tile)) for key, tile in known.items()}
     file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
     for warps in (1, 2, 4, 8):
-        attention.FEW_WARPS[CONFIG.head_dim] = warps
+        paged.FEW_WARPS[CONFIG.head_dim] = warps
         times = [1e6 * seconds(graph_of(runner, batch, 1, context), device) for batch in (1, 8, 32, 64)]
         print(f"{warps} warps, 1, 8, 32, 64 sequences: {', '.join(f'{one:.0f}' for one in times)} us", flush=True)
 

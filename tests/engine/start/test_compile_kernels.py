@@ -34,7 +34,7 @@ def test_the_kernels_of_an_engine_are_listed_and_compiled_without_weights_and_wi
     assert listed == distinct
     assert int(listed) < 150
     assert (first, second) == ("True", "False")  # the second time it is in the cache folder
-    assert {"_attention", "linear_kernel", "pair_kernel", "_accept", "_pick", "_rotate"} <= set(names.split())
+    assert {"attention_kernel", "linear_kernel", "pair_kernel", "_accept", "_pick", "_rotate"} <= set(names.split())
 
 
 def test_the_kernels_of_8_bit_products_of_more_than_64_rows_are_listed_and_compiled(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any 
 from paceline.kernels.activation import Activation
 from paceline.kernels.experts import Experts, Routing
 from paceline.kernels.formats.four_bit import FourBitWeight, Kind
-from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import attention_plan
+from paceline.kernels.gpu.attention.paged import paged_attention
+from paceline.kernels.gpu.attention.plan import attention_plan
+from paceline.kernels.gpu.attention.prompts import prompt_attention
 from paceline.kernels.gpu.cache.rows import copy_rows
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
-from paceline.kernels.gpu.prompt_attention import prompt_attention
 from paceline.kernels.gpu.tiles import Tile
 from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.kernels.quantized import QuantizedWeight

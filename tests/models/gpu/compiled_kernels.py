@@ -15,7 +15,7 @@ from paceline.engine.executors.graph.mixed import MixedSteps, SlotInputs
 from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot
 from paceline.kernels import linear
 from paceline.kernels.cpu import native
-from paceline.kernels.gpu import attention_plan
+from paceline.kernels.gpu.attention import plan as attention_plan
 from paceline.kernels.layout import AttentionLayout
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.llama import DecoderModel

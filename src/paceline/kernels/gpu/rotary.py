@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.gpu.attention_plan import search_width
+from paceline.kernels.gpu.attention.plan import search_width
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.layout import BLOCK_SIZE
 

@@ -26,7 +26,7 @@ from paceline.models.runner import Span, build_inputs, pass_rows, warm_up_sizes
 from paceline.models.zeroed import zeroed
 
 if TYPE_CHECKING:
-    from paceline.kernels.gpu.attention_plan import AttentionPlan
+    from paceline.kernels.gpu.attention.plan import AttentionPlan
 
 LANE_BLOCKS = 2
 """Blocks of a lane: the partly filled last block of a sequence, then up to `MAX_BRANCH` slots."""

@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.gpu.activation import silu_mul
-from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan, ragged_plan
+from paceline.kernels.gpu.attention.paged import paged_attention
+from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, attention_plan, ragged_plan
+from paceline.kernels.gpu.attention.prompts import attend_long_prompt, supports_prompts
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
-from paceline.kernels.gpu.prompt_attention import attend_long_prompt, supports_prompts
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.gpu.rotary import HeadNorms, rotate_and_store
 from paceline.kernels.layout import LONG_ROWS, AttentionLayout

@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.gpu.activation import silu_mul
-from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan
+from paceline.kernels.gpu.attention.paged import paged_attention
+from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, attention_plan
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, gate_up, linear
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.gpu.rotary import rotate_and_store

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.attention_plan import FEW_ROWS, search_width
+from paceline.kernels.gpu.attention.plan import FEW_ROWS, search_width
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.slot_rows import place_slots
 from paceline.models.cuda_graph import StreamEvent, staging_tensor

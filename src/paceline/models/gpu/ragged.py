@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.attention_plan import power_of_two, search_width
+from paceline.kernels.gpu.attention.plan import power_of_two, search_width
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import LONG_ROWS, AttentionLayout, LongPrompt
 from paceline.models.architectures.decoder import ForwardOutput

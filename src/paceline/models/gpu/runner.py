@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.kernels.cpu.decoder_pass import Sampler
-from paceline.kernels.gpu.attention_plan import AttentionPlan, power_of_two
+from paceline.kernels.gpu.attention.plan import AttentionPlan, power_of_two
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, power_of_two
+from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, power_of_two
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.cuda_graph import MAX_GRAPH_ROWS, GraphPool
 from paceline.models.gpu.decoder import plan_pass

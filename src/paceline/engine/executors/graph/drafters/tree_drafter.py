@@ -11,7 +11,7 @@ from paceline.core.sequence import Sequence
 from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
 from paceline.engine.executors.graph.drafters.tree_growth import SHAPES, TreeGrowth, fresh_pass
 from paceline.engine.executors.graph.slots import DeviceSlots
-from paceline.kernels.gpu.attention_plan import AttentionScratch
+from paceline.kernels.gpu.attention.plan import AttentionScratch
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
 from paceline.kernels.gpu.speculation.head_rows import fresh_states, keep_fresh
 from paceline.kernels.layout import BLOCK_SIZE

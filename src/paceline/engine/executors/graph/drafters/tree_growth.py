@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.engine.executors.graph.slots import DeviceSlots, Sampling
-from paceline.kernels.gpu.attention_plan import AttentionScratch
+from paceline.kernels.gpu.attention.plan import AttentionScratch
 from paceline.kernels.gpu.linear import Normed
 from paceline.kernels.gpu.speculation.growth import candidate_buffers, choose_nodes, grow_level
 from paceline.kernels.gpu.speculation.head_rows import FreshStates, HeadPlaces, head_places, place_fresh

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from paceline.kernels.attention import paged_attention_reference
-from paceline.kernels.gpu import prompt_attention as kernel
-from paceline.kernels.gpu.prompt_attention import attend_long_prompt, supports_prompts
+from paceline.kernels.gpu.attention import prompts as kernel
+from paceline.kernels.gpu.attention.prompts import attend_long_prompt, supports_prompts
 from paceline.kernels.layout import LongPrompt
 from tests.kernels.cases import generator, make_cache, make_layout
 from tests.kernels.gpu.cases import DEVICE, on_device

@@ -2,8 +2,8 @@
 
 import torch
 
-from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import attention_plan
+from paceline.kernels.gpu.attention.paged import paged_attention
+from paceline.kernels.gpu.attention.plan import attention_plan
 from paceline.kernels.gpu.rotary import rotate_and_store
 from paceline.speculation.trees.tree import ancestors
 from tests.kernels.cases import generator

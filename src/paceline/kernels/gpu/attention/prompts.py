@@ -1,6 +1,6 @@
 """Causal attention of one long prompt, or of a long chunk of it, over keys and values in one contiguous piece.
 
-The kernel of `attention.py` looks up the cache block of every key. For thousands of rows it is faster to gather the keys and
+The kernel of `kernels.py` looks up the cache block of every key. For thousands of rows it is faster to gather the keys and
 values of the sequence once per layer: then the tensor memory accelerator loads whole tiles of them.
 """
 

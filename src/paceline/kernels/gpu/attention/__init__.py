@@ -1,0 +1,1 @@
+"""Attention over the paged cache on a GPU."""
