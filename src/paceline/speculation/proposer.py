@@ -108,8 +108,8 @@ class ProposerTraits:
     """Steps in which no sequence of it drafts may run without `observe`: its next `Progress` tells all that it needs. Its
     sequences then decode in graph steps while they do not draft."""
     label: Callable[[int], str] | None = None
-    """Gives the end of a sequence's traffic class, by its id. For a proposer that tries a second draft on some sequences;
-    None: all have the same draft."""
+    """Gives the end of a sequence's traffic class, by its id. For a proposer whose drafts for some sequences are of another
+    quality, such as a second draft on trial; None: all have the same class."""
     is_available: Callable[[], bool] | None = None
     """Tells whether it can draft for another sequence now; None: always."""
     can_run_in_graph: bool = False

@@ -168,6 +168,17 @@ def test_tokens_without_states_are_not_attended_to():
     assert drafted(head, p) == [reference(p, slots=[*range(16, 29), *range(36, 39)])]
 
 
+def test_a_sequence_without_most_of_its_states_has_a_class_of_its_own():
+    head = proposer()
+    label = head.traits.label
+    assert label(0) == ""
+    drafted(head, progress(IDS, 6, start=16, end=30))
+    assert label(0) == "/partial"
+    drafted(head, progress(IDS, 6, start=29, end=34))
+    assert label(0) == ""  # 17 of 33 slots
+    assert label(7) == ""
+
+
 def test_no_draft_without_the_newest_state():
     head = proposer()
     head.observe([progress(IDS, 5, end=20)])

@@ -15,6 +15,8 @@ from paceline.speculation.proposers.eagle_cache import CacheUpdate, EagleCache, 
 from paceline.speculation.trees.eagle_trees import EagleTrees, TreeStart
 from paceline.speculation.trees.ranking import draft_row
 
+PARTIAL = "/partial"
+"""End of the traffic class of sequences of which the head has seen less than half."""
 Drafted = tuple[list[EagleSequence], list[DraftTree]]
 """Sequences whose cache is up to date, and their trees."""
 
@@ -42,6 +44,7 @@ class EagleProposer:
             can_run_in_graph=True,
             runners=(runner,),
             weights=self._cache.weights,
+            label=self._label,
         )
         self.grows_on_device = uses_gpu_kernels(runner.model.device)
         """Whether all levels grow before the host reads any. On a CPU reading a level costs nothing and saves computation."""
@@ -97,6 +100,11 @@ class EagleProposer:
     def end_graph(self, sequence_id: int, num_cached: int, fresh: Hidden) -> None:
         """Take a sequence back. Its cache has `num_cached` slots; `fresh`: states of the committed tokens after them."""
         self._cache.resume(sequence_id, num_cached, fresh)
+
+    def _label(self, sequence_id: int) -> str:
+        """Drafts for a prompt without states are worse, and are not to lower what is expected of others."""
+        sequence = self._cache.sequences.get(sequence_id)
+        return PARTIAL if sequence is not None and sequence.is_partial else ""
 
     def _known(self, sequence_ids: Sequence[int]) -> list[EagleSequence]:
         return [sequence for i in sequence_ids if (sequence := self._cache.sequences.get(i))]

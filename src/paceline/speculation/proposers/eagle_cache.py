@@ -36,6 +36,11 @@ class EagleSequence:
         """Whether the cache is up to date: the last slot combines the newest token with the state before it."""
         return self.next_slot == len(self.progress.ids) - 1
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether the head does not attend to most of its tokens."""
+        return 2 * self.num_cached < self.next_slot
+
 
 @dataclass(frozen=True, slots=True)
 class CacheUpdate:
