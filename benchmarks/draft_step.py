@@ -9,8 +9,7 @@ so that they add up to more than the pass takes.
 
 With `--tune`, tiles of 17 to 64 rows are replaced one matrix after the other wherever the whole pass becomes faster, and
 written to the file. `tune_linear.py` times a kernel alone, where the next one does not start before it ends. Passes of 32
-sequences with one and with two rows count, the first of them twice. It then prints passes with other numbers of warps in
-attention.
+sequences with one and with two rows count, the first of them twice.
 """
 
 import argparse
@@ -29,7 +28,6 @@ from tune_linear import Chain, weight_of
 from tune_linear_cases import Case, Work, cases_of
 
 from paceline.kernels.gpu import tiles
-from paceline.kernels.gpu.attention import paged
 from paceline.kernels.gpu.linear import Normed
 from paceline.kernels.gpu.tiles import RowClass, Tile
 from paceline.kernels.layout import BLOCK_SIZE
@@ -176,10 +174,6 @@ def tune(runner: GpuRunner, context: int, file: Path, limit: float) -> None:
         print(f"{case.name}: {before} -> {chosen}: {1e6 * best / 3:.0f} us", flush=True)
     content = json.loads(file.read_text()) | {key: list(astuple(tile)) for key, tile in known.items()}
     file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
-    for warps in (1, 2, 4, 8):
-        paged.FEW_WARPS[CONFIG.head_dim] = warps
-        times = [1e6 * seconds(graph_of(runner, batch, 1, context), device) for batch in (1, 8, 32, 64)]
-        print(f"{warps} warps, 1, 8, 32, 64 sequences: {', '.join(f'{one:.0f}' for one in times)} us", flush=True)
 
 
 @torch.inference_mode()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
+from paceline.engine.sizing.draft_calibration import SIZES as GRAPH_SIZES
 from paceline.engine.sizing.draft_calibration import DraftCosts
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import StreamTimer
@@ -19,9 +20,7 @@ from paceline.speculation.depth.draft_time import LinearCost
 from paceline.speculation.proposer import Hidden, Progress, Proposer
 
 SIZES = (1, 8)
-"""Numbers of sequences that are measured; a batch of another size costs about as much as the nearest."""
-GRAPH_SIZES = (1, 8, 32, 64, 256)
-"""The same in graph steps."""
+"""Numbers of sequences that are measured in host steps; a batch of another size costs about as much as the nearest."""
 PREFILL_ROWS, PREFILL_SEQUENCES = 256, 8
 """Rows of each sequence of the measured draft prefill, and their number."""
 REPEATS = 3

@@ -14,9 +14,6 @@ from paceline.kernels.gpu.attention.plan import AttentionPlan
 from paceline.kernels.gpu.launch import PDL
 from paceline.kernels.layout import BLOCK_SIZE
 
-FEW_WARPS = {64: 4}
-"""Warps of a program of one small tile by width of a head; 4 for others. Their number does not change the bits of a result."""
-
 
 def paged_attention(
     q: Tensor,  # [T, H, hd], possibly a view of [T, (H + 2 KV) hd]
@@ -80,7 +77,7 @@ def _launch(
     sinks: Tensor | None,
 ) -> None:
     heads, width, kv_heads = q.shape[1], q.shape[2], key_cache.shape[2]
-    num_warps, num_stages = (FEW_WARPS.get(width, 4) if plan.tile <= 16 else 4), 2
+    num_warps, num_stages = 4, 2
     if plan.tile > 64:
         # As registers and shared memory allow. A program that combines the parts of a context waits less with more warps
         is_large = plan.num_splits > 1 or width * q.element_size() > 256

@@ -1,7 +1,7 @@
 """Causal attention of one long prompt, or of a long chunk of it, over keys and values in one contiguous piece.
 
-The kernel of `kernels.py` looks up the cache block of every key. For thousands of rows it is faster to gather the keys and
-values of the sequence once per layer: then the tensor memory accelerator loads whole tiles of them.
+The kernel of paged attention (`kernels.py`) looks up the cache block of every key. For thousands of rows it is faster to
+gather the keys and values of the sequence once per layer: then the tensor memory accelerator loads whole tiles of them.
 """
 
 import torch
