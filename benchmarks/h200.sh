@@ -82,7 +82,8 @@ plugin() {
         --logs "$out/plugin" --cache "$work/vllm_cache" --out "$out/plugin.json"
 }
 
-# Whole runs of plain decoding and `goodput` beside vLLM; there are not enough prompts of Spec-Bench for the larger sizes
+# Whole runs of plain decoding and `goodput` beside vLLM; there are not enough prompts of Spec-Bench for the larger sizes.
+# OFFLINE: contenders of vllm_plugin.py; REPEATS: runs of each size
 offline() {
     python benchmarks/vllm_plugin.py --model "$model" --draft "$draft" --prompts "$prompts" --large-prompts "$warm" --warm-up "$warm" \
         --contenders "${OFFLINE:-plain,paceline_plain,paceline,paceline_head}" --head-model "$head" --sizes 1,8,32,64,128,256 \
