@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.doctor.start_check import check_before_start
 from paceline.cli.live.chosen_cluster import FILE, Ray, cluster_of, running_config
 from paceline.cli.render import console
 from paceline.cli.render.workers import view
@@ -29,10 +30,7 @@ def up(
     some worker was not ready in time.
     """
     config = cluster_of(file, ray)
-    with console.err.status(f"checking {config.name}"):
-        from paceline.cli.doctor.cluster_checks import require_sound
-
-        require_sound(config)
+    check_before_start(config)
     with console.err.status(f"starting {config.name}"):
         from paceline.runtime.deploy import deployment
         from paceline.runtime.deploy.state import StateFolder

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
+from paceline.cli.doctor.start_check import check_before_start
 from paceline.cli.live.chosen_cluster import Ray
 from paceline.cli.options import with_settings
 from paceline.cli.render import console
@@ -27,7 +28,7 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
     """Serve a model over an OpenAI-compatible API, with speculation on.
 
     A file with pools (--config cluster.yaml) serves a cluster. The gateway uses the workers that `paceline up` started;
-    without them it starts workers that end with it.
+    without them it checks the file as `paceline doctor CLUSTER.yaml` does, and starts workers that end with it.
 
     Every option can also be set in a YAML file (--config) or in the environment: --max-num-seqs is max_num_seqs in the file
     and PACELINE_MAX_NUM_SEQS in the environment. After Ctrl-C or SIGTERM running requests finish.
@@ -36,6 +37,11 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
         if not isinstance(config, GatewayConfig):
             raise InvalidConfig("--ray needs a cluster: give a file with pools, --config cluster.yaml")
         config = replace(config, cluster=replace(config.cluster, ray=ray))
+    if isinstance(config, GatewayConfig):
+        from paceline.runtime.deploy.deployment import is_up
+
+        if not is_up(config.cluster):
+            check_before_start(config.cluster)
     doing = "waiting for the workers" if isinstance(config, GatewayConfig) else describe(config.engine)
     if console.err.is_terminal:  # not a spinner: the engine process writes its log to the same terminal
         console.err.print(f"{doing} …", style="dim")

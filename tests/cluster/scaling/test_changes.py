@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.cluster.scaling.changes import Change, applied, check_memory, plan, with_numbers
+from paceline.cluster.scaling.changes import Change, applied, plan, resized, with_numbers
 from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig, HealthConfig
 from paceline.core.errors import InvalidConfig
@@ -80,12 +80,12 @@ def test_numbers_reach_the_highest_worker() -> None:
 def test_a_gpu_has_memory_for_a_new_worker_or_the_change_is_refused() -> None:
     state = DesiredState.of(ClusterConfig((PoolConfig("target", "target", "m", devices=("cuda:0",)),)))
     with pytest.raises(InvalidConfig, match=r"target-1 needs 0\.42 of the memory of cuda:0, and 0\.85 is taken"):
-        check_memory(state, state.scaled("target", 2))
+        resized(state, "target", 2)
     limits = PoolLimits(memory_fraction=0.4)
     fits = DesiredState.of(ClusterConfig((PoolConfig("target", "target", "m", devices=("cuda:0",), limits=limits),)))
-    check_memory(fits, fits.scaled("target", 2))
+    assert len(resized(fits, "target", 2).workers) == 2
     two = DesiredState.of(ClusterConfig((PoolConfig("target", "target", "m", devices=("cuda:0", "cuda:1")),)))
-    check_memory(two, two.scaled("target", 2))
+    assert len(resized(two, "target", 2).workers) == 2
 
 
 def test_workers_of_an_older_revision_are_replaced() -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli.doctor.start_check import check_before_start
 from paceline.cli.live.chosen_cluster import FILE, Ray, cluster_of
 from paceline.cli.live.rollout import replace_workers
 from paceline.cli.live.running import ModelChange, RunningCluster, Surge, Wait, finish, is_settled, wait_until
@@ -27,6 +28,8 @@ def apply(
 ) -> None:
     """Make a running cluster what the file says, after a plan that it prints first.
 
+    The file is checked as `paceline doctor CLUSTER.yaml` does; nothing changes if there is a problem.
+
     New workers start, workers with other settings are replaced one at a time (see `rollout`), then those that left the file
     drain. Exit status 1: the change was rolled back, or not done in time.
     """
@@ -37,6 +40,7 @@ def apply(
         if not changes.changes:
             pools.edit(lambda state: replace(state, revisions={**state.revisions, state.newest: config}))
             return
+        check_before_start(config)
         if not yes:
             typer.confirm("Apply?", abort=True)
         state = pools.edit(lambda state: _with_all(state, config))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.doctor.start_check import check_before_start
 from paceline.cli.live.chosen_cluster import Ray, running_config
 from paceline.cli.live.running import Config, RunningCluster, Wait, finish
 from paceline.cli.render import console
@@ -132,11 +133,10 @@ def _swap_in_server(server: ServerDraft, folder: str, seconds: float, period: fl
 def _swap_in_pool(pool: str, model: str, config: Path | None, seconds: float, wait: float, ray: str | None) -> None:
     settings = running_config(config, ray)
     with RunningCluster(settings) as (pools, gateway):
-        from paceline.cli.doctor.cluster_checks import require_sound
         from paceline.cluster.pairing.draft_trial import TrialLimits, TrialVerdict
         from paceline.runtime.deploy.draft_swap import DraftSwap, with_draft
 
-        require_sound(with_draft(pools.desired().config, pool, model))
+        check_before_start(with_draft(pools.desired().config, pool, model))
         run = DraftSwap(pools, gateway, pool, model, TrialLimits(seconds=seconds))
         with console.err.status("the new draft loads") as status:
 

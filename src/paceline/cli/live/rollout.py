@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.cli.doctor.start_check import check_before_start
 from paceline.cli.live.chosen_cluster import Ray, running_config
 from paceline.cli.live.running import (
     Config,
@@ -48,6 +49,7 @@ def rollout(
             raise InvalidConfig(
                 f"there is no pool {', '.join(sorted(unknown))} in the running cluster: use `paceline apply`"
             )
+        check_before_start(settings)
         state = pools.edit(lambda state: with_drain_seconds(state.with_revision(settings), settings, drain_seconds))
         revision = state.newest
         for name in names:

@@ -1,9 +1,11 @@
 """`paceline scale` and `paceline drain`: the number of workers in a pool, and the end of one worker."""
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
+from paceline.cli.doctor.start_check import check_before_start
 from paceline.cli.live.chosen_cluster import Ray, running_config
 from paceline.cli.live.running import (
     Config,
@@ -13,8 +15,9 @@ from paceline.cli.live.running import (
     finish,
     with_drain_seconds,
 )
-from paceline.cluster.scaling.changes import check_memory
+from paceline.cluster.scaling.changes import resized
 from paceline.cluster.scaling.desired import DesiredState
+from paceline.core.cluster_config import ClusterConfig
 
 
 def scale(
@@ -33,12 +36,19 @@ def scale(
     with RunningCluster(settings) as (pools, gateway):
 
         def change(state: DesiredState) -> DesiredState:
-            after = with_drain_seconds(state.scaled(pool, count), settings, drain_seconds)
-            check_memory(state, after)
-            return after
+            return with_drain_seconds(resized(state, pool, count), settings, drain_seconds)
 
+        before = pools.desired()
+        if count > len(before.of_pool(pool)):
+            check_before_start(_config(change(before)))
         pools.edit(change)
         finish(gateway, pools, wait)
+
+
+def _config(state: DesiredState) -> ClusterConfig:
+    """Settings of the newest revision, with as many workers as the state has."""
+    pools = (replace(pool, replicas=len(state.of_pool(pool.name))) for pool in state.config.pools)
+    return replace(state.config, pools=tuple(pools))
 
 
 def drain(

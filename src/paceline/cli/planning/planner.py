@@ -12,6 +12,7 @@ import typer
 
 from paceline.cli.planning import options
 from paceline.cli.render import console
+from paceline.cluster.scaling.changes import resized
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.planning.autoscaling.decision import HOLD_SECONDS, Decision, PlannerConfig
@@ -180,4 +181,4 @@ class _Pools:
     def resize(self, sizes: Mapping[Role, int]) -> None:
         for role, name in self._names.items():
             if role in sizes:
-                self._live.edit(lambda state, name=name, size=sizes[role]: state.scaled(name, size))  # type: ignore[misc]
+                self._live.edit(lambda state, name=name, size=sizes[role]: resized(state, name, size))  # type: ignore[misc]

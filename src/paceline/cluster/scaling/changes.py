@@ -98,6 +98,13 @@ def with_pools(state: DesiredState, config: ClusterConfig) -> DesiredState:
     return after
 
 
+def resized(state: DesiredState, pool: str, count: int) -> DesiredState:
+    """The state with `count` workers in a pool. Raises `InvalidConfig` if a new one does not fit on its GPU."""
+    after = state.scaled(pool, count)
+    check_memory(state, after)
+    return after
+
+
 def check_memory(before: DesiredState, after: DesiredState) -> None:
     """Raise `InvalidConfig` if a new worker does not fit beside the running ones on a GPU: these keep the memory they have."""
     shares = _gpu_shares(before)

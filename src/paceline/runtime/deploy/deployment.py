@@ -16,7 +16,7 @@ from paceline.core.machine import usable_cores
 from paceline.runtime.deploy.directory import Directory
 from paceline.runtime.deploy.process_pools import ProcessPools, free_addresses
 from paceline.runtime.deploy.rollout import LivePools
-from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.deploy.state import NotUp, StateFolder
 from paceline.runtime.deploy.worker_spec import WorkerSpec, worker_specs
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.weights.spec import weight_server_name
@@ -77,19 +77,28 @@ def open_cluster(config: ClusterConfig) -> Iterator[Directory]:
 
 
 def find_cluster(config: ClusterConfig) -> Directory:
-    """The running workers. Raises if there are none."""
+    """The running workers. Raises `NotUp` if there are none."""
     if config.ray is not None:
         from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 
         return RayDeployment.find(config)
     folder = StateFolder.of(config)
     if folder.read() is None:
-        raise PacelineError(f"cluster {config.name!r} is not up: start it with `paceline up`")
+        raise NotUp(f"cluster {config.name!r} is not up: start it with `paceline up`")
     return folder
 
 
+def is_up(config: ClusterConfig) -> bool:
+    """Whether the cluster has running workers, which `open_cluster` would use."""
+    try:
+        find_cluster(config)
+    except NotUp:
+        return False
+    return True
+
+
 def live_pools(config: ClusterConfig) -> LivePools:
-    """The running pools, which can be changed. Raises if there are none."""
+    """The running pools, which can be changed. Raises `NotUp` if there are none."""
     if config.ray is not None:
         from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 

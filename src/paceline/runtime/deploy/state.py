@@ -71,6 +71,10 @@ class AlreadyUp(PacelineError):
     """Another process supervises this cluster."""
 
 
+class NotUp(PacelineError):
+    """The cluster has no running workers."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     pid: int

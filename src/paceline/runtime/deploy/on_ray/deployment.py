@@ -12,7 +12,7 @@ from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import MissingDependency, PacelineError
 from paceline.runtime.deploy.directory import Member
-from paceline.runtime.deploy.state import AlreadyUp
+from paceline.runtime.deploy.state import AlreadyUp, NotUp
 
 CALL_SECONDS = 60.0
 """Time to wait for an answer of the pools' actor. Its first one waits for a process on a node."""
@@ -107,10 +107,6 @@ class RayDeployment:
         except self._ray.exceptions.RayError as error:
             text = str(error).strip().rpartition("\n")[2]
             raise PacelineError(f"the cluster's actor on Ray does not answer: {text}; see `ray logs`") from error
-
-
-class NotUp(PacelineError):
-    """No pools of this name run on the Ray cluster."""
 
 
 def connect(config: ClusterConfig) -> Any:
