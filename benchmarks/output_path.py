@@ -27,7 +27,7 @@ from paceline.core.output import StepOutput
 from paceline.core.pool_config import PoolConfig
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import EngineStatus
+from paceline.core.status.engine import EngineStatus
 from paceline.models.tokenizer.load import load_tokenizer
 from paceline.runtime.deploy.directory import FixedDirectory, Member
 from paceline.runtime.gateway_client.target_client import TargetClient

@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 from paceline.cli import cluster
 from paceline.cli.commands import cli
 from paceline.cli.render.workers import view
-from paceline.core.worker_status import HandoffCounts, Symptom, WorkerLife, WorkerStatus
+from paceline.core.status.engine import HandoffCounts, Symptom
+from paceline.core.status.worker import WorkerLife, WorkerStatus
 from tests.engine.test_build import save_checkpoint
 
 LIMITS = {"max_num_seqs": 8, "max_batched_tokens": 64, "max_model_len": 256, "kv_tokens": 2048}

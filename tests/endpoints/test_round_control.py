@@ -1,5 +1,5 @@
 from paceline.core.config import SpeculationConfig
-from paceline.core.worker_status import BreakerState
+from paceline.core.status.engine import BreakerState
 from paceline.endpoints.round_control import METHOD, RoundControl
 from paceline.speculation.depth.policy import RoundObservation
 

@@ -10,7 +10,7 @@ import torch
 from paceline.core.clock import VirtualClock
 from paceline.core.request import Request
 from paceline.core.sequence import Origin
-from paceline.core.worker_status import BreakerState
+from paceline.core.status.engine import BreakerState
 from paceline.engine.engine import Engine
 from paceline.engine.schedule import Schedule, Scheduled
 from paceline.models.runner import ModelRunner, Span

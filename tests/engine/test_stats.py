@@ -7,7 +7,7 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationParams
-from paceline.core.worker_status import BreakerState, TrafficStatus
+from paceline.core.status.engine import BreakerState, TrafficStatus
 from paceline.engine.stats import (
     BREAKER,
     DECLINED,

@@ -13,7 +13,8 @@ from paceline.cluster.pairing.pairing import RoundTrip
 from paceline.core.clock import WallClock
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import BreakerState, ClusterStatus, EngineStatus, WorkerStatus
+from paceline.core.status.engine import BreakerState, EngineStatus
+from paceline.core.status.worker import ClusterStatus, WorkerStatus
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.draft_pool.connection import DraftConnection

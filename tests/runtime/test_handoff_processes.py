@@ -13,7 +13,7 @@ from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
-from paceline.core.worker_status import HandoffCounts
+from paceline.core.status.engine import HandoffCounts
 from paceline.engine.build import build_engine
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder

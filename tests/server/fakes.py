@@ -18,7 +18,9 @@ from paceline.core.output import OutputListener, StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus, DraftStatus, DraftSwapStatus, EngineStatus, WorkerStatus
+from paceline.core.status.draft import DraftStatus, DraftSwapStatus
+from paceline.core.status.engine import EngineStatus
+from paceline.core.status.worker import ClusterStatus, WorkerStatus
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.gateway_client.target_client import TargetClient

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.worker_status import DraftCounts, DraftStatus, DraftSwapStatus
+from paceline.core.status.draft import DraftCounts, DraftStatus, DraftSwapStatus
 from paceline.server.draft_routes import draft_report
 from tests.server.fakes import Served, served
 

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.config import DepthRule, SpeculationConfig
-from paceline.core.worker_status import BreakerState
+from paceline.core.status.engine import BreakerState
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate
 from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth

@@ -18,7 +18,7 @@ from paceline.cli.render import console
 from paceline.cli.render.workers import view
 from paceline.cluster.cost.cost import cost_since_start, dollars_per_hour
 from paceline.core.cluster_config import ClusterConfig
-from paceline.core.worker_status import WorkerStatus
+from paceline.core.status.worker import WorkerStatus
 from paceline.server.client import ServerClient
 
 SERVER = "http://127.0.0.1:8000"

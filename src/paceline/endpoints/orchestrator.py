@@ -13,7 +13,7 @@ from paceline.core.errors import InvalidRequest, PromptTooLong
 from paceline.core.request import draw_seed
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason
-from paceline.core.worker_status import EngineStatus
+from paceline.core.status.engine import EngineStatus
 from paceline.endpoints.compatibility import Check, check_compatible
 from paceline.endpoints.connect import find_endpoint
 from paceline.endpoints.end_tokens import find_end_tokens

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from paceline.core.config import SpeculationConfig
 from paceline.core.speculation import MAX_DEPTH, SpeculationFlags
-from paceline.core.worker_status import EngineStatus
+from paceline.core.status.engine import EngineStatus
 from paceline.engine.stats import StepTotals, TrafficClasses
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.drift import Change

@@ -16,7 +16,7 @@ from paceline.core.output import Generation, OutputListener, StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags, SpeculationParams
-from paceline.core.worker_status import EngineStatus
+from paceline.core.status.engine import EngineStatus
 from paceline.engine.build import build_engine
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.loop import EngineLoop

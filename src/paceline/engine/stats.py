@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from paceline.core.sequence import Sequence
-from paceline.core.worker_status import BreakerState, TrafficStatus
+from paceline.core.status.engine import BreakerState, TrafficStatus
 from paceline.speculation.depth.acceptance import known_positions
 from paceline.speculation.depth.breaker import Breaker
 from paceline.speculation.depth.drift import Change, DriftTest

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, cast
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
-from paceline.core.worker_status import DraftCounts, DraftStatus
+from paceline.core.status.draft import DraftCounts, DraftStatus
 from paceline.server.auth.middleware import request_key
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.gateway.models import ServedModels

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.cluster.cost.cost import cost_since_start, dollars_per_hour, recent_cost
-from paceline.core.worker_status import WorkerLife, WorkerStatus
+from paceline.core.status.worker import WorkerLife, WorkerStatus
 
 TARGET = WorkerStatus("t-0", "t", "target", "ready", "", life=WorkerLife(started=1000.0), generated=10_000, price=3.6)
 DRAFT = WorkerStatus("d-0", "d", "draft", "joining", "", life=WorkerLife(started=2800.0), price=1.8)

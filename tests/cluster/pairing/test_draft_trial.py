@@ -6,7 +6,7 @@ import random
 import pytest
 
 from paceline.cluster.pairing.draft_trial import DraftTrial, TrialDecision, TrialLimits, TrialVerdict
-from paceline.core.worker_status import GoodputSums
+from paceline.core.status.draft import GoodputSums
 
 STEP = 0.03
 DEPTH = 4

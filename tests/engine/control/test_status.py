@@ -8,7 +8,7 @@ import pytest
 from paceline.core.clock import VirtualClock
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import BreakerState, EngineStatus
+from paceline.core.status.engine import BreakerState, EngineStatus
 from paceline.engine.engine import Engine
 from paceline.engine.stats import BREAKER, DECLINED, NO_DRAFT, NO_ROOM
 from paceline.speculation.depth.breaker import Breaker, BreakerRule

@@ -12,7 +12,7 @@ import torch
 from paceline.core.config import EngineConfig
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.core.worker_status import AuditCounts
+from paceline.core.status.engine import AuditCounts
 from paceline.engine import loop as loop_module
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine

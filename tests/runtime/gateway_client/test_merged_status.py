@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import AuditCounts, BreakerState, EngineStatus, TierCounts, TrafficStatus
+from paceline.core.status.engine import AuditCounts, BreakerState, EngineStatus, TierCounts, TrafficStatus
 from paceline.runtime.gateway_client.merged_status import ReportHistory, counters, merge_status
 from paceline.runtime.wire.gateway_messages import TO_GATEWAY, StatusReport
 

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.cluster.health import WorkerState
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import EngineStatus
+from paceline.core.status.engine import EngineStatus
 from paceline.runtime.deploy.directory import Member, Phase
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.targets import Targets

@@ -7,7 +7,8 @@ import pytest
 
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import BreakerState, DrafterStatus, EngineStatus, Symptom, TrafficStatus
+from paceline.core.status.draft import DrafterStatus
+from paceline.core.status.engine import BreakerState, EngineStatus, Symptom, TrafficStatus
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses

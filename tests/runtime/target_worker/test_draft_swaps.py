@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.core.errors import UnsupportedModel
-from paceline.core.worker_status import DraftSwapStatus
+from paceline.core.status.draft import DraftSwapStatus
 from paceline.engine.loop import EngineLoop
 from paceline.models.drafts.exchange import AnyDraft
 from paceline.runtime.target_worker.draft_swaps import DraftSwaps

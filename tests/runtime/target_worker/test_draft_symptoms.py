@@ -1,7 +1,7 @@
 """Symptoms of drafting inside an engine."""
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import BreakerState, EngineStatus, TrafficStatus
+from paceline.core.status.engine import BreakerState, EngineStatus, TrafficStatus
 from paceline.runtime.target_worker.draft_symptoms import PERSISTENCE, DraftSymptoms
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import EngineStatus
+from paceline.core.status.engine import EngineStatus
 from paceline.runtime.target_worker.flags import KvPressure
 
 STATUS = EngineStatus(3, 1, 10, 100, 2, 1, SpeculationFlags(True, "pool", 4), ())

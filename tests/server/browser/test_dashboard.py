@@ -9,15 +9,8 @@ from typing import Any
 import pytest
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import (
-    BreakerState,
-    ClusterStatus,
-    EngineStatus,
-    Symptom,
-    TrafficStatus,
-    WorkerLife,
-    WorkerStatus,
-)
+from paceline.core.status.engine import BreakerState, EngineStatus, Symptom, TrafficStatus
+from paceline.core.status.worker import ClusterStatus, WorkerLife, WorkerStatus
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import KeyFile

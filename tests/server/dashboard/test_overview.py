@@ -10,14 +10,8 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import (
-    AuditCounts,
-    BreakerState,
-    ClusterStatus,
-    EngineStatus,
-    TrafficStatus,
-    WorkerStatus,
-)
+from paceline.core.status.engine import AuditCounts, BreakerState, EngineStatus, TrafficStatus
+from paceline.core.status.worker import ClusterStatus, WorkerStatus
 from paceline.server.dashboard import overview as module
 from paceline.server.dashboard.overview import MAX_SAMPLES, Overview
 from tests.server.fakes import Served, served

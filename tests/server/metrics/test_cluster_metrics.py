@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from paceline.core.worker_status import ClusterStatus, HandoffCounts, Symptom, WorkerStatus
+from paceline.core.status.engine import HandoffCounts, Symptom
+from paceline.core.status.worker import ClusterStatus, WorkerStatus
 from paceline.server.metrics.metrics import Metrics
 
 TARGET = WorkerStatus(

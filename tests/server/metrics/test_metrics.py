@@ -12,18 +12,16 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import (
+from paceline.core.status.engine import (
     AuditCounts,
     BreakerState,
-    ClusterStatus,
     EngineStatus,
     HandoffCounts,
     Symptom,
     TierCounts,
     TrafficStatus,
-    WorkerLife,
-    WorkerStatus,
 )
+from paceline.core.status.worker import ClusterStatus, WorkerLife, WorkerStatus
 from paceline.server.learning.routes import LearningMetrics
 from paceline.server.learning.sample_ring import SampleRing
 from paceline.server.metrics.metrics import Metrics

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.core.worker_status import BreakerState
+from paceline.core.status.engine import BreakerState
 from paceline.speculation.depth.breaker import UNLIMITED, Breaker, BreakerRule
 
 QUICK = BreakerRule(threshold=0.5, window=2, cooldown=10.0, max_cooldown=35.0)

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cluster.cost.cost import cost_since_start, dollars_per_hour
-from paceline.core.worker_status import WorkerStatus
+from paceline.core.status.worker import WorkerStatus
 
 STYLES = {
     "ready": "green",

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.worker_status import WorkerStatus
+from paceline.core.status.worker import WorkerStatus
 
 PLAIN = "plain"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.core.worker_status import Symptom
+from paceline.core.status.engine import Symptom
 
 MIN_ACCEPTED = 2.0
 PERSISTENCE = 20

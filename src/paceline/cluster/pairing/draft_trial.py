@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from paceline.core.worker_status import GoodputSums
+from paceline.core.status.draft import GoodputSums
 
 TRIAL_SHARE = 0.25
 """Share of the sequences that a draft on trial gets."""

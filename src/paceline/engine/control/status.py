@@ -1,6 +1,6 @@
 """The status of an engine, for reports."""
 
-from paceline.core.worker_status import EngineStatus, TrafficStatus
+from paceline.core.status.engine import EngineStatus, TrafficStatus
 from paceline.engine.control.run_time_flags import RunTimeFlags
 from paceline.engine.executors.selector import ExecutorSelector
 from paceline.engine.hooks.self_audit import SelfAudit

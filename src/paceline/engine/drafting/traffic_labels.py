@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 
 from paceline.core.sequence import Sequence
-from paceline.core.worker_status import TrafficStatus
+from paceline.core.status.engine import TrafficStatus
 from paceline.engine.stats import TrafficClasses, traffic_class
 from paceline.speculation.depth.acceptance import PRIOR_ALPHA
 from paceline.speculation.proposer import Proposer

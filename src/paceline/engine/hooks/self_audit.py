@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from paceline.core.sequence import FinishReason, Sequence
-from paceline.core.worker_status import AuditCounts
+from paceline.core.status.engine import AuditCounts
 from paceline.engine.executors.executor import StepResult
 from paceline.engine.hooks.hook import StepHook
 from paceline.kv.block_tables import BlockTables

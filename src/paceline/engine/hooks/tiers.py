@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from paceline.core.clock import Clock
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheEvent
 from paceline.core.sequence import Sequence
-from paceline.core.worker_status import TierCounts
+from paceline.core.status.engine import TierCounts
 from paceline.engine.executors.executor import StepResult
 from paceline.engine.hooks.hook import StepHook
 from paceline.kernels.layout import BLOCK_SIZE

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from paceline.core.pool_config import Role
-from paceline.core.worker_status import WorkerLife
+from paceline.core.status.worker import WorkerLife
 
 Phase = Literal["trial", "serving", "draining", "gone"]
 """What a member is used for. `trial`: canaries only, until its texts are compared. `draining`: no new work. `gone`: it has

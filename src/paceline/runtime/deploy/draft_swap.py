@@ -10,7 +10,7 @@ from paceline.cluster.scaling.desired import DesiredState, WorkerGoal, free_numb
 from paceline.core.clock import Clock, WallClock
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig
-from paceline.core.worker_status import GoodputSums
+from paceline.core.status.draft import GoodputSums
 from paceline.runtime.deploy.rollout import LivePools
 from paceline.runtime.gateway_client.target_pool import TargetPool
 

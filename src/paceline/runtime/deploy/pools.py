@@ -8,7 +8,7 @@ from typing import Protocol
 from paceline.cluster.scaling.changes import with_numbers
 from paceline.cluster.scaling.desired import DesiredState, RunningWorker, WorkerGoal, next_actions
 from paceline.core.clock import Clock, WallClock
-from paceline.core.worker_status import WorkerLife
+from paceline.core.status.worker import WorkerLife
 from paceline.runtime.deploy.directory import Member, Phase
 from paceline.runtime.deploy.worker_spec import WorkerSpec
 from paceline.runtime.weights.spec import PeerAddress, weight_server_name, weight_specs

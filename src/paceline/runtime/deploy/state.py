@@ -17,7 +17,7 @@ import msgspec
 from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig, PacelineError
-from paceline.core.worker_status import WorkerLife
+from paceline.core.status.worker import WorkerLife
 from paceline.runtime.deploy.directory import Member
 
 DESIRED = "desired.json"

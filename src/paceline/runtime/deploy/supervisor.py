@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.cluster.health import Backoff
 from paceline.core.clock import Clock, WallClock
-from paceline.core.worker_status import WorkerLife
+from paceline.core.status.worker import WorkerLife
 from paceline.runtime.deploy.worker_spec import WorkerSpec, read_error
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paceline.cluster.pairing.pairing import DraftView, RoundTrip
-from paceline.core.worker_status import DrafterStatus, GoodputSums
+from paceline.core.status.draft import DrafterStatus, GoodputSums
 from paceline.models.drafts.compatibility import Fingerprint, describe_mismatch
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.keys import Security

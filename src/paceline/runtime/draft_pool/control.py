@@ -5,7 +5,8 @@ from contextlib import suppress
 
 from paceline.cluster.pairing.draft_trial import TRIAL_LABEL
 from paceline.core.errors import EngineClosed
-from paceline.core.worker_status import DrafterStatus, Symptom
+from paceline.core.status.draft import DrafterStatus
+from paceline.core.status.engine import Symptom
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.draft_pool.arms import TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress

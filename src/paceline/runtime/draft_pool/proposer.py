@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.core.clock import Clock, WallClock
-from paceline.core.worker_status import DrafterStatus, Symptom
+from paceline.core.status.draft import DrafterStatus
+from paceline.core.status.engine import Symptom
 from paceline.models.drafts.compatibility import Fingerprint
 from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress, DraftConnection

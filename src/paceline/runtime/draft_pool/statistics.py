@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 
 from paceline.cluster.cost.symptoms import Measurements, SymptomWatch
-from paceline.core.worker_status import Symptom
+from paceline.core.status.engine import Symptom
 from paceline.runtime.draft_pool.connection import DraftConnection
 from paceline.runtime.wire.messages import MAX_DEPTH
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import AuditCounts, BreakerState, EngineStatus, TierCounts, TrafficStatus
+from paceline.core.status.engine import AuditCounts, BreakerState, EngineStatus, TierCounts, TrafficStatus
 from paceline.runtime.wire.gateway_messages import StatusReport
 
 Key = tuple[str, ...]

@@ -13,7 +13,9 @@ from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus, DraftStatus, EngineStatus
+from paceline.core.status.draft import DraftStatus
+from paceline.core.status.engine import EngineStatus
+from paceline.core.status.worker import ClusterStatus
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.tokenizer.load import load_tokenizer

@@ -7,7 +7,7 @@ import zmq
 from paceline.cluster.health import Progress, WorkerHealth, WorkerState
 from paceline.cluster.routing.router import WorkerLoad
 from paceline.core.cluster_config import HealthConfig
-from paceline.core.worker_status import EngineStatus
+from paceline.core.status.engine import EngineStatus
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.stream import Stream

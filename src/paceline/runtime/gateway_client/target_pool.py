@@ -14,7 +14,7 @@ from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import WorkerStatus
+from paceline.core.status.worker import WorkerStatus
 from paceline.runtime.deploy.directory import Directory, Member
 from paceline.runtime.gateway_client.canaries import Canaries
 from paceline.runtime.gateway_client.directory_watch import DirectoryWatch

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from paceline.cluster.health import WorkerState
 from paceline.cluster.routing.kv_router import KvRouter, RouterView
-from paceline.core.worker_status import DrafterStatus, WorkerStatus
+from paceline.core.status.draft import DrafterStatus
+from paceline.core.status.worker import WorkerStatus
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.canaries import CATEGORY
 from paceline.runtime.gateway_client.merged_status import mean

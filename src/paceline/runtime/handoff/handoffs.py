@@ -18,7 +18,7 @@ from paceline.core.cluster_config import HANDOFF_THRESHOLD, HealthConfig
 from paceline.core.errors import EngineClosed, PacelineError
 from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import Request
-from paceline.core.worker_status import HandoffCounts
+from paceline.core.status.engine import HandoffCounts
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.handoff.cache_memory import PeerCaches

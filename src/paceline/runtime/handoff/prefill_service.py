@@ -14,7 +14,7 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
-from paceline.core.worker_status import HandoffCounts
+from paceline.core.status.engine import HandoffCounts
 from paceline.engine.hooks.handoff_plan import CacheLayout, HandoffPlan
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from paceline.cluster.pairing.draft_trial import TrialVerdict
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
-from paceline.core.worker_status import DraftStatus, DraftSwapStatus
+from paceline.core.status.draft import DraftStatus, DraftSwapStatus
 from paceline.engine.build import draft_of, load_second
 from paceline.engine.loop import EngineLoop
 from paceline.models.drafts.exchange import AnyDraft

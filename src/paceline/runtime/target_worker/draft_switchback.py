@@ -26,7 +26,7 @@ from paceline.cluster.pairing.draft_trial import (
 )
 from paceline.core.clock import Clock, WallClock
 from paceline.core.sequence import Sequence
-from paceline.core.worker_status import DraftCounts, GoodputSums
+from paceline.core.status.draft import DraftCounts, GoodputSums
 from paceline.engine.executors.executor import StepResult
 from paceline.engine.hooks.hook import HookedEngine, StepHook
 from paceline.engine.schedule import Schedule

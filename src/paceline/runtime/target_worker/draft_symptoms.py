@@ -8,7 +8,7 @@ from itertools import accumulate
 from operator import mul
 
 from paceline.cluster.cost.symptoms import Measurements, SymptomWatch
-from paceline.core.worker_status import EngineStatus, Symptom, TrafficStatus
+from paceline.core.status.engine import EngineStatus, Symptom, TrafficStatus
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from paceline.cluster.cost.symptoms import Measurements, SymptomWatch
 from paceline.core.errors import PacelineError
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import EngineStatus, Symptom
+from paceline.core.status.engine import EngineStatus, Symptom
 from paceline.engine.loop import EngineLoop
 
 logger = logging.getLogger(__name__)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from paceline.cluster.health import Progress
-from paceline.core.worker_status import Symptom
+from paceline.core.status.engine import Symptom
 from paceline.engine.engine import Engine
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.runtime.draft_pool.control import PoolControl

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import EngineStatus
+from paceline.core.status.engine import EngineStatus
 from paceline.runtime.target_worker.gateways import Gateways
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
 from paceline.runtime.upstream.bodies import check

@@ -16,7 +16,7 @@ from paceline.core.output import TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import EngineStatus
+from paceline.core.status.engine import EngineStatus
 from paceline.runtime.transfer.messages import MemoryRegion, TransferHandle
 from paceline.runtime.wire.codec import Codec, MalformedMessage
 from paceline.runtime.wire.messages import (

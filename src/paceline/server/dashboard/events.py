@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import WorkerStatus
+from paceline.core.status.worker import WorkerStatus
 
 MAX_EVENTS = 50
 FLAG_NAMES = {"enabled": "speculation", "method": "method", "max_depth": "maximum depth"}

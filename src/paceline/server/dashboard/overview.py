@@ -12,7 +12,8 @@ from prometheus_client import Counter
 
 from paceline.cluster.cost.cost import dollars_per_hour, recent_cost
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import AuditCounts, EngineStatus, TrafficStatus, WorkerStatus
+from paceline.core.status.engine import AuditCounts, EngineStatus, TrafficStatus
+from paceline.core.status.worker import WorkerStatus
 from paceline.server.dashboard.events import Event, Timeline
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.metrics.recent import RecentValues

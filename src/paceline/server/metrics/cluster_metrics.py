@@ -6,7 +6,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from paceline.cluster.cost.cost import dollars_per_hour, recent_cost
-from paceline.core.worker_status import ClusterStatus, HandoffCounts, WorkerStatus
+from paceline.core.status.engine import HandoffCounts
+from paceline.core.status.worker import ClusterStatus, WorkerStatus
 
 WORKER_LABELS = ["model", "worker", "role"]
 

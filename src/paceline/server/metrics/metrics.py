@@ -15,7 +15,8 @@ from paceline.core.errors import MissingDependency
 from paceline.core.output import StepOutput
 from paceline.core.request import Categories, Request
 from paceline.core.sequence import SpeculationCounts
-from paceline.core.worker_status import ClusterStatus, EngineStatus
+from paceline.core.status.engine import EngineStatus
+from paceline.core.status.worker import ClusterStatus
 from paceline.server.metrics.recent import RecentRate, RecentValues
 
 try:

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 
 from paceline.core.errors import InvalidConfig
-from paceline.core.worker_status import BreakerState
+from paceline.core.status.engine import BreakerState
 from paceline.speculation.depth.acceptance import known_positions
 
 UNLIMITED = sys.maxsize

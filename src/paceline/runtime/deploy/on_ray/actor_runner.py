@@ -15,7 +15,7 @@ from paceline.cluster.health import Backoff
 from paceline.cluster.scaling.changes import with_numbers
 from paceline.cluster.scaling.desired import DesiredState, WorkerGoal
 from paceline.core.clock import Clock, WallClock
-from paceline.core.worker_status import WorkerLife
+from paceline.core.status.worker import WorkerLife
 from paceline.runtime.deploy.on_ray.placement import choose, remove_group, strategy
 from paceline.runtime.deploy.on_ray.worker_actor import ActorOrder, ActorReport, WorkerActor
 from paceline.runtime.deploy.pools import HeldWorker

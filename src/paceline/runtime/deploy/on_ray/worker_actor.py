@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from paceline.core.worker_status import WorkerLife
+from paceline.core.status.worker import WorkerLife
 from paceline.runtime.deploy.on_ray.placement import ActorPlacement
 from paceline.runtime.deploy.worker_spec import WorkerSpec
 from paceline.runtime.json_log import log_as

@@ -1,0 +1,1 @@
+"""Status: what an engine counts, what a worker reports, and what operators see."""
