@@ -32,17 +32,9 @@ from paceline.models.tokenizer.load import load_tokenizer
 from paceline.runtime.deploy.directory import FixedDirectory, Member
 from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
-from paceline.runtime.wire.gateway_messages import (
-    TO_TARGET_WORKER,
-    Cancel,
-    Heartbeat,
-    HeartbeatRequest,
-    StatusReport,
-    StatusRequest,
-    Submit,
-    Welcome,
-)
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, Cancel, HeartbeatRequest, StatusRequest, Submit
 from paceline.runtime.wire.messages import VERSION, Hello
+from paceline.runtime.wire.target_messages import Heartbeat, StatusReport, Welcome
 from paceline.runtime.wire.transport import Listener, Peer
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access

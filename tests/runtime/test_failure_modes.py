@@ -24,8 +24,9 @@ from paceline.runtime.draft_pool.statistics import STALE_SECONDS, PoolStatistics
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses
 from paceline.runtime.target_worker.flags import PRESSURE_SECONDS, KvPressure
-from paceline.runtime.wire.gateway_messages import TO_GATEWAY, Heartbeat, SetFlags, StatusReport, StatusRequest, Welcome
+from paceline.runtime.wire.gateway_messages import SetFlags, StatusRequest
 from paceline.runtime.wire.messages import MAX_DEPTH, VERSION, Load
+from paceline.runtime.wire.target_messages import TO_GATEWAY, Heartbeat, StatusReport, Welcome
 from paceline.runtime.wire.transport import Connection
 from paceline.server.metrics.metrics import Metrics
 from paceline.speculation.depth.breaker import Breaker, BreakerRule

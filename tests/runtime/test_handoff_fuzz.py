@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.wire.gateway_messages import PrefillStarted
+from paceline.runtime.wire.target_messages import PrefillStarted
 from tests.engine.harness import engine_of, outputs_of, tokens_of
 from tests.runtime.handoff.test_handoffs import PrefillWorker, Target, assert_all_released, split_cluster
 from tests.runtime.target_harness import StreamReader

@@ -5,13 +5,9 @@ import pytest
 
 from paceline.runtime.transfer.messages import TransferHandle
 from paceline.runtime.wire.codec import Codec, MalformedMessage
-from paceline.runtime.wire.gateway_messages import (
-    TO_GATEWAY,
-    TO_TARGET_WORKER,
-    Prefill,
-    PrefillStarted,
-)
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, Prefill
 from paceline.runtime.wire.messages import Message
+from paceline.runtime.wire.target_messages import TO_GATEWAY, PrefillStarted
 
 HANDLE = TransferHandle(b"0123456789abcdef", {"socket": "tcp://127.0.0.1:1"}, [1, 2, 3])
 PREFILL = Prefill(7, 1, [1] * 16, "salt", 0, "layout", [0, 3], 2048)

@@ -26,7 +26,8 @@ from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.server import TransferServer
-from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, PrefillStarted
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER
+from paceline.runtime.wire.target_messages import PrefillStarted
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.engine.tiered import tiered
 from tests.runtime.target_harness import LENIENT, LossyListener, Members, StreamReader, WorkerThread, until

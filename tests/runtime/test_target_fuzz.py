@@ -10,9 +10,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags
 from paceline.runtime.wire.gateway_messages import (
-    TO_GATEWAY,
     Cancel,
-    FromTargetWorker,
     HeartbeatRequest,
     SetFlags,
     StatusRequest,
@@ -21,6 +19,7 @@ from paceline.runtime.wire.gateway_messages import (
     WorkerList,
 )
 from paceline.runtime.wire.messages import Goodbye, Hello
+from paceline.runtime.wire.target_messages import TO_GATEWAY, FromTargetWorker
 from paceline.runtime.wire.transport import Connection
 from tests.runtime.gateway_client.test_target_pool import EXPECTED, REQUESTS, texts
 from tests.runtime.target_harness import StreamReader, WorkerThread, pool_of, until

@@ -11,7 +11,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.target_worker.worker import WorkerFailed
-from paceline.runtime.wire.gateway_messages import LoadProgress
+from paceline.runtime.wire.target_messages import LoadProgress
 from tests.runtime.target_harness import StreamReader, WorkerThread, pool_of, until
 
 

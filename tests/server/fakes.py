@@ -24,7 +24,7 @@ from paceline.core.status.worker import ClusterStatus, WorkerStatus
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.gateway_client.target_client import TargetClient
-from paceline.runtime.wire.gateway_messages import Recalled
+from paceline.runtime.wire.target_messages import Recalled
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.auth.audit_log import AuditLog

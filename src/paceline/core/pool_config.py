@@ -1,4 +1,4 @@
-"""One pool of `cluster.yaml`, and the division of device memory among workers."""
+"""One pool of `cluster.yaml`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,7 @@ from paceline.core.config import (
     from_mapping,
     reject_unknown_keys,
 )
+from paceline.core.device_shares import MemoryClaim
 from paceline.core.errors import InvalidConfig
 
 Role = Literal["target", "draft", "prefill"]
@@ -23,8 +24,6 @@ TargetEngine = Literal["paceline", "vllm", "openai"]
 
 WEIGHTS: Mapping[str, float] = {"target": 4.0, "draft": 1.0, "prefill": 4.0}
 """Relative memory shares of workers on one device, by role."""
-SHARED_MEMORY = 0.85
-"""Share of a device's memory that its workers divide among themselves, unless `limits.memory_fraction` is set."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
@@ -214,7 +213,7 @@ class PoolConfig:
             **given,
         )
 
-    def memory_claim(self, name: str, worker: int) -> "MemoryClaim":
+    def memory_claim(self, name: str, worker: int) -> MemoryClaim:
         """Claim of worker number `worker`, called `name`, on its devices."""
         devices = self.devices or ("auto",)
         first = devices[worker % len(devices)]
@@ -267,38 +266,3 @@ def _texts(value: Any, where: str) -> tuple[str, ...]:
     ):
         raise InvalidConfig(f"{where} must be a list of texts, got {value!r}")
     return tuple(map(str, value))
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryClaim:
-    """One worker's claim on the memory of its devices."""
-
-    name: str
-    devices: tuple[str, ...]
-    weight: float
-    """Weight relative to the other claims on a device."""
-    given: float | None = None
-    """Configured fraction; None: a share by weight."""
-
-
-def device_shares(claims: Sequence[MemoryClaim]) -> dict[str, float]:
-    """Memory fraction of each worker, by name. Configured fractions are kept; the rest of `SHARED_MEMORY` is divided by weight.
-    A worker on several devices gets the smallest of its shares on all of them."""
-    by_device: dict[str, list[MemoryClaim]] = {}
-    for claim in claims:
-        for device in claim.devices:
-            by_device.setdefault(device, []).append(claim)
-    shares: dict[str, float] = {}
-    for device, sharing in by_device.items():
-        given = sum(claim.given for claim in sharing if claim.given is not None)
-        weight = sum(claim.weight for claim in sharing if claim.given is None)
-        if given > 1.0 or (weight and given >= SHARED_MEMORY):
-            names = ", ".join(claim.name for claim in sharing)
-            raise InvalidConfig(
-                f"the workers on {device} ({names}) need {given:.2f} of its memory: lower limits.memory_fraction, or assign "
-                "them to other devices"
-            )
-        for claim in sharing:
-            share = (SHARED_MEMORY - given) * claim.weight / weight if claim.given is None else claim.given
-            shares[claim.name] = min(share, shares.get(claim.name, 1.0))
-    return shares

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.status.engine import AuditCounts, BreakerState, EngineStatus, TierCounts, TrafficStatus
 from paceline.runtime.gateway_client.merged_status import ReportHistory, counters, merge_status
-from paceline.runtime.wire.gateway_messages import TO_GATEWAY, StatusReport
+from paceline.runtime.wire.target_messages import TO_GATEWAY, StatusReport
 
 TRAFFIC = TrafficStatus(
     "pool", "code", BreakerState.CLOSED, (0.8, 0.6), 3.0, {"declined": 2}, tested=10, kept=7, drifts=1, drift=(0.9, 0.7)

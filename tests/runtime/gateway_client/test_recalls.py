@@ -8,7 +8,7 @@ import pytest
 from paceline.core.errors import GenerationFailed
 from paceline.runtime.gateway_client.recalls import RecallAnswers, Recalls
 from paceline.runtime.gateway_client.target_pool import TargetPool
-from paceline.runtime.wire.gateway_messages import Recalled
+from paceline.runtime.wire.target_messages import Recalled
 from tests.engine.harness import PROMPT, SAMPLED, engine_of, outputs_of, request, tokens_of
 from tests.runtime.target_harness import Members, StreamReader, WorkerThread, cluster, pool_of, until
 

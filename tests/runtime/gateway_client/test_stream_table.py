@@ -15,8 +15,8 @@ from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.stream import Stream
 from paceline.runtime.gateway_client.stream_table import MAX_DEATHS, StreamTable
 from paceline.runtime.gateway_client.target_connection import TargetConnection
-from paceline.runtime.wire.gateway_messages import Heartbeat, Output, Welcome
 from paceline.runtime.wire.messages import VERSION
+from paceline.runtime.wire.target_messages import Heartbeat, Output, Welcome
 from tests.engine.harness import PROMPT, request
 
 

@@ -14,7 +14,7 @@ from paceline.core.speculation import SpeculationFlags
 from paceline.engine.isolation.step_watch import StepWatch
 from paceline.runtime.deploy.directory import Member, Phase
 from paceline.runtime.gateway_client.target_pool import TargetPool
-from paceline.runtime.wire.gateway_messages import Outputs
+from paceline.runtime.wire.target_messages import Outputs
 from tests.engine.harness import GREEDY, PROMPT, SAMPLED, engine_of, outputs_of, request, text_of, tokens_of
 from tests.fakes import tiny_engine, tiny_model
 from tests.runtime.target_harness import (

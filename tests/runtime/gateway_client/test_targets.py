@@ -13,8 +13,9 @@ from paceline.core.status.engine import EngineStatus
 from paceline.runtime.deploy.directory import Member, Phase
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.targets import Targets
-from paceline.runtime.wire.gateway_messages import SetFlags, StatusReport, Welcome, WorkerAddress, WorkerList
+from paceline.runtime.wire.gateway_messages import SetFlags, WorkerAddress, WorkerList
 from paceline.runtime.wire.messages import VERSION
+from paceline.runtime.wire.target_messages import StatusReport, Welcome
 from tests.runtime.target_harness import cluster
 
 ADDRESS = "tcp://127.0.0.1:1"

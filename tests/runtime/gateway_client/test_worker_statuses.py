@@ -12,8 +12,8 @@ from paceline.core.status.engine import BreakerState, EngineStatus, Symptom, Tra
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses
-from paceline.runtime.wire.gateway_messages import Heartbeat, StatusReport, Welcome
 from paceline.runtime.wire.messages import VERSION
+from paceline.runtime.wire.target_messages import Heartbeat, StatusReport, Welcome
 
 DRAFTER = DrafterStatus("draft-0", "ready", 4, 0.002, 0.001, 10, 7, 1)
 STATUS = EngineStatus(

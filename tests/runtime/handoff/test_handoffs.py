@@ -24,8 +24,9 @@ from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.server import TransferServer
-from paceline.runtime.wire.gateway_messages import TO_GATEWAY, TO_TARGET_WORKER, Prefill, PrefillStarted
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, Prefill
 from paceline.runtime.wire.messages import Goodbye
+from paceline.runtime.wire.target_messages import TO_GATEWAY, PrefillStarted
 from paceline.runtime.wire.transport import Connection
 from tests.engine.harness import (
     GREEDY,

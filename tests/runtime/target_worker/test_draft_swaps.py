@@ -12,14 +12,9 @@ from paceline.models.drafts.exchange import AnyDraft
 from paceline.runtime.target_worker.draft_swaps import DraftSwaps
 from paceline.runtime.target_worker.draft_switchback import DraftSwitchback
 from paceline.runtime.target_worker.worker import TargetWorker
-from paceline.runtime.wire.gateway_messages import (
-    TO_GATEWAY,
-    TO_TARGET_WORKER,
-    StatusReport,
-    StatusRequest,
-    SwapDraft,
-)
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, StatusRequest, SwapDraft
 from paceline.runtime.wire.messages import VERSION, Hello
+from paceline.runtime.wire.target_messages import TO_GATEWAY, StatusReport
 from paceline.runtime.wire.transport import Connection, Listener
 from tests.engine.harness import engine_of
 from tests.fakes import StepClock, draft_model, request, tiny_engine, tiny_model

@@ -6,7 +6,8 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
 from paceline.runtime.target_worker.jobs import MAX_REASON, GatewayJobs, Job
-from paceline.runtime.wire.gateway_messages import MAX_OUTPUTS, FailureKind, Outputs, RequestFailed
+from paceline.runtime.wire.messages import MAX_OUTPUTS
+from paceline.runtime.wire.target_messages import FailureKind, Outputs, RequestFailed
 
 
 def job_of(gateway: GatewayJobs, attempt: int = 1, request: Request | None = None) -> Job:

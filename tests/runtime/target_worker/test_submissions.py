@@ -17,7 +17,8 @@ from paceline.runtime.target_worker.gateways import Gateways
 from paceline.runtime.target_worker.jobs import GatewayJobs
 from paceline.runtime.target_worker.kept_streams import KEEP_SECONDS
 from paceline.runtime.target_worker.submissions import Submissions
-from paceline.runtime.wire.gateway_messages import FailureKind, Recall, Recalled, RequestFailed, Submit
+from paceline.runtime.wire.gateway_messages import Recall, Submit
+from paceline.runtime.wire.target_messages import FailureKind, Recalled, RequestFailed
 from tests.engine.harness import GREEDY, PROMPT, engine_of, request
 from tests.runtime.target_harness import WAIT
 

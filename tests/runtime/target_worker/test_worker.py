@@ -11,17 +11,9 @@ from paceline.cluster.health import StallDetector
 from paceline.core.clock import VirtualClock
 from paceline.core.request import ValidatedRequest
 from paceline.runtime.target_worker import gateways, worker
-from paceline.runtime.wire.gateway_messages import (
-    TO_GATEWAY,
-    FailureKind,
-    Heartbeat,
-    HeartbeatRequest,
-    Outputs,
-    RequestFailed,
-    Submit,
-    Welcome,
-)
+from paceline.runtime.wire.gateway_messages import HeartbeatRequest, Submit
 from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
+from paceline.runtime.wire.target_messages import TO_GATEWAY, FailureKind, Heartbeat, Outputs, RequestFailed, Welcome
 from paceline.runtime.wire.transport import Connection
 from tests.engine.harness import GREEDY, PROMPT, request
 from tests.engine.isolation.test_failures import WIDE

@@ -12,16 +12,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags, SpeculationParams
 from paceline.runtime.wire.codec import MalformedMessage
-from paceline.runtime.wire.gateway_messages import (
-    TO_GATEWAY,
-    TO_TARGET_WORKER,
-    Output,
-    Outputs,
-    SetFlags,
-    Submit,
-    check_limits,
-    check_size,
-)
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, SetFlags, Submit, check_limits, check_size
+from paceline.runtime.wire.target_messages import TO_GATEWAY, Output, Outputs
 
 FULL = Request(
     id="r",

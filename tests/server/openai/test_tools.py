@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from paceline.server.openai.tools import AutoCallParser, CallDelta, ForcedCallParser, ForcedChoiceParser, ToolCallParser
+from paceline.server.openai.tool_calls import (
+    AutoCallParser,
+    CallDelta,
+    ForcedCallParser,
+    ForcedChoiceParser,
+    ToolCallParser,
+)
 
 TOOLS = {"add", "look"}
 

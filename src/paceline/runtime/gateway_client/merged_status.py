@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.status.engine import AuditCounts, BreakerState, EngineStatus, TierCounts, TrafficStatus
-from paceline.runtime.wire.gateway_messages import StatusReport
+from paceline.runtime.wire.target_messages import StatusReport
 
 Key = tuple[str, ...]
 """Name of a counter, then the traffic class, part or reason it counts."""

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 
 from paceline.runtime.gateway_client.target_connection import TargetConnection
-from paceline.runtime.wire.gateway_messages import Recall, Recalled
+from paceline.runtime.wire.gateway_messages import Recall
+from paceline.runtime.wire.target_messages import Recalled
 
 RECALL_SECONDS = 2.0
 """Time that workers have to answer a `Recall`."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from paceline.cluster.routing.kv_index import PeerHint
 from paceline.core.output import OutputListener, StepOutput
 from paceline.core.request import Request
-from paceline.runtime.wire.gateway_messages import Output
+from paceline.runtime.wire.target_messages import Output
 
 
 class StreamGap(Exception):

@@ -14,7 +14,8 @@ from paceline.core.output import OutputEvent
 from paceline.core.request import Request
 from paceline.runtime.gateway_client.stream import Stream, StreamGap
 from paceline.runtime.gateway_client.target_connection import TargetConnection
-from paceline.runtime.wire.gateway_messages import Cancel, FailureKind, Heartbeat, Output, RequestFailed, Submit
+from paceline.runtime.wire.gateway_messages import Cancel, Submit
+from paceline.runtime.wire.target_messages import FailureKind, Heartbeat, Output, RequestFailed
 
 logger = logging.getLogger(__name__)
 

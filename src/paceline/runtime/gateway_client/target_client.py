@@ -23,8 +23,9 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.deploy.directory import Directory
 from paceline.runtime.gateway_client.merged_status import ReportHistory, merge_status
 from paceline.runtime.gateway_client.target_pool import TargetPool
-from paceline.runtime.wire.gateway_messages import Recalled, SwapDraft, Welcome
+from paceline.runtime.wire.gateway_messages import SwapDraft
 from paceline.runtime.wire.keys import KeyPair
+from paceline.runtime.wire.target_messages import Recalled, Welcome
 from paceline.speculation.verification.schema_check import SchemaChecker
 
 START_SECONDS = 600.0

@@ -12,19 +12,10 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.stream import Stream
 from paceline.runtime.wire.codec import MalformedMessage
-from paceline.runtime.wire.gateway_messages import (
-    TO_GATEWAY,
-    FromGateway,
-    FromTargetWorker,
-    Heartbeat,
-    HeartbeatRequest,
-    StatusReport,
-    StatusRequest,
-    Submit,
-    Welcome,
-)
+from paceline.runtime.wire.gateway_messages import FromGateway, HeartbeatRequest, StatusRequest, Submit
 from paceline.runtime.wire.keys import KeyPair, Security
 from paceline.runtime.wire.messages import VERSION, Hello
+from paceline.runtime.wire.target_messages import TO_GATEWAY, FromTargetWorker, Heartbeat, StatusReport, Welcome
 from paceline.runtime.wire.transport import Connection
 
 STATUS_SECONDS = 0.5

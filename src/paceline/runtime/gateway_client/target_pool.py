@@ -26,20 +26,18 @@ from paceline.runtime.gateway_client.targets import Targets
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses
 from paceline.runtime.kv_events.tracker import CacheTracker
 from paceline.runtime.wire.codec import MalformedMessage
-from paceline.runtime.wire.gateway_messages import (
+from paceline.runtime.wire.gateway_messages import StatusRequest, SwapDraft, check_size
+from paceline.runtime.wire.keys import KeyPair
+from paceline.runtime.wire.messages import Goodbye
+from paceline.runtime.wire.target_messages import (
     FromTargetWorker,
     Heartbeat,
     Outputs,
     Recalled,
     RequestFailed,
     StatusReport,
-    StatusRequest,
-    SwapDraft,
     Welcome,
-    check_size,
 )
-from paceline.runtime.wire.keys import KeyPair
-from paceline.runtime.wire.messages import Goodbye
 from paceline.runtime.wire.wakeup import CommandQueue
 
 logger = logging.getLogger(__name__)

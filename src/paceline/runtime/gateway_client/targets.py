@@ -11,17 +11,10 @@ from paceline.core.errors import PacelineError
 from paceline.core.speculation import SpeculationFlags
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_connection import TargetConnection
-from paceline.runtime.wire.gateway_messages import (
-    SetFlags,
-    StatusReport,
-    StatusRequest,
-    SwapDraft,
-    Welcome,
-    WorkerAddress,
-    WorkerList,
-)
+from paceline.runtime.wire.gateway_messages import SetFlags, StatusRequest, SwapDraft, WorkerAddress, WorkerList
 from paceline.runtime.wire.keys import KeyPair
 from paceline.runtime.wire.messages import VERSION
+from paceline.runtime.wire.target_messages import StatusReport, Welcome
 
 logger = logging.getLogger(__name__)
 

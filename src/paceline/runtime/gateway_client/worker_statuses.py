@@ -11,7 +11,7 @@ from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.canaries import CATEGORY
 from paceline.runtime.gateway_client.merged_status import mean
 from paceline.runtime.gateway_client.target_connection import TargetConnection
-from paceline.runtime.wire.gateway_messages import LoadProgress
+from paceline.runtime.wire.target_messages import LoadProgress
 
 UNSEEN = "joining"
 """State of a worker without a heartbeat, or of a draft worker that no target has reported."""

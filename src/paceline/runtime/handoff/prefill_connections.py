@@ -19,18 +19,10 @@ from paceline.runtime.handoff.cache_memory import PeerCaches
 from paceline.runtime.handoff.remote_prompt import RemotePrompt
 from paceline.runtime.transfer.client import TransferClient
 from paceline.runtime.wire.codec import MalformedMessage
-from paceline.runtime.wire.gateway_messages import (
-    Cancel,
-    FromTargetWorker,
-    Heartbeat,
-    Prefill,
-    PrefillStarted,
-    RequestFailed,
-    Welcome,
-    WorkerAddress,
-)
+from paceline.runtime.wire.gateway_messages import Cancel, Prefill, WorkerAddress
 from paceline.runtime.wire.keys import KeyPair, Security
 from paceline.runtime.wire.messages import VERSION, Goodbye
+from paceline.runtime.wire.target_messages import FromTargetWorker, Heartbeat, PrefillStarted, RequestFailed, Welcome
 from paceline.runtime.wire.wakeup import CommandQueue
 
 logger = logging.getLogger(__name__)

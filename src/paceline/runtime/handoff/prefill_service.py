@@ -25,7 +25,8 @@ from paceline.runtime.handoff.staging_pool import StagingPool
 from paceline.runtime.transfer.device_memory import DeviceMemory
 from paceline.runtime.transfer.messages import MemoryRegion
 from paceline.runtime.transfer.server import TransferServer
-from paceline.runtime.wire.gateway_messages import Prefill, PrefillStarted
+from paceline.runtime.wire.gateway_messages import Prefill
+from paceline.runtime.wire.target_messages import PrefillStarted
 from paceline.runtime.wire.transport import Peer
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from paceline.core.clock import Clock
 from paceline.kv.prefix import PrefixSums
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.kv_events.subscriber import KvSubscriber
-from paceline.runtime.wire.gateway_messages import Welcome
 from paceline.runtime.wire.keys import KeyPair, Security
+from paceline.runtime.wire.target_messages import Welcome
 
 POLL_SECONDS = 0.01
 """Interval between two reads: workers collect events for as long."""

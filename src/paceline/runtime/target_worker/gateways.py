@@ -9,8 +9,9 @@ from paceline.core.clock import Clock
 from paceline.core.errors import PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
-from paceline.runtime.wire.gateway_messages import FromGateway, Submit, Welcome
+from paceline.runtime.wire.gateway_messages import FromGateway, Submit
 from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
+from paceline.runtime.wire.target_messages import Welcome
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)

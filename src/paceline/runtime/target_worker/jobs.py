@@ -8,7 +8,8 @@ from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.runtime.target_worker.kept_streams import KeptStream
-from paceline.runtime.wire.gateway_messages import MAX_OUTPUTS, FailureKind, Output, Outputs, RequestFailed
+from paceline.runtime.wire.messages import MAX_OUTPUTS
+from paceline.runtime.wire.target_messages import FailureKind, Output, Outputs, RequestFailed
 from paceline.runtime.wire.transport import Peer
 
 MAX_REASON = 2000

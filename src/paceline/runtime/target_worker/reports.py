@@ -13,8 +13,8 @@ from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.draft_swaps import DraftSwaps
 from paceline.runtime.target_worker.jobs import GatewayJobs
 from paceline.runtime.weights.manager import WeightManager
-from paceline.runtime.wire.gateway_messages import Heartbeat, StatusReport, Welcome
 from paceline.runtime.wire.messages import VERSION
+from paceline.runtime.wire.target_messages import Heartbeat, StatusReport, Welcome
 
 
 @dataclass(frozen=True, slots=True)

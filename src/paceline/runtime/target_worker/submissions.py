@@ -13,7 +13,8 @@ from paceline.runtime.target_worker.gateways import Gateways
 from paceline.runtime.target_worker.grammar_thread import GrammarThread
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
 from paceline.runtime.target_worker.kept_streams import KeptStreams
-from paceline.runtime.wire.gateway_messages import Recall, Recalled, Submit, check_limits
+from paceline.runtime.wire.gateway_messages import Recall, Submit, check_limits
+from paceline.runtime.wire.target_messages import Recalled
 from paceline.runtime.wire.transport import Peer
 
 logger = logging.getLogger(__name__)

@@ -31,13 +31,13 @@ from paceline.runtime.wire.gateway_messages import (
     Prefill,
     Recall,
     SetFlags,
-    StatusReport,
     StatusRequest,
     Submit,
     SwapDraft,
     WorkerList,
 )
 from paceline.runtime.wire.messages import Goodbye, Hello
+from paceline.runtime.wire.target_messages import StatusReport
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)

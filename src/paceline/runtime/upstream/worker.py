@@ -21,21 +21,18 @@ from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.gateway_messages import (
     Cancel,
     FromGateway,
-    Heartbeat,
     HeartbeatRequest,
     Prefill,
     Recall,
-    Recalled,
     SetFlags,
-    StatusReport,
     StatusRequest,
     Submit,
     SwapDraft,
-    Welcome,
     WorkerList,
     check_limits,
 )
 from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
+from paceline.runtime.wire.target_messages import Heartbeat, Recalled, StatusReport, Welcome
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from paceline.runtime.transfer.device_memory import DeviceMemory, device_memory
 from paceline.runtime.weights.peer_source import PeerSource, SourceFailed
 from paceline.runtime.weights.sources import DiskSource, PartQueue, WeightSources
 from paceline.runtime.weights.spec import PeerAddress
-from paceline.runtime.wire.gateway_messages import LoadProgress
 from paceline.runtime.wire.keys import Security
+from paceline.runtime.wire.target_messages import LoadProgress
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from paceline.runtime.weights.loader import WeightLoader
 from paceline.runtime.weights.send_rate import Activity
 from paceline.runtime.weights.server import WeightServer
 from paceline.runtime.weights.spec import WeightSpec
-from paceline.runtime.wire.gateway_messages import LoadProgress
 from paceline.runtime.wire.keys import Security
+from paceline.runtime.wire.target_messages import LoadProgress
 
 logger = logging.getLogger(__name__)
 

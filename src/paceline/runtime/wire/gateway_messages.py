@@ -1,10 +1,9 @@
-"""Messages between gateways and target workers, and between targets and prefill workers.
+"""Messages that a target worker receives: from gateways, and as a prefill worker from other targets.
 
 A connection can break at any message. Every submission has a number (`attempt`) and every output its first position (`start`):
 the gateway ignores stale outputs, detects missing ones, and continues from the token ids that it has.
 """
 
-from enum import Enum
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -12,17 +11,13 @@ from msgspec import Meta
 
 from paceline.cluster.routing.kv_index import PeerHint
 from paceline.core.errors import InvalidRequest
-from paceline.core.output import TokenLogprobs
 from paceline.core.request import Request
-from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.status.engine import EngineStatus
-from paceline.runtime.transfer.messages import MemoryRegion, TransferHandle
 from paceline.runtime.wire.codec import Codec, MalformedMessage
 from paceline.runtime.wire.messages import (
-    MAX_CONTEXT,
     MAX_MESSAGE_BYTES,
     MAX_NAME,
+    MAX_OUTPUTS,
     MAX_SALT,
     Count,
     Goodbye,
@@ -34,12 +29,9 @@ from paceline.runtime.wire.messages import (
     NonNegative,
     Record,
     Salt,
-    Token,
     Tokens,
 )
 
-MAX_OUTPUTS = 4096
-MAX_ATTEMPTS = 65536
 MAX_WORKERS = 4096
 
 
@@ -53,31 +45,6 @@ class Submit(Message, frozen=True, tag=20):
     request: Request
     peer: PeerHint | None = None
     """Another target that holds the beginning of the prompt in its cache."""
-
-
-def check_limits(request: Request) -> None:
-    """Raise `InvalidRequest` if a field is longer than other messages of the protocol can carry."""
-    for name, text, limit in (
-        ("category", request.category, MAX_NAME),
-        ("cache_salt", request.cache_salt, MAX_SALT),
-        ("resume_key", request.resume_key, MAX_NAME),
-        ("trace", request.trace, MAX_NAME),
-    ):
-        if len(text) > limit:
-            raise InvalidRequest(f"{name} must have at most {limit} characters, got {len(text)}", field=name)
-
-
-def check_size(request: Request) -> None:
-    """Raise `InvalidRequest` if a worker could not decode the request."""
-    check_limits(request)
-    try:
-        data = TO_TARGET_WORKER.encode(Submit(0, 0, request))
-        # The other half is for the generated tokens, in case another worker continues the request
-        if len(data) > MAX_MESSAGE_BYTES // 2:
-            raise InvalidRequest(f"the request has {len(data)} bytes; a cluster takes up to {MAX_MESSAGE_BYTES // 2}")
-        TO_TARGET_WORKER.decode(data)
-    except (MalformedMessage, UnicodeEncodeError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"the request cannot be sent to a worker: {error}") from None
 
 
 class Cancel(Message, frozen=True, tag=21):
@@ -167,132 +134,6 @@ class SwapDraft(Message, frozen=True, tag=28):
     """Time for which one of both drafts is used before the other may follow."""
 
 
-class Welcome(Message, frozen=True, tag=40):
-    """Answer to `Hello`: what the worker offers."""
-
-    version: Count
-    epoch: Large
-    name: Name
-    vocabulary: Name
-    vocab_size: Count
-    max_model_len: Count
-    max_num_seqs: Count
-    max_depth: Count
-    methods: Annotated[list[Name], Meta(max_length=64)]
-    default_method: Name
-    events_port: Count = 0
-    """Port of the KV events, on the worker's host; 0: no KV events."""
-    replay_port: Count = 0
-    weights: Name = ""
-    """Checksum of the weights and the formats that they are computed in; empty: not known. Workers with different ones generate
-    different texts."""
-    memory: MemoryRegion | None = None
-    """Device memory of its KV cache, by which a target learns whether it can map the cache; None: blocks are sent as bytes."""
-
-
-class Output(Record, frozen=True):
-    """A `StepOutput` of one submission, without its text: the gateway makes the text from the tokens."""
-
-    attempt: Large
-    choice: Count
-    start: Count
-    """Number of output tokens of the choice before these."""
-    tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_CONTEXT)]
-    origins: Annotated[tuple[Origin, ...], Meta(max_length=MAX_CONTEXT)]
-    drafted: Count = 0
-    accepted: Count = 0
-    num_cached: Count = 0
-    waited: NonNegative = 0.0
-    finish_reason: FinishReason | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-
-
-class Outputs(Message, frozen=True, tag=41):
-    """Outputs of one or more steps."""
-
-    outputs: Annotated[list[Output], Meta(max_length=MAX_OUTPUTS)]
-
-
-class FailureKind(Enum):
-    INVALID = "invalid"
-    """No worker accepts the request."""
-    FAILED = "failed"
-    """The engine failed on this request and continues without it. No other worker gets it."""
-    LOST = "lost"
-    """The worker cannot continue. Another worker may serve the request."""
-
-
-class RequestFailed(Message, frozen=True, tag=42):
-    """The submission ended without its last token."""
-
-    attempt: Large
-    kind: FailureKind
-    message: LongText
-    field: Name | None
-
-
-class LoadProgress(Record, frozen=True):
-    """Loaded part of a worker's model."""
-
-    layers: Count
-    total: Count
-    peers: Count
-    """Source peers; 0 means local disk."""
-    in_place: Count = 0
-    """Peers, of `peers`, whose device memory the worker copies."""
-
-
-class Heartbeat(Message, frozen=True, tag=43):
-    """Load of a target worker."""
-
-    nonce: Large
-    epoch: Large
-    steps: Large
-    is_busy: bool
-    running: Count
-    waiting: Count
-    kv_used: Count
-    kv_total: Count
-    prompt_tokens: Count = 0
-    """Prompt tokens that are not computed yet."""
-    loading: LoadProgress | None = None
-    """Load progress; None: the model is loaded. Requests received earlier wait for the layers that they need."""
-    step_seconds: NonNegative | None = None
-    """Longest time that the current step should take; None: no step of its size was measured yet."""
-    attempts: Annotated[list[Large], Meta(max_length=MAX_ATTEMPTS)] = msgspec.field(default_factory=list)
-    """Submissions of this gateway that the worker runs or has outputs of. The gateway continues all others elsewhere."""
-    is_draining: bool = False
-    """Whether the worker takes no new submissions and exits soon. It reports the start of a drain at once, with nonce 0."""
-
-
-class StatusReport(Message, frozen=True, tag=44):
-    """Answers `StatusRequest`: the worker's status, encoded as it is."""
-
-    epoch: Large
-    name: Name
-    status: EngineStatus
-
-
-class PrefillStarted(Message, frozen=True, tag=45):
-    """Answer to `Prefill`. The parts (`engine/hooks/handoff_plan.py`) become ready as they are computed."""
-
-    attempt: Large
-    handle: TransferHandle
-    cache: Annotated[list[MemoryRegion], Meta(max_length=4096)] = msgspec.field(default_factory=list)
-    """Keys and values of every layer of the worker's cache, for `Prefill.in_place`: parts then have the numbers of blocks."""
-
-
-class Recalled(Message, frozen=True, tag=46):
-    """Answer to `Recall`."""
-
-    number: Large
-    seed: Large | None
-    """Seed of the stream; None: the worker does not know the key."""
-    choices: Annotated[list[Tokens], Meta(max_length=MAX_OUTPUTS)]
-    """Output tokens by choice."""
-
-
 FromGateway: TypeAlias = (
     Hello
     | Submit
@@ -306,9 +147,30 @@ FromGateway: TypeAlias = (
     | SwapDraft
     | Goodbye
 )
-FromTargetWorker: TypeAlias = (
-    Welcome | Outputs | RequestFailed | Heartbeat | StatusReport | PrefillStarted | Recalled | Goodbye
-)
 
 TO_TARGET_WORKER: Codec[FromGateway] = Codec(FromGateway)
-TO_GATEWAY: Codec[FromTargetWorker] = Codec(FromTargetWorker)
+
+
+def check_limits(request: Request) -> None:
+    """Raise `InvalidRequest` if a field is longer than other messages of the protocol can carry."""
+    for name, text, limit in (
+        ("category", request.category, MAX_NAME),
+        ("cache_salt", request.cache_salt, MAX_SALT),
+        ("resume_key", request.resume_key, MAX_NAME),
+        ("trace", request.trace, MAX_NAME),
+    ):
+        if len(text) > limit:
+            raise InvalidRequest(f"{name} must have at most {limit} characters, got {len(text)}", field=name)
+
+
+def check_size(request: Request) -> None:
+    """Raise `InvalidRequest` if a worker could not decode the request."""
+    check_limits(request)
+    try:
+        data = TO_TARGET_WORKER.encode(Submit(0, 0, request))
+        # The other half is for the generated tokens, in case another worker continues the request
+        if len(data) > MAX_MESSAGE_BYTES // 2:
+            raise InvalidRequest(f"the request has {len(data)} bytes; a cluster takes up to {MAX_MESSAGE_BYTES // 2}")
+        TO_TARGET_WORKER.decode(data)
+    except (MalformedMessage, UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"the request cannot be sent to a worker: {error}") from None

@@ -18,7 +18,7 @@ from paceline.server.gateway.categorise import categorise
 from paceline.server.gateway.session import RequestSession
 from paceline.server.openai.schemas.body import GenerationBody, JsonObjectFormat, JsonSchemaFormat
 from paceline.server.openai.schemas.chat import Message, Tool, conversation_length, template_message
-from paceline.server.openai.tools import template_tools, write_tools_as_text
+from paceline.server.openai.tool_text import template_tools, write_tools_as_text
 
 THREAD_CHARS = 8192
 """Prompt length in characters from which tokenization runs on another thread, so that streams continue."""

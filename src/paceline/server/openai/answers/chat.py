@@ -8,7 +8,8 @@ from paceline.core.request import Request
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer, AnswerContext, prompt_logprobs
 from paceline.server.openai.schemas.chat import ChatBody
-from paceline.server.openai.tools import CallDelta, Piece, ToolCallParser, ToolUse
+from paceline.server.openai.tool_calls import CallDelta, Piece, ToolCallParser
+from paceline.server.openai.tools import ToolUse
 
 
 class _ChatChoice:

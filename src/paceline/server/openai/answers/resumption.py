@@ -11,7 +11,7 @@ from starlette.responses import Response
 from paceline.core.output import StepOutput
 from paceline.core.request import ValidatedRequest
 from paceline.core.sequence import FinishReason, Origin
-from paceline.runtime.wire.gateway_messages import Recalled
+from paceline.runtime.wire.target_messages import Recalled
 from paceline.server.auth.api_keys import ApiKey
 from paceline.server.gateway.session import RequestSession
 from paceline.server.openai.answers.answer import DONE, Answer
