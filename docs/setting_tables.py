@@ -7,8 +7,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from paceline.server.config.config import SETTINGS, SamplingDefaults, ServerConfig
+from paceline.server.config.config import SETTINGS, ServerConfig
 from paceline.server.config.learning import LearningConfig
+from paceline.server.config.sampling import SamplingDefaults
 from paceline.server.config.settings import ALIASES, Setting
 
 PAGE = Path(__file__).parent / "configuration.md"

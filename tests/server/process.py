@@ -15,7 +15,7 @@ from typing import Any
 CODE = """
 import json, sys
 from pathlib import Path
-from paceline.server.config.config import load_gateway_config
+from paceline.server.config.load import load_gateway_config
 from paceline.server.serve import serve
 
 def ready(ready):

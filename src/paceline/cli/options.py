@@ -13,7 +13,8 @@ from typer.core import TyperGroup
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
 from paceline.core.sampling import SamplingParams
-from paceline.server.config.config import SETTINGS, ServerConfig, load_config
+from paceline.server.config.config import SETTINGS, ServerConfig
+from paceline.server.config.load import load_config
 from paceline.server.config.settings import Setting
 
 ENGINE: Mapping[str, Setting] = {

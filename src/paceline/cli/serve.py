@@ -13,7 +13,8 @@ from paceline.cli.options import with_settings
 from paceline.cli.render import console
 from paceline.cli.render.console import describe
 from paceline.core.errors import InvalidConfig
-from paceline.server.config.config import SETTINGS, GatewayConfig, ServerConfig, load_gateway_config
+from paceline.server.config.config import SETTINGS, GatewayConfig, ServerConfig
+from paceline.server.config.load import load_gateway_config
 
 if TYPE_CHECKING:
     from paceline.server.serve import Ready

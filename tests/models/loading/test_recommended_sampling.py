@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.models.loading.recommended_sampling import recommended_sampling
-from paceline.server.config.config import SamplingDefaults
+from paceline.server.config.sampling import SamplingDefaults
 
 
 def test_the_embedded_model_has_a_card() -> None:

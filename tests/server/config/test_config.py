@@ -10,14 +10,9 @@ import yaml
 
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import InvalidConfig
-from paceline.server.config.config import (
-    SETTINGS,
-    GatewayConfig,
-    SamplingDefaults,
-    ServerConfig,
-    load_config,
-    load_gateway_config,
-)
+from paceline.server.config.config import SETTINGS, GatewayConfig, ServerConfig
+from paceline.server.config.load import load_config, load_gateway_config
+from paceline.server.config.sampling import SamplingDefaults
 from paceline.server.config.settings import SWITCHES
 from paceline.speculation.depth.policy import Candidate
 from paceline.speculation.depth_rule import make_breaker, make_depth

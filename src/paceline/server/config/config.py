@@ -1,63 +1,18 @@
-"""The server's configuration, from defaults, a file, the environment and the command line; later ones take precedence."""
+"""The settings of a server, and of a gateway in front of a cluster."""
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, Literal, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from paceline.core.cluster_config import ClusterConfig, trace_url
-from paceline.core.config import EngineConfig, from_mapping
-from paceline.core.errors import InvalidConfig, InvalidRequest
-from paceline.core.sampling import SamplingParams
-from paceline.models.loading.recommended_sampling import recommended_sampling
-from paceline.runtime.deploy.cluster_file import is_cluster_file, load_cluster
+from paceline.core.config import EngineConfig
+from paceline.core.errors import InvalidConfig
 from paceline.server.config.learning import LearningConfig
-from paceline.server.config.settings import PREFIX, Setting, read_file, read_settings, suggest
+from paceline.server.config.sampling import SamplingDefaults
+from paceline.server.config.settings import Setting, read_settings
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogDetail = Literal["none", "ids", "text"]
-
-OTHER_VARIABLES = frozenset({"PACELINE_CONFIG", "PACELINE_NATIVE"})
-"""Variables with our prefix that are not settings: the path of the file, and the switch of the CPU kernels."""
-SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|_PORT=\w+://")
-"""Variables that Kubernetes sets in every pod for a service named `paceline`; they have our prefix."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """Sampling parameters of requests that do not set them; see `SamplingParams`. None: what the model recommends
-    (`models/loading/recommended_sampling.py`), or no change of the model's distribution."""
-
-    max_tokens: int | None = None
-    """Output tokens; none: the rest of the context window, and 16 for /v1/completions, as OpenAI does."""
-    temperature: float | None = None
-    """Sampling temperature; 0 is greedy. None: as the model's generation_config.json recommends, otherwise 1."""
-    top_k: int | None = None
-    """Candidates per token; 0 means no limit. None: as the model recommends, otherwise 0."""
-    top_p: float | None = None
-    """Probability mass of the candidates; 1 means no limit. None: as the model recommends, otherwise 1."""
-    min_p: float | None = None
-    """Least probability relative to the best candidate; 0 means no limit. None: as the model recommends, otherwise 0."""
-    repetition_penalty: float | None = None
-    """Divisor of repeated tokens' logits; 1 means no penalty. None: as the model recommends, otherwise 1."""
-    presence_penalty: float = 0.0
-    """Penalty of tokens that occurred; 0 means no penalty."""
-    frequency_penalty: float = 0.0
-    """Penalty of tokens per occurrence; 0 means no penalty."""
-
-    def __post_init__(self) -> None:
-        values = {name: value for name, value in asdict(self).items() if value is not None}
-        try:
-            SamplingParams(**values)
-        except InvalidRequest as error:
-            raise InvalidConfig(f"sampling.{error}") from None
-
-    def params(self, model: str, **given: Any) -> SamplingParams:
-        """The given fields, then these, then those that `model` recommends. A given None counts as absent."""
-        own = {name: value for name, value in asdict(self).items() if value is not None}
-        present = {name: value for name, value in given.items() if value is not None}
-        return SamplingParams(**(recommended_sampling(model) | own | present))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,112 +140,3 @@ class GatewayConfig:
             for model in self.cluster.models
             for part in (self.cluster.for_model(model),)
         ]
-
-
-def load_config(
-    path: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    section: str | None = None,
-) -> ServerConfig:
-    """Reads the file at `path`, or only its `section`, then `environ`, then `overrides`.
-
-    `overrides` are command line options: setting names, or option names with dots or dashes, and values as text or parsed.
-    Raises `InvalidConfig` with the source of the bad value.
-    """
-    given: dict[str, tuple[Any, str]] = {} if path is None else read_file(path, SETTINGS, section)
-    given |= _from_environment(environ or {})
-    given |= _from_options(overrides or {})
-    try:
-        config = _build({name: value for name, (value, _) in given.items()})
-        config.engine.speculation.check_method(config.engine.draft, has_pool=False)
-        return config
-    except InvalidConfig as error:
-        raise InvalidConfig(f"{error}{_sources(str(error), given)}") from None
-
-
-def load_gateway_config(
-    path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]
-) -> ServerConfig | GatewayConfig:
-    """`GatewayConfig` if the file has `pools`, with the server's settings in its section `gateway`. Otherwise
-    `ServerConfig`."""
-    if path is None or not is_cluster_file(path):
-        return load_config(path, environ, overrides)
-    cluster = load_cluster(path)
-    server = load_config(path, environ, overrides, section="gateway")
-    if server.engine != EngineConfig():
-        raise InvalidConfig(
-            f"{path} has pools, which hold the settings of models and engines: remove those settings from `gateway`, the "
-            "environment and the command line"
-        )
-    if server.price is not None:
-        raise InvalidConfig(f"{path} has pools: set `price` of each pool, the dollars per hour of one worker")
-    if server.served_model_name is not None and len(cluster.models) > 1:
-        raise InvalidConfig(
-            f"served_model_name names one model, and {path} has several: set `served_model_name` of its target pools instead"
-        )
-    target = cluster.engines()[f"{cluster.targets[0].name}-0"]
-    endpoint = server.trace_endpoint or cluster.trace_endpoint
-    return GatewayConfig(replace(server, engine=target, trace_endpoint=endpoint), cluster)
-
-
-def _build(values: Mapping[str, Any]) -> ServerConfig:
-    sections: dict[str, dict[str, Any]] = {"": {}, "speculation": {}, "sampling": {}, "learning": {}}
-    for name, value in values.items():
-        section, _, key = name.rpartition(".")
-        sections[section][key] = value
-    server_names = {setting for setting in SETTINGS if setting in ServerConfig.__dataclass_fields__}
-    engine = {key: value for key, value in sections[""].items() if key not in server_names}
-    server = {key: value for key, value in sections[""].items() if key in server_names}
-    return from_mapping(
-        ServerConfig,
-        {
-            **server,
-            "sampling": from_mapping(SamplingDefaults, sections["sampling"], "sampling."),
-            "learning": from_mapping(LearningConfig, sections["learning"], "learning."),
-            "engine": from_mapping(EngineConfig, {**engine, "speculation": sections["speculation"]}),
-        },
-    )
-
-
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[Any, str]]]:
-    by_variable = {setting.variable: setting for setting in SETTINGS.values()}
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or SERVICE_LINK.search(f"{variable}={text}"):
-            continue
-        setting = by_variable.get(variable)
-        if setting is None:
-            raise InvalidConfig(f"unknown environment variable {variable!r}; {suggest(variable, by_variable)}")
-        yield setting.name, (_parse(setting, text, variable), variable)
-
-
-def _from_options(overrides: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, str]]]:
-    by_identifier = {_identifier(name): setting for name, setting in SETTINGS.items()}
-    for name, value in overrides.items():
-        setting = by_identifier.get(_identifier(name))
-        if setting is None:
-            raise InvalidConfig(f"unknown option {name!r}; {suggest(name, SETTINGS)}")
-        yield setting.name, (_parse(setting, value, setting.option), setting.option)
-
-
-def _parse(setting: Setting, value: Any, source: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return setting.parse(value)
-    except InvalidConfig as error:
-        raise InvalidConfig(f"{error} ({source})") from None
-
-
-def _identifier(name: str) -> str:
-    return name.removeprefix("--").replace(".", "_").replace("-", "_")
-
-
-def _sources(message: str, given: Mapping[str, tuple[Any, str]]) -> str:
-    """The sources of the settings that an error message names."""
-    sources = [
-        f"{name} comes from {source}"
-        for name, (_, source) in given.items()
-        if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", message)
-    ]
-    return f" ({'; '.join(sources)})" if sources else ""
