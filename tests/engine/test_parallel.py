@@ -41,7 +41,7 @@ def two_ranks(target: str, **options: Any) -> Iterator[Engine]:
     """An engine; afterwards the other rank's process is gone and this one is in no group."""
     built = engine(target, tensor_parallel_size=2, **options)
     assert isinstance(built.runner, ParallelRunner)
-    (pid,) = built.runner._ranks.pids
+    (pid,) = built.runner.ranks.pids
     assert is_running(pid)
     try:
         yield built
@@ -86,7 +86,7 @@ def test_a_rank_that_fails_says_why(target: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "GRACE_SECONDS", 60.0)  # on a busy machine its interpreter ends late
     with two_ranks(target) as built:
         assert isinstance(built.runner, ParallelRunner)
-        built.runner._ranks.send(Move((10**9,), (0,), 0))  # no such slot
+        built.runner.ranks.send(Move((10**9,), (0,), 0))  # no such slot
         with pytest.raises(RankLost, match=r"(?s)rank 1 of 2 exited with status 1.*IndexError"):
             run(built, [request("r", prompt())])
 
@@ -95,7 +95,7 @@ def test_a_dead_rank_ends_with_a_clear_error_and_leaves_nothing_behind(target: s
     options = {"kv_tokens": 1024, "max_num_seqs": 4, "max_batched_tokens": 32, "device": "cpu"}
     with LLM(target, tensor_parallel_size=2, **options) as llm:
         assert isinstance(llm.engine.runner, ParallelRunner)
-        (pid,) = llm.engine.runner._ranks.pids
+        (pid,) = llm.engine.runner.ranks.pids
         with pytest.raises(InvalidConfig, match="close the other engine first"):
             engine(target, tensor_parallel_size=2)
         stream = llm.stream(prompt(), SamplingParams(max_tokens=100, ignore_eos=True))
@@ -128,7 +128,7 @@ from paceline.core.config import EngineConfig
 from paceline.engine.build import build_engine
 options = {"kv_tokens": 1024, "max_num_seqs": 4, "max_batched_tokens": 32, "device": "cpu"}
 engine = build_engine(EngineConfig(sys.argv[1], tensor_parallel_size=2, **options))
-print(*engine.runner._ranks.pids, flush=True)
+print(*engine.runner.ranks.pids, flush=True)
 sys.stdin.read()
 """
 

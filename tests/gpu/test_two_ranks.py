@@ -1,7 +1,8 @@
-"""Two ranks on one GPU: the text of one rank, hand-off from and to one rank, and tiers. Their sums pass through the host."""
+"""Two ranks on one GPU, with CUDA graphs on both: the text of one rank, drafts, trees, hand-off from and to one rank, tiers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,17 +13,23 @@ from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.request import Request
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
+from paceline.engine.executors.graph import batch as device_batch
 from paceline.engine.hooks.handoff_plan import CacheLayout
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.gpu.ranks.runner import ParallelGpuRunner
+from paceline.models.gpu.runner import GpuRunner
 from paceline.models.kv_blocks import block_bytes
 from paceline.models.loading.load import LoadedModel, load_model
-from paceline.models.parallel.commands import RankSpec
+from paceline.models.parallel.commands import Command, DeviceMove, DevicePass, Follow, RankSpec
 from paceline.models.parallel.ranks import Ranks
-from paceline.models.parallel.runner import ParallelRunner, load_parallel
+from paceline.models.parallel.runner import load_parallel
+from tests.engine.executors.graph.oracle import OracleProposer
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, outputs_of, request, tokens_of
 from tests.engine.test_build import save_checkpoint
 from tests.engine.test_handoff import hand_off
 from tests.exactness.contract import check_contract, differences
+from tests.exactness.suite import plain_text
+from tests.fakes import draft_model, run, tiny_engine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -75,7 +82,7 @@ def whole(target: str) -> Iterator[Engine]:
 def split(target: str) -> Iterator[Engine]:
     """Two ranks."""
     two = built(target, tensor_parallel_size=2)
-    assert isinstance(two.runner, ParallelRunner)
+    assert isinstance(two.runner, ParallelGpuRunner)
     yield two
     two.close()
     assert not dist.is_initialized()
@@ -90,6 +97,41 @@ def test_the_text_of_one_rank(model: DecoderModel, whole: Engine, split: Engine)
     requests = [request("greedy", LONG, **GREEDY), request("seeded", LONG[3:], **SAMPLED)]
     found = differences(model, requests, text(whole, *requests), text(split, *requests))
     check_contract(found, is_bitwise=False)
+    assert split.graph is not None
+    assert split.graph.num_steps > 0
+
+
+def test_drafts_and_trees_in_the_graphs_of_both_ranks(
+    target: str, model: DecoderModel, split: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In caches of their own, with the ranks of the engine above."""
+    assert isinstance(split.runner, ParallelGpuRunner)
+    share, ranks = split.runner.model, split.runner.ranks
+    asked = [request("greedy", LONG[:40], **GREEDY), request("seeded", LONG[3:20], **SAMPLED)]
+    plain = plain_text(model, asked)
+    launches: dict[str, set[type]] = {"run": set(), "capture": set(), "replay": set()}
+    send = ranks.send
+
+    def record(command: Command) -> None:
+        if isinstance(command, Follow):
+            launches[command.launch].add(type(command.work))
+        send(command)
+
+    monkeypatch.setattr(ranks, "send", record)
+    drafts = draft_model(load_model(target, DEVICE, torch.float32, None).model, runner=GpuRunner)
+    trees = OracleProposer(plain)
+    for proposer, depth, shapes in ((drafts, 3, {DevicePass}), (trees, 7, {DevicePass, DeviceMove})):
+        if proposer is trees:
+            monkeypatch.setattr(device_batch, "make_drafter", trees.drafter)
+        kind = partial(ParallelGpuRunner, ranks=ranks)
+        engine = tiny_engine(share, proposer, depth, runner_kind=kind, graph_depth=depth)
+        result = run(engine, asked)
+        check_contract(differences(model, asked, plain, result.tokens), is_bitwise=False)
+        assert result.accepted > 3
+        assert engine.graph is not None
+        assert engine.graph.num_steps > 3
+        assert launches["capture"] == launches["replay"] == shapes
+        engine.runner.close()  # its cache on the other rank
 
 
 @pytest.mark.parametrize("direction", ["one rank to two", "two ranks to one"])

@@ -23,7 +23,6 @@ from paceline.kv.block_tables import BlockTables
 from paceline.models.drafts.load import LoadedHead
 from paceline.models.loading.load import LoadedModel
 from paceline.models.parallel.ranks import Ranks
-from paceline.models.parallel.runner import ParallelRunner
 from paceline.models.runner import ModelRunner
 from paceline.models.runners import make_runner
 from paceline.speculation.depth.padded_batch import PaddedBatch
@@ -64,14 +63,14 @@ def assemble(
     _log_sizes(config, sizing)
     limits, num_blocks, clock = sizing.limits, sizing.memory.num_blocks, WallClock()
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
-    runner = _make_runner(target, ranks, num_blocks, kv_dtype, weights_id)
+    runner = make_runner(target.model, num_blocks, kv_dtype, weights_id, ranks)
     tables = BlockTables(num_blocks, config.prefix_caching)
     proposers = make_proposers(config, limits, target, draft, runner, tables, kv_dtype)
     if pool is not None:
         proposers["pool"] = pool(target)
     proposers.update(extra_proposers or {})
     validator = _make_validator(config, target, sizing, proposers)
-    has_graphs = uses_gpu_kernels(target.model.device) and ranks is None
+    has_graphs = uses_gpu_kernels(target.model.device)
     drafting = _graph_drafting(proposers, limits.max_draft_tokens) if has_graphs else GraphDrafting()
     speculator = _make_speculator(config, target, limits, proposers, drafting, validator, clock)
     tiers = make_tiers(config, runner, tables, clock, sizing.window)
@@ -99,14 +98,6 @@ def _log_sizes(config: EngineConfig, sizing: Sizing) -> None:
     if asked is not None and window < asked:
         logger.warning("max_model_len is %d, but the model supports %d: using that", asked, window)
     logger.info("%s, sequences of up to %d", sizing.description, window)
-
-
-def _make_runner(
-    target: LoadedModel, ranks: Ranks | None, num_blocks: int, kv_dtype: torch.dtype | None, weights_id: str
-) -> ModelRunner:
-    if ranks is None:
-        return make_runner(target.model, num_blocks, kv_dtype, weights_id)
-    return ParallelRunner(target.model, num_blocks, ranks, kv_dtype, weights_id)
 
 
 def _make_validator(

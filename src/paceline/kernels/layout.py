@@ -28,6 +28,18 @@ class LongPrompt:
     context_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class PassSize:
+    """Size of a pass, padding included."""
+
+    rows: int
+    sequences: int
+    rows_each: int
+    """Rows of every sequence; `rows`: each may have any number of them."""
+    few_rows: int = 1
+    """Rows of sequences that decode beside prompts."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayout:
     """Sequence `s` has rows `starts[s]:starts[s+1]` of the pass.

@@ -17,6 +17,8 @@ T = TypeVar("T")
 MAX_GRAPH_ROWS = 512
 """Most rows of a padded pass that is captured. In larger passes the launches overlap with the work."""
 
+_CAPTURING = threading.local()
+
 _CAPTURE_LOCK = threading.Lock()
 """Lock of captures in this process: a capture first synchronises the device, which is illegal during another capture."""
 
@@ -31,6 +33,7 @@ class Graph(Generic[T]):
         run on the stream of the pool before; it is captured at once."""
         self._compute = compute
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._before_replay: list[Callable[[], None]] = []
         if device.type != "cuda":
             compute()
             return
@@ -42,7 +45,7 @@ class Graph(Generic[T]):
             graph = torch.cuda.CUDAGraph()
             # thread_local: other threads continue to use their own streams
             capture = torch.cuda.graph(graph, pool=pool.handle, stream=side, capture_error_mode="thread_local")
-            with _no_garbage_collection(), capture:
+            with _no_garbage_collection(), _captured_by(self._before_replay), capture:
                 self._output = compute()
             self._graph = graph
 
@@ -50,8 +53,26 @@ class Graph(Generic[T]):
         """Launch the graph. Every launch returns the same output tensors."""
         if self._graph is None:
             return self._compute()
+        for action in self._before_replay:
+            action()
         self._graph.replay()
         return self._output
+
+
+@contextmanager
+def _captured_by(before_replay: list[Callable[[], None]]) -> Iterator[None]:
+    _CAPTURING.actions = before_replay
+    try:
+        yield
+    finally:
+        _CAPTURING.actions = None
+
+
+def actions_before_replay() -> list[Callable[[], None]] | None:
+    """Actions of the host before each replay of the graph that this thread captures now, to append to; None: it captures none,
+    and work that is submitted runs at once."""
+    actions: list[Callable[[], None]] | None = getattr(_CAPTURING, "actions", None)
+    return actions
 
 
 @contextmanager

@@ -212,6 +212,10 @@ class ModelRunner:
         """A runner of `model`, which consists of the first layers of this model, with the same cache."""
         return ModelRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])
 
+    def with_cache(self, model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None) -> "ModelRunner":
+        """A runner of the same kind with a cache of its own, for this model or its first layers."""
+        return ModelRunner(model, num_blocks, kv_dtype)
+
     @property
     def num_head_shares(self) -> int:
         """Number of shares of the key-value heads that the ranks of this model have in their caches."""
@@ -241,18 +245,23 @@ def early_exit(runner: ModelRunner, num_layers: int) -> ModelRunner:
     It shares weights and cache with `runner` and stores to the same slots. The whole model has to compute those slots again
     before another pass reads them.
     """
-    whole = runner.model
-    if not 1 <= num_layers <= whole.config.num_layers:
+    most = runner.model.config.num_layers
+    if not 1 <= num_layers <= most:
         raise InvalidConfig(
-            f"an early exit after {num_layers} layers is not possible: the model has {whole.config.num_layers} layers; "
+            f"an early exit after {num_layers} layers is not possible: the model has {most} layers; "
             "lower speculation.exit_layer"
         )
+    return runner.share_cache(first_layers(runner.model, num_layers))
+
+
+def first_layers(whole: DecoderModel, num_layers: int) -> DecoderModel:
+    """The first layers of a model, followed by its final norm and head, with the same weights."""
     model = copy.copy(whole)
     model.config = replace(whole.config, num_layers=num_layers)
     model.layers = whole.layers[:num_layers]
     model._native = None
     model.norms_after = [*whole.norms_after[: num_layers - 1], whole.norms_after[-1]]
-    return runner.share_cache(model)
+    return model
 
 
 def warm_up_sizes(max_num_seqs: int, max_rows: int, longest: int) -> Iterator[tuple[int, int]]:

@@ -4,19 +4,30 @@ import torch
 
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.runner import ParallelRunner
 from paceline.models.runner import ModelRunner
 
 
 def make_runner(
-    model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None = None, weights_id: str = ""
+    model: DecoderModel,
+    num_blocks: int,
+    kv_dtype: torch.dtype | None = None,
+    weights_id: str = "",
+    ranks: Ranks | None = None,
 ) -> ModelRunner:
-    """A `GpuRunner` for a model on a GPU, otherwise a `ModelRunner`."""
-    if uses_gpu_kernels(model.device):
+    """The runner for a model's device. `ranks`: those of a model that is split."""
+    if not uses_gpu_kernels(model.device):
+        if ranks is None:
+            return ModelRunner(model, num_blocks, kv_dtype, weights_id=weights_id)
+        return ParallelRunner(model, num_blocks, ranks, kv_dtype, weights_id)
+    if ranks is None:
         from paceline.models.gpu.runner import GpuRunner
 
         return GpuRunner(model, num_blocks, kv_dtype, weights_id=weights_id)
-    return ModelRunner(model, num_blocks, kv_dtype, weights_id=weights_id)
+    from paceline.models.gpu.ranks.runner import ParallelGpuRunner
+
+    return ParallelGpuRunner(model, num_blocks, ranks, kv_dtype, weights_id)
 
 
 def make_second_runner(
@@ -24,6 +35,6 @@ def make_second_runner(
 ) -> ModelRunner:
     """A runner with a cache of its own beside `first`, for the same model, its first layers or a draft. Close it before
     `first`."""
-    if isinstance(first, ParallelRunner) and model.layers[0].reduce is not None:
+    if model.layers[0].reduce is not None:
         return first.with_cache(model, num_blocks, kv_dtype)
     return make_runner(model, num_blocks, kv_dtype)

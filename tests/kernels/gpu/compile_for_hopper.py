@@ -14,6 +14,7 @@ from paceline.kernels.gpu.cache.rows import copy_rows
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
+from paceline.kernels.gpu.rank_sum import MAX_PROGRAMS, add_ranks
 from paceline.kernels.gpu.tiles import Tile
 from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.kernels.quantized import QuantizedWeight
@@ -88,4 +89,6 @@ if __name__ == "__main__":
     gated(zeros(2, 256), "gelu_tanh")
     copy_rows([0], [0], [0], [0], (4096, 8192), 4096, torch.device("cpu"))
     prompt_attention(zeros(256, 4, 128), zeros(300, 1, 128), zeros(300, 1, 128), 0, 256, 0.1, zeros(256, 512))
+    for dtype in (torch.bfloat16, torch.int64):
+        add_ranks(torch.zeros(300, dtype=dtype), torch.zeros(2).long(), torch.zeros(MAX_PROGRAMS).int(), 1)
     print(" ".join(sorted(COMPILED)))

@@ -15,5 +15,15 @@ def test_the_kernels_of_a_pass_compile_without_a_gpu(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     in_layers = ["attention_kernel", "embed_kernel", "linear_kernel", "pair_kernel"]
     assert run.stdout.split() == sorted(
-        [*in_layers, "_combine", "_copy_rows", "_gated", "_product", "_prompt_attention", "_route", "_sort"]
+        [
+            *in_layers,
+            "_add_ranks",
+            "_combine",
+            "_copy_rows",
+            "_gated",
+            "_product",
+            "_prompt_attention",
+            "_route",
+            "_sort",
+        ]
     )

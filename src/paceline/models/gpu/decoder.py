@@ -19,27 +19,19 @@ from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.gpu.rotary import HeadNorms, rotate_and_store
-from paceline.kernels.layout import LONG_ROWS, AttentionLayout
+from paceline.kernels.layout import LONG_ROWS, AttentionLayout, PassSize
 from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, ForwardOutput, Layer
 
 
-def plan_pass(
-    model: DecoderWeights,
-    rows: int,
-    sequences: int,
-    max_rows: int,
-    scratch: AttentionScratch | None = None,
-    few_rows: int = 1,
-) -> AttentionPlan:
-    """Attention plan of passes of this size; create it once for each size. Every sequence has `max_rows` rows, or any number
-    of them if one may have all `rows` rows. `few_rows`: see `ragged_plan`."""
-    c = model.config
-    heads = c.num_heads, c.num_kv_heads, c.head_dim
-    if max_rows == rows > 1:
-        return ragged_plan(rows, sequences, *heads, model.device, scratch, few_rows)
-    return attention_plan(rows, sequences, max_rows, *heads, model.device, scratch=scratch, is_uniform=True)
+def plan_pass(model: DecoderWeights, size: PassSize, scratch: AttentionScratch | None = None) -> AttentionPlan:
+    """Attention plan of passes of this size; create it once for each size."""
+    config, rows, sequences = model.config, size.rows, size.sequences
+    heads = config.num_heads, config.num_kv_heads, config.head_dim
+    if size.rows_each == rows > 1:
+        return ragged_plan(rows, sequences, *heads, model.device, scratch, size.few_rows)
+    return attention_plan(rows, sequences, size.rows_each, *heads, model.device, scratch=scratch, is_uniform=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +67,7 @@ def gpu_forward(
 ) -> ForwardOutput:
     """As `DecoderModel.forward`, which calls it. `plan` None: a new plan. `logits_out` and `attention_out`: buffers of the
     logits and of every layer's attention. Attention does not write rows that belong to no sequence."""
-    plan = plan or plan_pass(model, len(tokens), len(layout.context_lens), len(tokens))
+    plan = plan or plan_pass(model, PassSize(len(tokens), len(layout.context_lens), len(tokens)))
     is_fused = len(tokens) <= MAX_ROWS and _is_plain(model.config) and model.layers[0].reduce is None
     inputs = _PassInputs(
         tokens,

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
+from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout, PassSize
 from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.cuda_graph import Graph, StreamEvent, staging_tensor
-from paceline.models.gpu.decoder import gpu_forward
 from paceline.models.gpu.workspace import PassContext
 from paceline.models.runner import Span
 
@@ -43,21 +42,21 @@ class PaddedPass:
             ancestors=self.longs[3] if is_tree else None,
         )
         self._every_row = torch.arange(batch * rows, device=device)
-        self._plan = context.plan(batch * rows, batch, rows)
+        self._size = PassSize(batch * rows, batch, rows)
+        self._plan = context.plan(self._size)
         self._logits_out = context.workspace.logits(batch * rows)
 
     def forward(self, state_layers: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
         self._contexts.copy_(self.ints[:, 0])
-        return gpu_forward(
-            self._context.model,
+        return self._context.forward(
+            self._size,
+            self._plan,
             self.longs[0],
             self.longs[1],
             self._layout,
-            self._context.cache,
             self._every_row,
             state_layers,
             last_hidden,
-            self._plan,
             logits_out=self._logits_out,
         )
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from paceline.kernels.gpu.attention.plan import power_of_two, search_width
 from paceline.kernels.gpu.linear import MAX_ROWS
-from paceline.kernels.layout import LONG_ROWS, AttentionLayout, LongPrompt
+from paceline.kernels.layout import LONG_ROWS, AttentionLayout, LongPrompt, PassSize
 from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.cuda_graph import MAX_GRAPH_ROWS, Graph, StreamEvent, staging_tensor
-from paceline.models.gpu.decoder import gpu_forward, head_logits
+from paceline.models.gpu.decoder import head_logits
 from paceline.models.gpu.forward_pass import PassKind
 from paceline.models.gpu.workspace import PassContext
 from paceline.models.runner import Span
@@ -195,22 +195,22 @@ class RaggedPass:
             block_tables=self.on_device.tables,
             ancestors=self.on_device.ancestors if kind.is_tree else None,
         )
-        self._plan = context.plan(size.rows, size.sequences, size.rows, few_rows)
+        self._pass_size = PassSize(size.rows, size.sequences, size.rows, few_rows)
+        self._plan = context.plan(self._pass_size)
         self._attention_out = context.workspace.attention_output(size.rows)
 
     def forward(self, prompts: tuple[LongPrompt, ...] = ()) -> ForwardOutput:
         """Hidden states of all rows, and inner states of the kind's layers. There are no logits. `prompts`: see
         `AttentionLayout.long_prompts`."""
-        return gpu_forward(
-            self._context.model,
+        return self._context.forward(
+            self._pass_size,
+            self._plan,
             self.on_device.tokens,
             self.on_device.positions,
             replace(self._layout, long_prompts=prompts) if prompts else self._layout,
-            self._context.cache,
             None,
             self._kind.state_layers,
             last_hidden=True,
-            plan=self._plan,
             attention_out=self._attention_out,
         )
 

@@ -5,15 +5,17 @@ A pass that fits no graph runs eagerly.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.kernels.cpu.decoder_pass import Sampler
-from paceline.kernels.gpu.attention.plan import AttentionPlan, power_of_two
+from paceline.kernels.gpu.attention.plan import power_of_two
 from paceline.kernels.gpu.linear import MAX_ROWS
+from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
@@ -31,6 +33,9 @@ from paceline.models.gpu.ragged import (
 )
 from paceline.models.gpu.workspace import PassContext, Workspace
 from paceline.models.runner import ModelRunner, Span, around_16s, early_exit, warm_up_sizes
+
+if TYPE_CHECKING:
+    from paceline.models.gpu.ranks.leader import Leader
 
 
 def bucket(count: int) -> int:
@@ -77,7 +82,9 @@ class GpuRunner(ModelRunner):
         cache: Sequence[tuple[Tensor, Tensor]] | None = None,
         workspace: Workspace | None = None,
         weights_id: str = "",
+        leader: "Leader | None" = None,
     ) -> None:
+        """`leader`: of a model that is divided among ranks."""
         super().__init__(model, num_blocks + 1, kv_dtype, cache, weights_id)
         self.num_blocks = num_blocks
         self.scratch_block = num_blocks
@@ -90,7 +97,7 @@ class GpuRunner(ModelRunner):
         self._loaded: set[tuple[int, int, PassKind] | tuple[RaggedSize, PassKind]] = set()
         """Passes whose kernels are loaded."""
         self.workspace = workspace or Workspace(model)
-        self.context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block)
+        self.context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block, leader)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -171,9 +178,10 @@ class GpuRunner(ModelRunner):
         widest_first = sorted(kinds, key=lambda kind: -len(kind.state_layers))
         return [(size, kind) for kind in widest_first for size in ragged_sizes(max_num_seqs, most)]
 
-    def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
-        """Attention plan for passes of this size, with scratch memory that all passes of this runner share."""
-        return self.context.plan(rows, sequences, max_rows)
+    @torch.inference_mode()
+    def move_paths(self, contexts: Tensor, block_tables: Tensor, rows: Tensor, counts: Tensor, rows_each: int) -> None:
+        """As the kernel `move_paths`, in this cache. `rows_each`: rows of a tree in the pass."""
+        move_paths(self._addresses, contexts, block_tables, rows, counts, rows_each)
 
     @torch.inference_mode()
     def warm_up(
@@ -243,6 +251,13 @@ class GpuRunner(ModelRunner):
 
     def share_cache(self, model: DecoderModel) -> "GpuRunner":
         return GpuRunner(model, self.num_blocks, None, self.cache[: model.config.num_layers], self.workspace)
+
+    def with_cache(self, model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None) -> "GpuRunner":
+        return GpuRunner(model, num_blocks, kv_dtype)
+
+    @cached_property
+    def _addresses(self) -> CacheAddresses:
+        return CacheAddresses(self.cache)
 
     @property
     def graph_pool(self) -> GraphPool:

@@ -2,14 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, power_of_two
+from paceline.kernels.layout import AttentionLayout, PassSize
+from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.cuda_graph import MAX_GRAPH_ROWS, GraphPool
-from paceline.models.gpu.decoder import plan_pass
+from paceline.models.gpu.decoder import gpu_forward, plan_pass
+
+if TYPE_CHECKING:
+    from paceline.models.gpu.ranks.leader import Leader
 
 
 class Workspace:
@@ -50,7 +56,7 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassContext:
-    """Model, cache and buffers of the captured passes of one runner."""
+    """Model, cache and buffers of the passes of one runner."""
 
     model: DecoderModel
     cache: Sequence[tuple[Tensor, Tensor]]
@@ -59,11 +65,45 @@ class PassContext:
     """Blocks per sequence in a block table."""
     scratch_block: int
     """Block that padding rows write to; no pass reads it."""
+    leader: "Leader | None" = None
+    """Lets other ranks compute their shares of every pass."""
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
-    def plan(self, rows: int, sequences: int, max_rows: int, few_rows: int = 1) -> AttentionPlan:
+    def plan(self, size: PassSize) -> AttentionPlan:
         """As `plan_pass`, with the scratch memory that all passes share."""
-        return plan_pass(self.model, rows, sequences, max_rows, self.workspace.attention_scratch, few_rows)
+        return plan_pass(self.model, size, self.workspace.attention_scratch)
+
+    def forward(
+        self,
+        size: PassSize,
+        plan: AttentionPlan,
+        tokens: Tensor,
+        positions: Tensor,
+        layout: AttentionLayout,
+        logit_rows: Tensor | None,
+        state_layers: tuple[int, ...] = (),
+        last_hidden: bool = False,
+        after_layer: AfterLayer | None = None,
+        logits_out: Tensor | None = None,
+        attention_out: Tensor | None = None,
+    ) -> ForwardOutput:
+        """As `gpu_forward`. `plan`: that of this size."""
+        if self.leader is not None:
+            self.leader.begin_pass(size, tokens, positions, layout)
+        return gpu_forward(
+            self.model,
+            tokens,
+            positions,
+            layout,
+            self.cache,
+            logit_rows,
+            state_layers,
+            last_hidden,
+            plan,
+            after_layer,
+            logits_out,
+            attention_out,
+        )

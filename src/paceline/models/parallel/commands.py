@@ -1,9 +1,11 @@
 """Commands of rank 0 to the other ranks of a tensor-parallel model, and their answers."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from paceline.kernels.layout import LongPrompt, PassSize
 from paceline.kernels.quantized import Quantization
 from paceline.kernels.weights import Activations
 from paceline.models.architectures.config import ModelConfig
@@ -22,7 +24,7 @@ class RankSpec:
     quantization: Quantization | None = None
     activations: Activations = "int8"
     shares_device: bool = False
-    """Whether all ranks use the GPU of rank 0, to test ranks on a machine with one GPU. Sums then pass through the host."""
+    """Whether all ranks use the GPU of rank 0, to test ranks on a machine with one GPU."""
 
     def device_of(self, rank: int) -> torch.device:
         if self.device.type != "cuda":
@@ -91,6 +93,42 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicePass:
+    """A pass whose inputs only the device of rank 0 knows: it sends them to the other devices as the pass begins."""
+
+    size: PassSize
+    table_width: int
+    is_tree: bool
+    long_prompts: tuple[LongPrompt, ...]
+    num_layers: int
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMove:
+    """Accepted paths of trees that become contiguous in the cache. Only the device of rank 0 knows them."""
+
+    trees: int
+    rows_each: int
+    """Rows of a tree in the pass before."""
+    path_rows: int
+    """Rows of a path, the first one included."""
+    table_width: int
+    cache: int
+
+
+LaunchKind = Literal["run", "capture", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Do as rank 0 does: run device work, capture it as a CUDA graph, or replay that graph."""
+
+    launch: LaunchKind
+    work: DevicePass | DeviceMove
+
+
+@dataclass(frozen=True, slots=True)
 class Settle:
     """Answer with `Settled` when all commands before this one are done."""
 
@@ -100,4 +138,4 @@ class Settled:
     """All commands before `Settle` are done."""
 
 
-Command = Allocate | Release | Share | Forward | Move | Settle
+Command = Allocate | Release | Share | Forward | Move | Follow | Settle

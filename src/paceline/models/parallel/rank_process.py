@@ -6,9 +6,9 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch.distributed import TCPStore  # not in its __all__
 
 from paceline.kernels.cpu import native
@@ -18,6 +18,7 @@ from paceline.models.parallel.commands import (
     Allocate,
     Command,
     Failed,
+    Follow,
     Forward,
     Move,
     Ready,
@@ -27,11 +28,15 @@ from paceline.models.parallel.commands import (
     Share,
     Start,
 )
-from paceline.models.parallel.ranks import GROUP_TIMEOUT, HOST, all_reduce, join_group, share_cores
+from paceline.models.parallel.group import GROUP_TIMEOUT, RankGroup
+from paceline.models.parallel.ranks import HOST, share_cores
 from paceline.models.parallel.shards import Shard
 from paceline.models.parallel.shared_cache import CacheShape, SharedCache
 from paceline.models.parallel.weights import receive_model, serve_weights
 from paceline.models.runner import ModelRunner, build_inputs, early_exit
+
+if TYPE_CHECKING:
+    from paceline.models.gpu.ranks.follower import Follower
 
 
 def main(fd: int, weights_fd: int) -> int:
@@ -49,8 +54,7 @@ def main(fd: int, weights_fd: int) -> int:
             connection.send(Failed(traceback.format_exc(limit=-3).strip()))
         return 1
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        RankGroup.leave()
     return 0
 
 
@@ -63,7 +67,8 @@ def serve(connection: Connection, weights: Connection) -> None:
         torch.cuda.set_device(device)
     else:
         share_cores(spec.size)
-    shard = Shard(start.rank, spec.size, all_reduce)
+    group = RankGroup(spec, start.rank)
+    shard = Shard(start.rank, spec.size, group.sum)
     if start.config is None:
         checkpoint = open_checkpoint(spec.model, device, spec.dtype)
         model = build_model(checkpoint, device, spec.dtype, spec.quantization, spec.activations, shard)
@@ -71,8 +76,8 @@ def serve(connection: Connection, weights: Connection) -> None:
         model = receive_model(weights, start.config, spec, shard)
     threading.Thread(target=serve_weights, args=(weights, model), name="paceline-weights", daemon=True).start()
     connection.send(Ready())
-    join_group(spec, start.rank, TCPStore(HOST, start.port, spec.size, is_master=False, timeout=GROUP_TIMEOUT))
-    caches = Caches(model)
+    group.join(TCPStore(HOST, start.port, spec.size, is_master=False, timeout=GROUP_TIMEOUT))
+    caches = Caches(model, group)
     while True:
         command: Command = connection.recv()
         if isinstance(command, Settle):
@@ -88,12 +93,13 @@ def serve(connection: Connection, weights: Connection) -> None:
 class Caches:
     """The caches of this rank by number, with their runners."""
 
-    def __init__(self, model: DecoderModel) -> None:
-        self._model, self._whole = model, model.config.num_layers
+    def __init__(self, model: DecoderModel, group: RankGroup) -> None:
+        self._model, self._group, self._whole = model, group, model.config.num_layers
+        self._follower: Follower | None = None
         self._memory: dict[int, SharedCache] = {}
         self._runners: dict[int, dict[int, ModelRunner]] = {}  # by cache and number of layers
 
-    def execute(self, command: Allocate | Release | Move | Forward) -> None:
+    def execute(self, command: Allocate | Release | Move | Forward | Follow) -> None:
         model = self._model
         match command:
             case Allocate():
@@ -103,6 +109,8 @@ class Caches:
                 self._runners[command.cache] = {self._whole: runner}
             case Release():
                 del self._runners[command.cache]
+                if self._follower is not None:
+                    self._follower.release(command.cache)
                 self._memory.pop(command.cache).close()
             case Move():
                 self._runners[command.cache][self._whole].move(command.sources, command.targets)
@@ -113,6 +121,12 @@ class Caches:
                 runner, inputs = runners[command.num_layers], build_inputs(command.spans, model.device)
                 # rank 0 computes the logits
                 runner.model(inputs.tokens, inputs.positions, inputs.layout, runner.cache)
+            case Follow():
+                if self._follower is None:
+                    from paceline.models.gpu.ranks.follower import Follower  # its kernels need Triton
+
+                    self._follower = Follower(model, self._group)
+                self._follower.follow(command, self._memory[command.work.cache].cache)
 
     def share(self, cache: int, connection: Connection) -> None:
         self._memory[cache].send(connection)

@@ -13,52 +13,27 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed import Store, TCPStore  # not in its __all__
+from torch.distributed import TCPStore  # not in its __all__
 
 from paceline.core.errors import InvalidConfig, RankLost
 from paceline.core.machine import usable_cores
 from paceline.kernels.cpu import native
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.parallel.commands import Command, Failed, RankSpec, Settle, Share, Start
+from paceline.models.parallel.group import GROUP_TIMEOUT, RankGroup
 from paceline.models.parallel.shared_cache import CacheShape, receive_cache
 from paceline.models.runner import Cache
 
 HOST = "127.0.0.1"
-GROUP_TIMEOUT = timedelta(minutes=10)
-"""Timeout of a collective operation."""
+RANK_PROCESS = "paceline.models.parallel.rank_process"
+"""Program of the other ranks."""
 GRACE_SECONDS = 5.0
 """Time for a rank to exit before it is killed."""
-
-
-def all_reduce(partial: Tensor) -> Tensor:
-    """The sum over all ranks, in place; it is the same on every rank, to the bit."""
-    if partial.is_cuda and dist.get_backend() == "gloo":  # ranks that share a GPU
-        total = partial.float().cpu()
-        dist.all_reduce(total)
-        return partial.copy_(total)
-    dist.all_reduce(partial)
-    return partial
-
-
-def join_group(spec: RankSpec, rank: int, store: Store) -> None:
-    """Join the process group. Blocks until all ranks have joined."""
-    device = spec.device_of(rank)
-    uses_nccl = device.type == "cuda" and not spec.shares_device  # NCCL refuses two ranks on one GPU
-    dist.init_process_group(
-        "nccl" if uses_nccl else "gloo",
-        store=store,
-        rank=rank,
-        world_size=spec.size,
-        timeout=GROUP_TIMEOUT,
-        device_id=device if uses_nccl else None,
-    )
 
 
 def share_cores(size: int) -> None:
@@ -81,6 +56,7 @@ class Ranks:
         self.spec, self._members, self._store = spec, members, store
         self.config = config
         """Configuration of the whole model."""
+        self.group = RankGroup(spec, rank=0)
         self._caches = itertools.count()
         self._closed = False
         self.lock = threading.RLock()
@@ -140,7 +116,7 @@ class Ranks:
         for member in self._members:
             self._receive(member, "could not start")
         with self.report_lost_ranks():
-            join_group(self.spec, 0, self._store)
+            self.group.join(self._store)
 
     def send(self, command: Command) -> None:
         """Send a command to all ranks, which execute commands in order."""
@@ -190,8 +166,7 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 member.process.kill()
                 member.process.wait()
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self.group.leave()
         if self.spec.device.type == "cpu":
             share_cores(1)
 
@@ -234,7 +209,7 @@ def _spawn(rank: int) -> _Member:
     pairs = [socket.socketpair() for _ in range(2)]
     fds = [rank_end.fileno() for _, rank_end in pairs]
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline.models.parallel.rank_process", *map(str, fds)],
+        [sys.executable, "-m", RANK_PROCESS, *map(str, fds)],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
     )

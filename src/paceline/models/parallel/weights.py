@@ -28,7 +28,7 @@ from paceline.models.loading.weight_manifest import (
 from paceline.models.loading.weight_parts import Parts, Piece, part_of, tokenizer_from_tensor
 from paceline.models.parallel.commands import RankSpec
 from paceline.models.parallel.pieces import BIAS, MATRICES, PieceSplit, can_join
-from paceline.models.parallel.ranks import Ranks, all_reduce
+from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.shards import Shard, check_split, shard_config
 
 
@@ -71,7 +71,7 @@ def load_from(
         streamed = RankWeights(ranks)
         start(streamed)
         streamed.wait_all()
-        shard = Shard(0, spec.size, all_reduce)
+        shard = Shard(0, spec.size, ranks.group.sum)
         model = build_shard(streamed, config, spec, shard)
         data = streamed.wait(streamed.parts.tokenizer)["tokenizer"]
         assert isinstance(data, Tensor)

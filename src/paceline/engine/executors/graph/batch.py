@@ -27,7 +27,6 @@ from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots,
 from paceline.engine.hooks.idle_captures import Capture
 from paceline.kernels.gpu.speculation.accept import Accepted, accept_chains
 from paceline.kernels.gpu.speculation.accept_tree import accept_trees
-from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
 from paceline.models.cuda_graph import Graph, StreamTimer
 from paceline.models.gpu.runner import GpuRunner
 
@@ -72,7 +71,6 @@ class GraphBatch:
         self._controls = [ControlBuffer(buffers.control.numpy(), *widths) for buffers in self._buffers]
         self._count = 0
         self._capture_layers = drafter.state_layers if drafter else ()
-        self._cache = CacheAddresses(target.cache)
         self._graphs: dict[GraphKey, Graph[None]] = {}
         self._rounds: dict[DraftShape, RoundBuffers] = {}
 
@@ -267,7 +265,7 @@ class GraphBatch:
                 assert drafts.parents is not None
                 accept_trees(drafts.tokens, drafts.parents, picks, self._limits, self._active, state, path)
                 contexts = round_.tree.places.contexts
-                move_paths(self._cache, contexts, self.tables, path.rows, path.counts, rows)
+                self.target.move_paths(contexts, self.tables, path.rows, path.counts, rows)
             else:
                 tokens = drafts.tokens if drafts is not None else none
                 out = Accepted(path.counts, path.tokens)

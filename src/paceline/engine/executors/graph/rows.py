@@ -5,9 +5,8 @@ from torch import Tensor
 
 from paceline.kernels.gpu.speculation.rows import place_rows
 from paceline.kernels.gpu.speculation.tree_rows import place_trees, tree_places
-from paceline.kernels.layout import AttentionLayout
+from paceline.kernels.layout import AttentionLayout, PassSize
 from paceline.models.architectures.decoder import ForwardOutput
-from paceline.models.gpu.decoder import gpu_forward
 from paceline.models.gpu.runner import GpuRunner
 
 
@@ -28,7 +27,8 @@ class ChainRows:
         self._layout = AttentionLayout(self._slots, starts, self._contexts, tables)
         self._every = torch.arange(batch * rows, device=device)
         self._last = self._every[rows - 1 :: rows].contiguous()
-        self._plan = runner.plan(batch * rows, batch, rows)
+        self._size = PassSize(batch * rows, batch, rows)
+        self._plan = runner.context.plan(self._size)
 
     def forward(
         self, tokens: Tensor, lengths: Tensor, offset: int, state_layers: tuple[int, ...] = (), last_only: bool = False
@@ -37,15 +37,14 @@ class ChainRows:
         wanted, runner = self._last if last_only else self._every, self._runner
         most = runner.model.config.max_position
         place_rows(lengths, offset, self._tables, self._contexts, self.positions, self._slots, most)
-        return gpu_forward(
-            runner.model,
+        return runner.context.forward(
+            self._size,
+            self._plan,
             tokens,
             self.positions,
             self._layout,
-            runner.cache,
             wanted,
             state_layers,
-            plan=self._plan,
             logits_out=self._logits_out,
         )
 
@@ -66,7 +65,8 @@ class TreeRows:
         starts = torch.arange(0, rows + 1, 1 + nodes, dtype=torch.int32, device=device)
         self._layout = AttentionLayout(self.places.slots, starts, self.places.contexts, tables, self.places.ancestors)
         self._every = torch.arange(rows, device=device)
-        self._plan = runner.plan(rows, batch, 1 + nodes)
+        self._size = PassSize(rows, batch, 1 + nodes)
+        self._plan = runner.context.plan(self._size)
         self._logits_out = runner.workspace.logits(rows)
 
     @property
@@ -80,14 +80,13 @@ class TreeRows:
         runner = self._runner
         most = runner.model.config.max_position
         place_trees(lengths, parents, limits, self._levels, self._tables, self.places, most)
-        return gpu_forward(
-            runner.model,
+        return runner.context.forward(
+            self._size,
+            self._plan,
             tokens,
             self.positions,
             self._layout,
-            runner.cache,
             self._every,
             state_layers,
-            plan=self._plan,
             logits_out=self._logits_out,
         )
