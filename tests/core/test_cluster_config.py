@@ -95,7 +95,7 @@ def test_a_fraction_of_a_gpu_reserved_by_ray_scales_the_memory() -> None:
             "pool 'target': speculation.method 'foo' does not exist; choose from: combined, draft_model",
         ),
         ({"pools": [TARGET | {"speculation": {"method": "pool"}}]}, "'pool' needs a pool with role draft"),
-        ({"pools": [TARGET | {"speculation": {"method": "medusa"}}]}, "'medusa' needs a draft: set `draft`"),
+        ({"pools": [TARGET | {"speculation": {"method": "medusa"}}]}, "'medusa' needs Medusa heads: set `draft`"),
         ({"pools": [TARGET, DRAFT | {"speculation": {"max_depth": 3}}]}, "settings of target pools"),
         ({"pools": [TARGET, PREFILL | {"speculation": {"max_depth": 3}}]}, "settings of target pools"),
         ({"pools": [TARGET, PREFILL | {"draft": "head"}]}, "settings of target pools"),

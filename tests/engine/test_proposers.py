@@ -7,8 +7,8 @@ import pytest
 
 from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidConfig
+from paceline.core.speculation import DRAFT_METHODS
 from paceline.core.speculation import METHODS as KNOWN
-from paceline.core.speculation import METHODS_WITH_DRAFT
 from paceline.engine.proposers import default_methods, pick_method, prefill_tokens
 from paceline.engine.schedule import Schedule
 from paceline.speculation.drafts import Draft
@@ -41,7 +41,7 @@ def test_a_draft_folder_selects_its_method(target: str, tmp_path: Path, kind: st
     expected = texts(engine(target, speculation={"enabled": False}), temperature=0.7)
     drafted = engine(target, draft=draft, speculation={"depth": "fixed", "max_depth": 12})
     assert isinstance(drafted.speculator.proposers[method], proposer)
-    assert {*drafted.speculator.proposers, "pool"} == set(KNOWN) - (set(METHODS_WITH_DRAFT) - {method})
+    assert {*drafted.speculator.proposers, "pool"} == set(KNOWN) - (set(DRAFT_METHODS) - {method})
     assert drafted.status.snapshot().flags.method == method
     assert texts(drafted, temperature=0.7) == expected
     (traffic,) = drafted.status.snapshot().traffic

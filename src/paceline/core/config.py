@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.core.errors import InvalidConfig, PacelineError
-from paceline.core.speculation import MAX_DEPTH, METHODS, METHODS_WITH_DRAFT, Verification
+from paceline.core.speculation import DRAFT_METHODS, MAX_DEPTH, METHODS, Verification
 
 DepthRule = Literal["goodput", "threshold", "additive", "fixed"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -82,8 +82,8 @@ class SpeculationConfig:
             raise InvalidConfig(
                 f"speculation.method {self.method!r} does not exist; choose from: {', '.join(sorted(METHODS))}"
             )
-        if self.method in METHODS_WITH_DRAFT and draft in (None, "none"):
-            raise InvalidConfig(f"speculation.method {self.method!r} needs a draft: set `draft`")
+        if self.method in DRAFT_METHODS and draft in (None, "none"):
+            raise InvalidConfig(f"speculation.method {self.method!r} needs {DRAFT_METHODS[self.method]}: set `draft`")
         if self.method == "pool" and not has_pool:
             raise InvalidConfig("speculation.method 'pool' needs a pool with role draft in a cluster file")
 

@@ -7,9 +7,9 @@ from paceline.core.errors import InvalidRequest
 
 Verification = Literal["coupled", "rejection"]
 
-METHODS_WITH_DRAFT = ("draft_model", "eagle", "medusa")
-"""Speculation methods that need `draft`."""
-METHODS = ("combined", "layer_skip", "lookahead", "ngram", "pool", "suffix", *METHODS_WITH_DRAFT)
+DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
+"""Speculation methods that need `draft`, with what it must be; the first available one is the default."""
+METHODS = ("combined", "layer_skip", "lookahead", "ngram", "pool", "suffix", *DRAFT_METHODS)
 """All speculation methods that a server or a cluster can have; `pool` needs a draft pool."""
 MAX_DEPTH = 32
 """Upper bound of drafted tokens per sequence and step."""

@@ -7,6 +7,7 @@ import torch
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import InvalidConfig
+from paceline.core.speculation import DRAFT_METHODS
 from paceline.engine.sizing.defaults import ResolvedLimits
 from paceline.engine.sizing.sizing import num_lanes
 from paceline.kv.block_tables import BlockTables
@@ -32,11 +33,8 @@ EXIT_SHARE = 0.5
 PREFILL_ROWS = 512
 """Rows of a small pass of a draft prefill, which takes about as long as a pass of one row."""
 LOOKUPS = ("ngram", "suffix")
-MODELS = ("draft_model", "eagle", "medusa", "layer_skip")
+MODELS = (*DRAFT_METHODS, "layer_skip")
 """Methods that `combined` chooses from, if the engine has them."""
-
-DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
-"""Methods that need `draft`; the first available one is the default."""
 
 
 def make_proposers(
