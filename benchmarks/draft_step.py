@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from gpu_families_models import RandomModel, Shape
 from torch.profiler import ProfilerActivity, profile
 from tune_linear import Chain, weight_of
 from tune_linear_cases import Case, Work, cases_of
@@ -31,9 +32,7 @@ from paceline.kernels.gpu import tiles
 from paceline.kernels.gpu.linear import Normed
 from paceline.kernels.gpu.tiles import RowClass, Tile
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kernels.weights import Dense
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.llama import DecoderModel
 from paceline.models.cuda_graph import StreamTimer
 from paceline.models.gpu.forward_pass import PassGraph, PassKind
 from paceline.models.gpu.runner import GpuRunner
@@ -47,30 +46,6 @@ CONFIG = ModelConfig.from_hf(
     }
 )  # fmt: skip
 RUNS = 20
-
-
-class RandomWeights:
-    """Weights of `CONFIG` on the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def names(self) -> frozenset[str]:
-        return frozenset()
-
-    def matrix(self, name: str) -> Dense:
-        c = CONFIG
-        sizes = {
-            "q_proj": (c.num_heads * c.head_dim, c.hidden_size), "k_proj": (c.num_kv_heads * c.head_dim, c.hidden_size),
-            "v_proj": (c.num_kv_heads * c.head_dim, c.hidden_size), "o_proj": (c.hidden_size, c.num_heads * c.head_dim),
-            "gate_proj": (c.ffn_size, c.hidden_size), "up_proj": (c.ffn_size, c.hidden_size),
-            "down_proj": (c.hidden_size, c.ffn_size), "embed_tokens": (c.vocab_size, c.hidden_size),
-        }  # fmt: skip
-        shape = next(size for part, size in sizes.items() if part in name)
-        return Dense(torch.randn(shape, device=self._device, dtype=torch.bfloat16) * 0.02)
-
-    def vector(self, name: str) -> torch.Tensor:
-        return torch.ones(CONFIG.hidden_size, device=self._device)
 
 
 def graph_of(runner: GpuRunner, batch: int, rows: int, context: int) -> PassGraph:
@@ -186,7 +161,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=90.0, help="limit of --tune")
     options = parser.parse_args()
     device = torch.device("cuda")
-    model = DecoderModel(CONFIG, RandomWeights(device), device, torch.bfloat16)
+    model = RandomModel(Shape(CONFIG, None), None, 1.0, device).model
     most = max(options.batches) * -(-(options.context + options.rows) // BLOCK_SIZE)
     runner = GpuRunner(model, 2 * most)
     if options.tune:

@@ -1,4 +1,4 @@
-"""For gpu_families.py: shapes of large models, with random weights that are made on the device."""
+"""Shapes of large models, and models with random weights that are made on the device."""
 
 import copy
 from dataclasses import dataclass, replace

@@ -197,7 +197,10 @@ def test_conflicting_settings_report_both_sources(tmp_path: Path) -> None:
             "medusa, ngram, pool, suffix (speculation.method comes from --speculation-method)",
         ),
         ({"speculation.method": "pool"}, "speculation.method 'pool' needs a pool with role draft in a cluster file"),
-        ({"speculation.method": "eagle", "draft": "none"}, "speculation.method 'eagle' needs an EAGLE head: set `draft`"),
+        (
+            {"speculation.method": "eagle", "draft": "none"},
+            "speculation.method 'eagle' needs an EAGLE head: set `draft`",
+        ),
         ({"speculation.min_depth": 2}, "speculation.min_depth has no effect with speculation.depth 'goodput'"),
         ({"speculation.depth": "additive", "speculation.min_depth": 17}, "between 1 and speculation.max_depth"),
     ],
