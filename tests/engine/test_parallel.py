@@ -133,9 +133,24 @@ sys.stdin.read()
 """
 
 
-def test_no_rank_outlives_rank_0(target: str) -> None:
+STUCK_ORPHAN = """
+import sys
+import torch
+from paceline.models.parallel import ranks
+from paceline.models.parallel.commands import RankSpec, Release
+from paceline.models.parallel.runner import load_parallel
+ranks.RANK_PROCESS = "tests.engine.stuck_rank"
+_, group = load_parallel(RankSpec(sys.argv[1], 2, torch.device("cpu"), torch.float32))
+group.send(Release(0))
+print(*group.pids, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("program", [ORPHAN, STUCK_ORPHAN], ids=["waits for commands", "is stuck in one"])
+def test_no_rank_outlives_rank_0(target: str, program: str) -> None:
     """Without a guard around its main part, too: a rank is not a copy of the caller's program."""
-    command = [sys.executable, "-c", ORPHAN, target]
+    command = [sys.executable, "-c", program, target]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))

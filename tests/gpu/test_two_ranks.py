@@ -84,8 +84,19 @@ def split(target: str) -> Iterator[Engine]:
     two = built(target, tensor_parallel_size=2)
     assert isinstance(two.runner, ParallelGpuRunner)
     yield two
-    two.close()
+    close_during_a_step(two)
     assert not dist.is_initialized()
+
+
+def close_during_a_step(engine: Engine) -> None:
+    """No rank ends while the device of another waits for it."""
+    assert engine.graph is not None
+    engine.add(request("unfinished", LONG[:20], max_tokens=50, **GREEDY))
+    while not engine.graph.num_inflight:
+        assert engine.has_work
+        engine.step()
+    engine.close()
+    torch.cuda.synchronize()
 
 
 def text(engine: Engine, *requests: Request) -> dict[tuple[str, int], list[int]]:

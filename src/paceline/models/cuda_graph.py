@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,8 @@ class Graph(Generic[T]):
         run on the stream of the pool before; it is captured at once."""
         self._compute = compute
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._before_replay: list[Callable[[], None]] = []
+        self.before_replay: list[Callable[[], None]] = []
+        """Actions of the host before each replay."""
         if device.type != "cuda":
             compute()
             return
@@ -45,7 +46,7 @@ class Graph(Generic[T]):
             graph = torch.cuda.CUDAGraph()
             # thread_local: other threads continue to use their own streams
             capture = torch.cuda.graph(graph, pool=pool.handle, stream=side, capture_error_mode="thread_local")
-            with _no_garbage_collection(), _captured_by(self._before_replay), capture:
+            with _no_garbage_collection(), _captured_by(self), capture:
                 self._output = compute()
             self._graph = graph
 
@@ -53,26 +54,30 @@ class Graph(Generic[T]):
         """Launch the graph. Every launch returns the same output tensors."""
         if self._graph is None:
             return self._compute()
-        for action in self._before_replay:
+        for action in self.before_replay:
             action()
         self._graph.replay()
         return self._output
 
+    def release(self) -> None:
+        """Free what was captured. The graph cannot be replayed any more."""
+        if self._graph is not None:
+            self._graph.reset()
+
 
 @contextmanager
-def _captured_by(before_replay: list[Callable[[], None]]) -> Iterator[None]:
-    _CAPTURING.actions = before_replay
+def _captured_by(graph: Graph[Any]) -> Iterator[None]:
+    _CAPTURING.graph = graph
     try:
         yield
     finally:
-        _CAPTURING.actions = None
+        _CAPTURING.graph = None
 
 
-def actions_before_replay() -> list[Callable[[], None]] | None:
-    """Actions of the host before each replay of the graph that this thread captures now, to append to; None: it captures none,
-    and work that is submitted runs at once."""
-    actions: list[Callable[[], None]] | None = getattr(_CAPTURING, "actions", None)
-    return actions
+def graph_in_capture() -> Graph[Any] | None:
+    """The graph that this thread captures now; None: it captures none, and work that is submitted runs at once."""
+    graph: Graph[Any] | None = getattr(_CAPTURING, "graph", None)
+    return graph
 
 
 @contextmanager

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.rank_sum import BLOCK, HALF_BYTES, MAX_PROGRAMS, MEMORY_BYTES, add_ranks
+from paceline.kernels.gpu.rank_sum import BLOCK, HALF_BYTES, MAX_PROGRAMS, MEMORY_BYTES, PART_BYTES, add_ranks
 from tests.kernels.gpu.cases import DEVICE
 
 
 class OtherRank:
-    """Rank 1. `write` is its part of a turn."""
+    """Rank 1."""
 
     def __init__(self) -> None:
         self.memories = [torch.zeros(MEMORY_BYTES, dtype=torch.uint8, device=DEVICE) for _ in range(2)]
@@ -21,10 +21,11 @@ class OtherRank:
     def marks(self, rank: int) -> Tensor:
         return self.memories[rank][2 * HALF_BYTES :].view(torch.int32)
 
-    def write(self, values: Tensor, turn: int) -> None:
-        half = self.memories[1][turn % 2 * HALF_BYTES :][:HALF_BYTES].view(values.dtype)
-        half[: len(values)] = values
-        self.marks(1)[: -(-len(values) // BLOCK)] = turn
+    def write(self, values: Tensor, turn: int, program: int = 0) -> None:
+        """Its values in a turn of one program."""
+        first = turn % 2 * HALF_BYTES + program * PART_BYTES
+        self.memories[1][first : first + PART_BYTES].view(values.dtype)[: len(values)] = values
+        self.marks(1)[program] = turn
 
     def add(self, values: Tensor) -> Tensor:
         add_ranks(values, self.addresses, self.turns, 0)
@@ -39,12 +40,23 @@ def test_sums_of_several_turns(dtype: torch.dtype) -> None:
     other.write(theirs[:5], 1)
     assert torch.equal(other.add(ours[:5].clone()), (ours + theirs)[:5])
     assert other.marks(0)[:2].tolist() == [1, 0]
-    other.write(3 * theirs, 2)
-    other.marks(1)[1] = 1  # the second program is in its first turn
-    half = other.memories[1][HALF_BYTES:][:HALF_BYTES].view(dtype)
-    half[BLOCK : BLOCK + 7] = 3 * theirs[BLOCK:]
+    other.write(3 * theirs[:BLOCK], 2)
+    other.write(3 * theirs[BLOCK:], 1, program=1)  # the second program is in its first turn
     assert torch.equal(other.add(ours.clone()), (ours.double() + (3 * theirs).double()).to(dtype))
     assert other.marks(0)[:3].tolist() == [2, 1, 0]
+
+
+def test_values_of_another_type_leave_what_a_slow_rank_still_reads() -> None:
+    """The second program is a turn behind the first, whose next turn is in the same half. Longer values must not reach over."""
+    other = OtherRank()
+    other.turns[0] = 1
+    other.write(torch.zeros(BLOCK, device=DEVICE), 2)
+    other.write(torch.zeros(4, device=DEVICE), 1, program=1)
+    other.add(torch.full((BLOCK + 4,), 7.0, device=DEVICE))
+    other.write(torch.zeros(BLOCK, dtype=torch.int64, device=DEVICE), 3)
+    other.add(torch.zeros(BLOCK, dtype=torch.int64, device=DEVICE))
+    written = other.memories[0].view(torch.float32) == 7.0
+    assert int(written.sum()) == BLOCK + 4
 
 
 def test_a_matrix_is_added_in_place() -> None:
@@ -74,6 +86,5 @@ def test_a_rank_waits_for_the_other() -> None:
 def test_turns_wrap_around() -> None:
     other, last = OtherRank(), 2**31 - 1
     other.turns[0] = last
-    other.memories[1][:HALF_BYTES].view(torch.float32)[:4] = 2.0
-    other.marks(1)[0] = -(2**31)
+    other.write(torch.full((4,), 2.0, device=DEVICE), -(2**31))
     assert other.add(torch.ones(4, device=DEVICE)).tolist() == [3.0] * 4

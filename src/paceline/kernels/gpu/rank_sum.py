@@ -2,8 +2,9 @@
 
 Every rank writes its values to its own memory, marks that it has done so, waits for the marks of the others and adds all values
 in the order of the ranks. Program i of a rank waits for program i of the others only. A turn number marks what is written. It
-is in device memory, so that a captured launch continues where the one before it ended. Values of two consecutive turns are in
-different halves: a rank that is a turn ahead does not overwrite what another still reads.
+is in device memory, so that a captured launch continues where the one before it ended. Every program has a part of the memory
+of its own, whatever the type of the values, with two halves for consecutive turns: a program that is a turn ahead does not
+overwrite what another rank still reads.
 """
 
 import triton
@@ -13,8 +14,10 @@ from torch import Tensor
 BLOCK = 1024
 """Values that a program adds."""
 MAX_PROGRAMS = 512
-HALF_BYTES = BLOCK * MAX_PROGRAMS * 8
-"""Bytes of one turn: values have at most eight bytes."""
+PART_BYTES = BLOCK * 8
+"""Bytes of one program in one turn: values have at most eight bytes."""
+HALF_BYTES = PART_BYTES * MAX_PROGRAMS
+"""Bytes of all programs in one turn."""
 MEMORY_BYTES = 2 * HALF_BYTES + 4 * MAX_PROGRAMS
 """Memory of a rank that all ranks can access: the values of two turns, and the turn that each program has written. Zeros at
 first."""
@@ -37,6 +40,7 @@ def add_ranks(
             len(part),
             rank,
             RANKS=len(addresses),
+            PART=PART_BYTES // part.element_size(),
             HALF=HALF_BYTES // part.element_size(),
             MARKS=2 * HALF_BYTES // 4,
             BLOCK=BLOCK,
@@ -52,6 +56,7 @@ def _add_ranks(
     count,
     rank,
     RANKS: tl.constexpr,
+    PART: tl.constexpr,
     HALF: tl.constexpr,
     MARKS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -60,10 +65,11 @@ def _add_ranks(
     program = tl.program_id(0)
     turn = tl.load(turns + program) + 1
     at = program * BLOCK + tl.arange(0, BLOCK)
-    half = (turn & 1) * HALF
+    # HAZARD: programs have different turns: the part of one must not depend on the size of a value
+    place = (turn & 1) * HALF + program * PART + tl.arange(0, BLOCK)
     own = tl.load(addresses + rank)
     kind = values.dtype.element_ty
-    tl.store(own.to(tl.pointer_type(kind)) + half + at, tl.load(values + at, mask=at < count, other=0), mask=at < count)
+    tl.store(own.to(tl.pointer_type(kind)) + place, tl.load(values + at, mask=at < count, other=0), mask=at < count)
     tl.debug_barrier()
     tl.atomic_xchg(own.to(tl.pointer_type(tl.int32)) + MARKS + program, turn, sem="release", scope="sys")
     total = tl.zeros([BLOCK], tl.float32 if IS_FLOAT else tl.int64)
@@ -73,7 +79,7 @@ def _add_ranks(
         while tl.atomic_add(mark, 0, sem="acquire", scope="sys") - turn < 0:  # turns may wrap around
             pass
         tl.debug_barrier()
-        theirs = address.to(tl.pointer_type(kind)) + half + at
+        theirs = address.to(tl.pointer_type(kind)) + place
         total += tl.load(theirs, mask=at < count, other=0, volatile=True).to(total.dtype)
     tl.store(values + at, total.to(kind), mask=at < count)
     tl.store(turns + program, turn)

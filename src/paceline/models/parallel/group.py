@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
+from weakref import WeakSet
 
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # not in its __all__
 
+from paceline.models.cuda_graph import Graph, graph_in_capture
 from paceline.models.parallel.commands import RankSpec
 
 GROUP_TIMEOUT = timedelta(minutes=10)
@@ -19,6 +22,8 @@ class RankGroup:
     def __init__(self, spec: RankSpec, rank: int) -> None:
         self._spec, self._rank = spec, rank
         self._add: Callable[[Tensor], object] = dist.all_reduce
+        self._graphs: WeakSet[Graph[Any]] = WeakSet()
+        """Graphs with sums."""
 
     def join(self, store: Store) -> None:
         """Join the process group. Blocks until all ranks have joined."""
@@ -39,11 +44,15 @@ class RankGroup:
 
     def sum(self, partial: Tensor) -> Tensor:
         """The sum over all ranks, in place; it is the same on every rank, to the bit. On a GPU it can be captured."""
+        graph = graph_in_capture()
+        if graph is not None:
+            self._graphs.add(graph)
         self._add(partial)
         return partial
 
-    @staticmethod
-    def leave() -> None:
-        """Leave the process group, if this process is in one."""
+    def leave(self) -> None:
+        """Leave the process group, if this process is in one. Graphs with sums cannot be replayed any more."""
+        for graph in self._graphs:  # HAZARD: NCCL waits for their end before it destroys a communicator
+            graph.release()
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.models.parallel.commands import Allocate, Move, Release
+from paceline.models.parallel.commands import (
+    Allocate,
+    DeviceMove,
+    DevicePass,
+    Follow,
+    LaunchKind,
+    Move,
+    Release,
+)
 from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.shared_cache import CacheShape
 from paceline.models.runner import Cache
@@ -27,9 +35,15 @@ class RankCache:
         """The other ranks compute a pass. Its sums wait for what was sent before."""
         self._has_moved = False
 
+    def follow(self, launch: LaunchKind, work: DevicePass | DeviceMove) -> None:
+        """Let the other ranks do this work as rank 0 does."""
+        self.ranks.send(Follow(launch, work))
+        if launch != "capture":  # which only records the work
+            self._has_moved = isinstance(work, DeviceMove)
+
     def settle(self, own: Cache) -> None:
         """Wait until the other ranks no longer use their parts. A pass ends with sums over all ranks, so that no rank uses its
-        part after it. Only `move` may be late. The first call maps the parts, which is impossible during a pass. `own`: the
+        part after it. Only moves may be late. The first call maps the parts, which is impossible during a pass. `own`: the
         part of rank 0."""
         self._parts(own)
         if self._has_moved:

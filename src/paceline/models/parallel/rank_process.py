@@ -39,27 +39,30 @@ if TYPE_CHECKING:
     from paceline.models.gpu.ranks.follower import Follower
 
 
+ORPHAN_SECONDS = 20
+"""Time for this process to exit after rank 0 has closed its connections."""
+
+
 def main(fd: int, weights_fd: int) -> int:
     # Rank 0 decides when to stop; a signal to the whole process group must not interrupt its last passes.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     connection, weights = Connection(fd), Connection(weights_fd)
-    try:
-        with native.single_threaded_torch():
-            serve(connection, weights)
-    except EOFError:  # rank 0 closed the connection
-        return 0
-    except Exception:
-        with contextlib.suppress(OSError):
-            connection.send(Failed(traceback.format_exc(limit=-3).strip()))
-        return 1
-    finally:
-        RankGroup.leave()
+    with contextlib.ExitStack() as at_end:
+        try:
+            with native.single_threaded_torch():
+                serve(connection, weights, at_end)
+        except EOFError:  # rank 0 closed the connection
+            return 0
+        except Exception:
+            with contextlib.suppress(OSError):
+                connection.send(Failed(traceback.format_exc(limit=-3).strip()))
+            return 1
     return 0
 
 
 @torch.inference_mode()
-def serve(connection: Connection, weights: Connection) -> None:
+def serve(connection: Connection, weights: Connection, at_end: contextlib.ExitStack) -> None:
     """Load this rank's share of the model, then execute commands until the connection closes."""
     start: Start = connection.recv()
     spec, device = start.spec, start.spec.device_of(start.rank)
@@ -68,13 +71,14 @@ def serve(connection: Connection, weights: Connection) -> None:
     else:
         share_cores(spec.size)
     group = RankGroup(spec, start.rank)
+    at_end.callback(group.leave)
     shard = Shard(start.rank, spec.size, group.sum)
     if start.config is None:
         checkpoint = open_checkpoint(spec.model, device, spec.dtype)
         model = build_model(checkpoint, device, spec.dtype, spec.quantization, spec.activations, shard)
     else:
         model = receive_model(weights, start.config, spec, shard)
-    threading.Thread(target=serve_weights, args=(weights, model), name="paceline-weights", daemon=True).start()
+    threading.Thread(target=_serve_weights, args=(weights, model), name="paceline-weights", daemon=True).start()
     connection.send(Ready())
     group.join(TCPStore(HOST, start.port, spec.size, is_master=False, timeout=GROUP_TIMEOUT))
     caches = Caches(model, group)
@@ -88,6 +92,13 @@ def serve(connection: Connection, weights: Connection) -> None:
             caches.share(command.cache, connection)
         else:
             caches.execute(command)
+
+
+def _serve_weights(connection: Connection, model: DecoderModel) -> None:
+    """As `serve_weights`. Rank 0 is gone then, and this process ends soon, whatever it waits for."""
+    serve_weights(connection, model)
+    # HAZARD: a GPU in a sum waits for rank 0 forever, and the main thread perhaps for the GPU
+    signal.alarm(ORPHAN_SECONDS)
 
 
 class Caches:

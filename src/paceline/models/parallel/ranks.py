@@ -1,8 +1,9 @@
 """Processes of the other ranks of a tensor-parallel model. This process is rank 0.
 
-Rank 0 schedules and samples. It sends the inputs of each pass to the other ranks, over one socket per rank, and all ranks
-compute the pass together. In a pass only `Shard.reduce` exchanges tensors. A second socket per rank carries weights, so that
-they delay no pass. A rank exits when its first socket closes, so none outlives rank 0.
+Rank 0 schedules and samples. It announces each pass to the other ranks, over one socket per rank, and all ranks compute the
+pass together. The inputs travel with the announcement; on GPUs they follow from device to device, see `gpu/ranks/leader.py`. In
+a pass the ranks exchange tensors only by sums. A second socket per rank carries weights, so that they delay no pass. A rank
+exits when its sockets close, so none outlives rank 0.
 """
 
 import contextlib
@@ -60,7 +61,8 @@ class Ranks:
         self._caches = itertools.count()
         self._closed = False
         self.lock = threading.RLock()
-        """Held for a pass, and for a command with its answers: the ranks execute one at a time."""
+        """Held for a pass on CPUs, and for a command with its answers: the ranks execute one at a time. On GPUs one thread
+        submits all passes."""
 
     @classmethod
     def start(cls, spec: RankSpec, config: ModelConfig, sends_weights: bool = False) -> "Ranks":
@@ -157,6 +159,8 @@ class Ranks:
         if self._closed:
             return
         self._closed = True
+        if self.spec.device.type == "cuda" and dist.is_initialized():
+            self._finish_passes()
         for member in self._members:
             member.connection.close()
             member.weights.close()
@@ -169,6 +173,17 @@ class Ranks:
         self.group.leave()
         if self.spec.device.type == "cpu":
             share_cores(1)
+
+    def _finish_passes(self) -> None:
+        """Wait for passes in flight: if a rank ended before them, the devices of the others would wait forever. They are left
+        alone if a rank is lost or does not answer."""
+        with contextlib.suppress(RankLost, RuntimeError), self.lock:
+            self.send(Settle())
+            for member in self._members:
+                if not member.connection.poll(GRACE_SECONDS):
+                    return
+                self._receive(member, "failed")
+            torch.cuda.synchronize(self.spec.device)
 
     def _receive(self, member: _Member, failure: str) -> Any:
         """The next message of a rank. Raises `RankLost` if there is none, or if it reports an error."""

@@ -114,6 +114,29 @@ def test_trees_whose_paths_move_in_the_cache_of_every_rank(
     assert any(work.is_tree for work in sent.works if isinstance(work, DevicePass))
 
 
+def test_a_runner_settles_after_a_path_has_moved(
+    split: tuple[DecoderModel, Ranks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass ends with sums over all ranks. After a path, only the other ranks know that they have moved it."""
+    share, ranks = split
+    runner = ParallelGpuRunner(share, 4, ranks)
+    (mapped,) = runner.head_shares()[1]
+    runner.forward([Span([2], 0, [3, 1, 4, 1], 1)])
+    settled = []
+    settle = ranks.settle
+    monkeypatch.setattr(ranks, "settle", lambda: settled.append(settle()))
+    runner.settle()
+    assert not settled
+    contexts, tables, count = (torch.tensor(values, dtype=torch.int32) for values in ([1], [[2]], [1]))
+    runner.move_paths(contexts, tables, torch.tensor([[0, 2]]), count, 3)  # slot 3 to slot 2
+    runner.settle()
+    assert len(settled) == 1
+    for keys, values in mapped:
+        assert torch.equal(keys[2, 2], keys[2, 3])
+        assert torch.equal(values[2, 2], values[2, 3])
+    runner.close()
+
+
 def test_caches_and_early_exits_are_apart(split: tuple[DecoderModel, Ranks], model: DecoderModel) -> None:
     """A second cache holds other keys, and the first layers alone compute what they do in the whole model."""
     from paceline.models.gpu.runner import GpuRunner

@@ -19,8 +19,9 @@ class DeviceSum:
         self._rank = rank
         memory = torch.zeros(MEMORY_BYTES, dtype=torch.uint8, device=device)
         torch.cuda.synchronize(device)
-        opened: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = [reduce_tensor(memory)] * size
-        dist.all_gather_object(opened, reduce_tensor(memory))
+        own = reduce_tensor(memory)
+        opened: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = [own] * size
+        dist.all_gather_object(opened, own)
         self._memories = [memory if i == rank else rebuild(*arguments) for i, (rebuild, arguments) in enumerate(opened)]
         self._addresses = torch.tensor([one.data_ptr() for one in self._memories], dtype=torch.int64, device=device)
         self._turns = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)

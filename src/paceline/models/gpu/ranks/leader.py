@@ -5,10 +5,10 @@ from functools import partial
 from torch import Tensor
 
 from paceline.kernels.layout import AttentionLayout, PassSize
-from paceline.models.cuda_graph import actions_before_replay
+from paceline.models.cuda_graph import graph_in_capture
 from paceline.models.gpu.ranks.device_inputs import MoveInputs, PassInputs, move_values, pass_values
-from paceline.models.parallel.commands import DeviceMove, DevicePass, Follow
-from paceline.models.parallel.ranks import Ranks
+from paceline.models.parallel.commands import DeviceMove, DevicePass
+from paceline.models.parallel.rank_cache import RankCache
 
 
 class Leader:
@@ -19,27 +19,27 @@ class Leader:
     every replay is announced.
     """
 
-    def __init__(self, ranks: Ranks, cache: int, num_layers: int) -> None:
-        self._ranks, self._cache, self._num_layers = ranks, cache, num_layers
+    def __init__(self, cache: RankCache, num_layers: int) -> None:
+        self._cache, self._num_layers = cache, num_layers
 
     def begin_pass(self, size: PassSize, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> None:
         """Let the other ranks begin this pass."""
         width, is_tree = layout.block_tables.shape[1], layout.ancestors is not None
-        work = DevicePass(size, width, is_tree, layout.long_prompts, self._num_layers, self._cache)
+        work = DevicePass(size, width, is_tree, layout.long_prompts, self._num_layers, self._cache.number)
         self._lead(work, pass_values(PassInputs(tokens, positions, layout)))
 
     def begin_move(self, inputs: MoveInputs, rows_each: int) -> None:
         """Let the other ranks move these paths. `rows_each`: rows of a tree."""
         trees, path_rows = inputs.rows.shape
-        work = DeviceMove(trees, rows_each, path_rows, inputs.block_tables.shape[1], self._cache)
+        work = DeviceMove(trees, rows_each, path_rows, inputs.block_tables.shape[1], self._cache.number)
         self._lead(work, move_values(inputs))
 
     def _lead(self, work: DevicePass | DeviceMove, values: Tensor) -> None:
-        captured = actions_before_replay()
-        if captured is None:
-            self._ranks.send(Follow("run", work))
+        graph, ranks = graph_in_capture(), self._cache.ranks
+        if graph is None:
+            self._cache.follow("run", work)
         else:
-            self._ranks.send(Follow("capture", work))
-            captured.append(partial(self._ranks.send, Follow("replay", work)))
-        with self._ranks.report_lost_ranks():
-            self._ranks.group.sum(values)
+            self._cache.follow("capture", work)
+            graph.before_replay.append(partial(self._cache.follow, "replay", work))
+        with ranks.report_lost_ranks():
+            ranks.group.sum(values)

@@ -34,7 +34,7 @@ class ParallelGpuRunner(GpuRunner):
         self._rank_cache: RankCache = (
             RankCache(ranks, num_blocks + 1, kv_dtype) if shared is None else shared._rank_cache
         )
-        self._leader = Leader(ranks, self._rank_cache.number, model.config.num_layers)
+        self._leader = Leader(self._rank_cache, model.config.num_layers)
         cache = None if shared is None else shared.cache[: model.config.num_layers]
         workspace = None if shared is None else shared.workspace
         super().__init__(model, num_blocks, kv_dtype, cache, workspace, weights_id, self._leader)
