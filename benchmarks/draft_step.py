@@ -1,15 +1,15 @@
 """Time of the kernels of one decoding step of a small model on a GPU: where the time of a draft goes.
 
     python benchmarks/draft_step.py [--batches 1 8 32] [--context 500] [--rows 1]
-    python benchmarks/draft_step.py --tune src/paceline/kernels/gpu/tiles.json --seconds 90
+    python benchmarks/draft_step.py --tune src/paceline/kernels/gpu/tiles.json --class 64 --seconds 90
 
 The model has the shape of SmolLM2-135M and random weights. Printed are the time of a captured pass, then of its kernels by
 name, from the profiler: microseconds per pass, and the number of launches. Kernels overlap and the profiler separates them,
 so that they add up to more than the pass takes.
 
-With `--tune`, tiles of 17 to 64 rows are replaced one matrix after the other wherever the whole pass becomes faster, and
-written to the file. `tune_linear.py` times a kernel alone, where the next one does not start before it ends. Passes of 32
-sequences with one and with two rows count, the first of them twice.
+With `--tune`, tiles of up to 16 rows (`--class 16`) or of 17 to 64 are replaced one matrix after the other wherever the whole
+pass becomes faster, and written to the file. `tune_linear.py` times a kernel alone, where the next one does not start before it
+ends. Passes of one and of 8 sequences count, or of 32; with one row twice, with two rows once.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from collections import defaultdict
 from dataclasses import astuple
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import torch
 from gpu_families_models import RandomModel, Shape
@@ -46,6 +46,8 @@ CONFIG = ModelConfig.from_hf(
     }
 )  # fmt: skip
 RUNS = 20
+SIZES = {RowClass.UP_TO_16: ((1, 1), (1, 2), (8, 1), (8, 1), (8, 2)), RowClass.UP_TO_64: ((32, 1), (32, 1), (32, 2))}
+"""(sequences, rows of each) of the passes that a tile should make faster."""
 
 
 def graph_of(runner: GpuRunner, batch: int, rows: int, context: int) -> PassGraph:
@@ -107,7 +109,7 @@ def compile_some(work: Work) -> int:
 def compile_all(cases: list[Case], limit: float) -> None:
     """Compile all candidates in parallel, within about `limit` seconds."""
     began = time.perf_counter()
-    tasks = [Work(case, rows, tuple(candidates(case)[i::8])) for case in cases for rows in (32, 64) for i in range(8)]
+    tasks = [Work(case, rows, tuple(candidates(case)[i::8])) for case in cases for rows in case.rows for i in range(8)]
     with multiprocessing.get_context("spawn").Pool(15) as pool:
         results, done = pool.imap_unordered(compile_some, tasks), 0
         try:
@@ -118,18 +120,17 @@ def compile_all(cases: list[Case], limit: float) -> None:
     print(f"compiled {done} tiles in {time.perf_counter() - began:.0f} s", flush=True)
 
 
-def tune(runner: GpuRunner, context: int, file: Path, limit: float) -> None:
-    """Replace tiles of 17 to 64 rows in `file` within `limit` seconds."""
+def tune(runner: GpuRunner, context: int, file: Path, row_class: RowClass, limit: float) -> None:
+    """Replace tiles of one class in `file` within `limit` seconds."""
     began, device = time.perf_counter(), runner.device
-    cases = cases_of(["135m"], [RowClass.UP_TO_64], is_quick=True)
+    cases = cases_of(["135m"], [row_class], is_quick=True)
     compile_all(cases, 0.5 * limit)
 
     def cost() -> float:
-        one, two = (seconds(graph_of(runner, 32, rows, context), device) for rows in (1, 2))
-        return 2.0 * one + two
+        return mean(seconds(graph_of(runner, *size, context), device) for size in SIZES[row_class])
 
     known, best = tiles._measured(), cost()
-    print(f"at first {1e6 * best / 3:.0f} us", flush=True)
+    print(f"at first {1e6 * best:.0f} us", flush=True)
     for case in cases:
         key, before = case.key, known.get(case.key)
         chosen = before
@@ -146,7 +147,7 @@ def tune(runner: GpuRunner, context: int, file: Path, limit: float) -> None:
                 best, chosen = found, tile
         if chosen is not None:
             known[key] = chosen
-        print(f"{case.name}: {before} -> {chosen}: {1e6 * best / 3:.0f} us", flush=True)
+        print(f"{case.name}: {before} -> {chosen}: {1e6 * best:.0f} us", flush=True)
     content = json.loads(file.read_text()) | {key: list(astuple(tile)) for key, tile in known.items()}
     file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
 
@@ -158,6 +159,9 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=500)
     parser.add_argument("--rows", type=int, default=1, help="rows of each sequence; the first step of a round has 2")
     parser.add_argument("--tune", type=Path, help="file of tiles to improve")
+    parser.add_argument(
+        "--class", dest="row_class", type=int, choices=(16, 64), default=64, help="most rows of --tune's tiles"
+    )
     parser.add_argument("--seconds", type=float, default=90.0, help="limit of --tune")
     options = parser.parse_args()
     device = torch.device("cuda")
@@ -165,7 +169,8 @@ def main() -> None:
     most = max(options.batches) * -(-(options.context + options.rows) // BLOCK_SIZE)
     runner = GpuRunner(model, 2 * most)
     if options.tune:
-        tune(runner, options.context, options.tune, options.seconds)
+        row_class = RowClass.UP_TO_16 if options.row_class == 16 else RowClass.UP_TO_64
+        tune(runner, options.context, options.tune, row_class, options.seconds)
         return
     for batch in options.batches:
         graph = graph_of(runner, batch, options.rows, options.context)
