@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -27,6 +28,7 @@ from paceline.kernels.cpu import native
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.parallel.commands import Command, Failed, RankSpec, Settle, Share, Start
 from paceline.models.parallel.group import GROUP_TIMEOUT, RankGroup
+from paceline.models.parallel.rank_monitor import RankMonitor
 from paceline.models.parallel.shared_cache import CacheShape, receive_cache
 from paceline.models.runner import Cache
 
@@ -60,6 +62,7 @@ class Ranks:
         self.group = RankGroup(spec, rank=0)
         self._caches = itertools.count()
         self._closed = False
+        self._monitor: RankMonitor | None = None
         self.lock = threading.RLock()
         """Held for a pass on CPUs, and for a command with its answers: the ranks execute one at a time. On GPUs one thread
         submits all passes."""
@@ -119,6 +122,9 @@ class Ranks:
             self._receive(member, "could not start")
         with self.report_lost_ranks():
             self.group.join(self._store)
+        if self.spec.device.type == "cuda":
+            synchronize = partial(torch.cuda.synchronize, self.spec.device)
+            self._monitor = RankMonitor([member.process for member in self._members], synchronize)
 
     def send(self, command: Command) -> None:
         """Send a command to all ranks, which execute commands in order."""
@@ -159,6 +165,8 @@ class Ranks:
         if self._closed:
             return
         self._closed = True
+        if self._monitor is not None:
+            self._monitor.close()
         if self.spec.device.type == "cuda" and dist.is_initialized():
             self._finish_passes()
         for member in self._members:
