@@ -16,7 +16,7 @@ from paceline.core.clock import Clock
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.depth.step_time import Curve
+from paceline.speculation.depth.costs.step_time import Curve
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM

@@ -122,6 +122,8 @@ class Speculator:
         `verdicts` and `hidden`: the target's picks and hidden states of the step just committed. `has_room`: the next pass has
         rows for drafts. Without room only methods that draft on the host are decided for: they draft for the pass after it.
         """
+        if not running:
+            self._costs.has_ended()
         if not self.enabled:
             set_plain(running)
             return

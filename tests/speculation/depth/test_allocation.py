@@ -7,9 +7,9 @@ from operator import mul
 import pytest
 
 from paceline.speculation.depth.allocation import Value, allocate
-from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.costs.draft_time import LinearCost
+from paceline.speculation.depth.costs.step_time import Costs, Curve
 from paceline.speculation.depth.policy import Candidate, method_of
-from paceline.speculation.depth.step_time import Costs, Curve
 
 
 def rate(batch: list[Candidate], depths: tuple[int, ...], values: dict[str, Value], costs: Costs) -> float:

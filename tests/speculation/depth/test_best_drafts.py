@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.best_drafts import BestDrafts
-from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.costs.draft_time import LinearCost
+from paceline.speculation.depth.costs.start_costs import DraftPrefillCost, SwitchOnCost
+from paceline.speculation.depth.costs.step_time import StepTime
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, RoundObservation, StepObservation
 from paceline.speculation.depth.prompt_load import QUIET_STEPS, PromptLoad
-from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
-from paceline.speculation.depth.step_time import StepTime
 
 BATCH, PROMPT, OUTPUT = 128, 300, 128
 SHAPE = PaddedBatch(frozenset({"draft"}), lambda batch: batch, lambda depth: depth)

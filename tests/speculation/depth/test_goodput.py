@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth import padded_batch
-from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.goodput import SKIPPED_STEPS, GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation

@@ -8,10 +8,10 @@ from operator import mul
 import pytest
 
 from paceline.speculation.depth.allocation import Value
-from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.costs.draft_time import LinearCost
+from paceline.speculation.depth.costs.step_time import Costs, Curve
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate
-from paceline.speculation.depth.step_time import Costs, Curve
 
 CHAINS = PaddedBatch(frozenset({"one"}), lambda batch: -(-batch // 4) * 4, lambda depth: depth)
 TREES = PaddedBatch(

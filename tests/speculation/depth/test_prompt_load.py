@@ -1,10 +1,10 @@
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.best_drafts import BestDrafts
+from paceline.speculation.depth.costs.start_costs import DraftPrefillCost, SwitchOnCost
+from paceline.speculation.depth.costs.step_time import StepTime
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.speculation.depth.prompt_load import GENERATION_STEPS, QUIET_STEPS, SHARED_ROWS, WINDOW_STEPS, PromptLoad
-from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
-from paceline.speculation.depth.step_time import StepTime
 
 BATCH = 128
 SHAPE = PaddedBatch(frozenset({"draft_model"}), lambda batch: batch, lambda depth: depth)

@@ -24,6 +24,8 @@ class StepCost:
     """Time in which the device waited for a change of executors, without draft prefill."""
     is_timed: bool
     """Whether these times are typical of later steps."""
+    host_seconds: float | None = None
+    """Time of the host between the step before and this one, without drafting; None: not known."""
 
     @property
     def total_draft_seconds(self) -> float:
@@ -43,6 +45,10 @@ class DraftCosts:
         self._network_seconds = 0.0
         self._verify_seconds = 0.0
         """Time of the target's pass in the last host step."""
+        self._observe_seconds = 0.0
+        """Time of `observe` calls since the last step."""
+        self._last_verified: float | None = None
+        """When the host step before was verified; None: the engine was idle since then."""
         self._idle_since: float | None = None
         self._idle_seconds = 0.0
 
@@ -60,6 +66,11 @@ class DraftCosts:
     def add_observe(self, method: str, seconds: float) -> None:
         """Add the time of an `observe` call."""
         self._draft_seconds[method] += seconds
+        self._observe_seconds += seconds
+
+    def has_ended(self) -> None:
+        """No sequence runs: the next step may begin much later."""
+        self._last_verified = None
 
     def add_prefill(self, method: str, prefill: DraftPrefill) -> None:
         """Add a draft prefill; the next step that drafts by `method` carries its cost."""
@@ -78,17 +89,25 @@ class DraftCosts:
         """The cost of this step, whose drafts were requested for `rounds`. The sums restart."""
         if result.draft_seconds is not None:  # a graph step, with drafts of one method
             draft_seconds: Mapping[str, float] = {one.sequence.method: result.draft_seconds for one in rounds}
-            network, is_timed = 0.0, result.is_timed
+            network, is_timed, host = 0.0, result.is_timed, None
+            self._last_verified = None
         else:
             self._idle_since = None  # the host had work to do: the device did not wait for a change of executors
             self._verify_seconds = result.verify_seconds
             draft_seconds, self._draft_seconds = self._draft_seconds, defaultdict(float)
             network, self._network_seconds = self._network_seconds, 0.0
+            host = self._host_seconds(result)
             # A host step of a graph method only starts it or computes its draft prefill
             is_timed = not any(one.sequence.method in self._graph_methods for one in result.sequences)
         prefills = {method: self._prefills.pop(method, NO_PREFILL) for method in draft_seconds}
         idle, self._idle_seconds = max(0.0, self._idle_seconds - _seconds(prefills)), 0.0
-        return StepCost(draft_seconds, prefills, network, idle, is_timed)
+        return StepCost(draft_seconds, prefills, network, idle, is_timed, host)
+
+    def _host_seconds(self, result: StepResult) -> float | None:
+        """Time of the host before this step."""
+        verified, self._last_verified = self._last_verified, result.times.verified
+        observed, self._observe_seconds = self._observe_seconds, 0.0
+        return None if verified is None else max(0.0, result.times.began - verified - observed)
 
 
 def _seconds(prefills: Mapping[str, DraftPrefill]) -> float:

@@ -78,6 +78,7 @@ def observe_step(
         context=result.context,
         is_timed=cost.is_timed,
         slots=result.slots,
+        host_seconds=cost.host_seconds,
         switch_on_seconds=cost.idle_seconds if rounds else 0.0,
     )
 

@@ -10,7 +10,7 @@ from paceline.core.clock import Clock
 from paceline.engine.sizing.calibration import median_seconds
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.costs.draft_time import LinearCost
 
 CONTEXT = 256
 """Tokens of context of a measured sequence, less if the cache is small."""

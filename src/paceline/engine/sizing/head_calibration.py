@@ -16,7 +16,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import StreamTimer
 from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.runner import Span
-from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.proposer import Hidden, Progress, Proposer
 
 SIZES = (1, 8)

@@ -3,7 +3,7 @@
 The k-th node drafted for a sequence adds S_k expected tokens, the probability that it is accepted, and one row to the
 target's pass. With B sequences, n nodes in all, and D_m the most that method m drafts for any of its sequences,
 
-    rate = (B + sum of the n chosen S) / (t_verify(B + n) + t_context + t_network + sum_m (c0_m + c1_m D_m))
+    rate = (B + sum of the n chosen S) / (t_verify(B + n) + t_context + t_network + t_host + sum_m (c0_m + c1_m D_m))
 
 A proposer returns drafts for a share of the requests (`delivery`). Tokens and rows of a draft shrink by that share; the
 cost of requesting it does not.
@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from paceline.speculation.depth.costs.step_time import Costs
 from paceline.speculation.depth.policy import Candidate, method_of
-from paceline.speculation.depth.step_time import Costs
 
 MIN_SURVIVAL = 0.01
 """Acceptance probability below which a draft is left out, even if its row seems to cost nothing."""
@@ -134,7 +134,7 @@ def _fill(
     """The best number of nodes within `limits` that takes `method` beyond `below`: smaller limits were tried before."""
     seconds, bends, scale = costs.curve, costs.curve.bends, costs.scale
     best_rate, best_nodes = 0.0, 0
-    num_nodes, rows, tokens, overhead = 0, float(batch), float(batch), (costs.context + costs.network) / scale
+    num_nodes, rows, tokens, overhead = 0, float(batch), float(batch), (costs.context + costs.fixed) / scale
     reached = dict.fromkeys(limits, 0)
     is_new = below < 0
     for survival, position, width, _, own, delivery in groups:

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Allocation, Value
+from paceline.speculation.depth.costs.start_costs import HORIZON, DraftPrefillCost, SwitchOnCost, horizon
+from paceline.speculation.depth.costs.step_time import Costs, StepTime
 from paceline.speculation.depth.padded_batch import BatchShape
 from paceline.speculation.depth.policy import Candidate, method_of
 from paceline.speculation.depth.prompt_load import PromptLoad
-from paceline.speculation.depth.start_costs import HORIZON, DraftPrefillCost, SwitchOnCost, horizon
-from paceline.speculation.depth.step_time import Costs, StepTime
 
 MARGIN = 0.03
 """Advantage over plain decoding, besides the start costs, from which drafting starts; it stops under a third of it."""
@@ -55,9 +55,12 @@ class BestDrafts:
 
     def _prices(self, batch: Sequence[Candidate], shape: BatchShape, prompt_rows: float) -> "_Prices | None":
         context, slots = sum([candidate.num_tokens for candidate in batch]), shape.slots(len(batch))
-        plain, costs = self._times.plain(slots + prompt_rows * len(batch), context), self._times.costs(slots, context)
+        plain = self._times.plain(slots + prompt_rows * len(batch), context)
+        costs = self._times.costs(slots, context, shape.is_padded)
         if plain is None or costs is None:
             return None
+        if not shape.is_padded:
+            plain += self._times.plain_host(len(batch))
         prompt_seconds = self._prefill.prompt_seconds(costs.lines)
         return _Prices(replace(costs, prompt_rows=prompt_rows, prompt_seconds=prompt_seconds), plain)
 

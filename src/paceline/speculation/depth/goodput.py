@@ -18,13 +18,13 @@ from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.baseline import Baselines
 from paceline.speculation.depth.best_drafts import BestDrafts
-from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.costs.draft_time import LinearCost
+from paceline.speculation.depth.costs.start_costs import DraftPrefillCost, SwitchOnCost
+from paceline.speculation.depth.costs.step_time import StepTime
 from paceline.speculation.depth.padded_batch import BatchShape, PaddedBatch, RaggedBatch
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.prompt_load import PromptLoad
-from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
-from paceline.speculation.depth.step_time import StepTime
 
 SKIPPED_STEPS = 8
 """Steps for which a decision against drafting holds while nothing is drafted and the batch stays about as large. A plain step

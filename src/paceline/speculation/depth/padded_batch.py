@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.speculation.depth.allocation import MIN_SURVIVAL, Allocation, Value, allocate
+from paceline.speculation.depth.costs.step_time import Costs
 from paceline.speculation.depth.policy import Candidate, method_of
-from paceline.speculation.depth.step_time import Costs
 
 
 class BatchShape(Protocol):
@@ -80,7 +80,7 @@ class PaddedBatch:
             reached, tokens = nodes, tokens + gained
             prompt_rows = costs.prompt_rows * tokens
             rows = self.rows(len(batch), len(batch), nodes) + prompt_rows
-            seconds = costs.verify(rows) + costs.network + costs.prompt_seconds * prompt_rows
+            seconds = costs.verify(rows) + costs.fixed + costs.prompt_seconds * prompt_rows
             rate = tokens / (seconds + sum([line.seconds(nodes) for line in lines]))
             if rate > best_rate:
                 best, best_rate = nodes, rate

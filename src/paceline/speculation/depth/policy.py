@@ -73,6 +73,9 @@ class StepObservation:
     """Tokens of the sequences that decoded; a pass reads them all."""
     slots: int | None = None
     """Slots of a padded batch, all of them counted in `rows`; None: a ragged batch."""
+    host_seconds: float | None = None
+    """Time of the host between the pass of the step before and the beginning of this one, without drafting; None: the engine
+    was idle in between, or the step before did not run on the host."""
     switch_on_seconds: float = 0.0
     """Time in which the device was idle before this step because the step drafts and the ones before it did not."""
 

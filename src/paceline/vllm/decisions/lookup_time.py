@@ -4,7 +4,7 @@ first drafts of a batch take much longer, because they index whole prompts."""
 from dataclasses import dataclass
 
 from paceline.core.clock import Clock
-from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.proposer import Progress, Proposer
 from paceline.vllm.batch import UNKNOWN
 

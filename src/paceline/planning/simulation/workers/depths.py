@@ -6,14 +6,14 @@ from dataclasses import replace
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.rounds import Round, Rounds
-from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 
 METHOD, CATEGORY = "draft_model", "draft_model/simulated"
 BESIDE_DECODING = 3.0
-"""Time of a draft prefill beside decoding steps over its time alone, as `speculation/depth/start_costs.py` has it."""
+"""Time of a draft prefill beside decoding steps over its time alone, as `speculation/depth/costs/start_costs.py` has it."""
 
 
 def padded_slots(count: int) -> int:

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.speculation.depth.draft_time import DraftTime
+from paceline.speculation.depth.costs.draft_time import DraftTime
+from paceline.speculation.depth.costs.step_time import FORGET_STEPS, Curve, StepTime
 from paceline.speculation.depth.policy import DraftingObservation, StepObservation
-from paceline.speculation.depth.step_time import FORGET_STEPS, Curve, StepTime
 
 
 def step(

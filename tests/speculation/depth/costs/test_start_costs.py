@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from paceline.speculation.depth.costs.start_costs import HORIZON, DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
-from paceline.speculation.depth.start_costs import HORIZON, DraftPrefillCost, SwitchOnCost
 
 # --- draft prefill
 

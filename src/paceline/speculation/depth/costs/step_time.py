@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from paceline.core.errors import InvalidConfig
-from paceline.speculation.depth.draft_time import DraftTime, LinearCost
+from paceline.speculation.depth.costs.draft_time import DraftTime, LinearCost
+from paceline.speculation.depth.costs.host_time import HostTime
 from paceline.speculation.depth.policy import StepObservation
 
 WINDOW = 16.0
@@ -87,7 +88,7 @@ def _isotonic(points: list[Point]) -> tuple[list[float], list[float]]:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a drafting step: verify(rows) + network + the line of every drafting method at its deepest draft."""
+    """Seconds of a drafting step: verify(rows) + network + host + the line of every drafting method at its deepest draft."""
 
     curve: Curve
     scale: float
@@ -100,6 +101,13 @@ class Costs:
     """Prompt rows in the pass for each token that it commits."""
     prompt_seconds: float = 0.0
     """Draft prefill of a prompt row."""
+    host: float = 0.0
+    """Time of the host after the step; 0 for a padded batch."""
+
+    @property
+    def fixed(self) -> float:
+        """Seconds of every drafting step, however many drafts it has."""
+        return self.network + self.host
 
     def verify(self, rows: float) -> float:
         """A pass over `rows` target rows, drafts included."""
@@ -130,6 +138,7 @@ class StepTime:
         self._corrected_until = 0  # the step after which they do not
         self._drafts: dict[str, DraftTime] = {}
         self._network = 0.0
+        self._host = HostTime()
         self._per_token = 0.0  # seconds per token of context
         self._is_calibrated = False
 
@@ -151,6 +160,7 @@ class StepTime:
 
     def observe(self, step: StepObservation) -> None:
         self._steps += 1
+        self._host.observe(step)
         methods = {drafting.method for drafting in step.drafting}
         for method, draft in self._drafts.items():
             if method not in methods:
@@ -177,13 +187,18 @@ class StepTime:
         curve = self._curve(drafting=False)
         return None if curve is None else self._scale * curve(slots) + self._per_token * context
 
-    def costs(self, slots: int, context: int = 0) -> Costs | None:
+    def plain_host(self, batch: int) -> float:
+        """Seconds of the host after a plain step of a ragged batch."""
+        return self._host.plain(batch)
+
+    def costs(self, slots: int, context: int = 0, is_padded: bool = False) -> Costs | None:
         """The cost of drafting for `slots` sequences; None until both a pass and a draft were measured."""
         curve = self._curve(drafting=True)
         lines = {method: line for method, draft in self._drafts.items() if (line := draft.line(slots)) is not None}
         if curve is None or not lines:
             return None
-        return Costs(curve, self._scale, self._per_token * context, self._network, lines)
+        host = 0.0 if is_padded else self._host.drafting(slots)
+        return Costs(curve, self._scale, self._per_token * context, self._network, lines, host=host)
 
     def expected(self, step: StepObservation) -> float | None:
         """The time that such a step takes, if known."""

@@ -1,0 +1,1 @@
+"""What steps and drafts cost, as measured."""
