@@ -8,11 +8,12 @@ from paceline.kernels.cpu.decoder_pass import Sampler
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.load import LoadedModel, load_model, open_checkpoint
+from paceline.models.parallel.cache_owner import RankCacheOwner
 from paceline.models.parallel.commands import Forward, RankSpec
 from paceline.models.parallel.rank_cache import RankCache
 from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.shards import Shard, check_split
-from paceline.models.runner import Cache, ModelRunner, Span
+from paceline.models.runner import ModelRunner, Span
 
 
 def load_parallel(spec: RankSpec) -> tuple[LoadedModel, Ranks]:
@@ -30,7 +31,7 @@ def load_parallel(spec: RankSpec) -> tuple[LoadedModel, Ranks]:
     return loaded, ranks
 
 
-class ParallelRunner(ModelRunner):
+class ParallelRunner(RankCacheOwner):
     """A `ModelRunner` whose passes all ranks compute together, on CPUs."""
 
     def __init__(
@@ -44,7 +45,7 @@ class ParallelRunner(ModelRunner):
     ) -> None:
         """`shared`: runner of the same model whose cache this one shares."""
         self.ranks, self._is_owner = ranks, shared is None
-        self._rank_cache: RankCache = RankCache(ranks, num_blocks, kv_dtype) if shared is None else shared._rank_cache
+        self._rank_cache = RankCache(ranks, num_blocks, kv_dtype) if shared is None else shared._rank_cache
         cache = None if shared is None else shared.cache[: model.config.num_layers]
         super().__init__(model, num_blocks, kv_dtype, cache, weights_id)
 
@@ -67,23 +68,3 @@ class ParallelRunner(ModelRunner):
 
     def with_cache(self, model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None) -> ModelRunner:
         return ParallelRunner(model, num_blocks, self.ranks, kv_dtype)
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        if sources:
-            self._rank_cache.move(sources, targets)
-            super().move(sources, targets)
-
-    @property
-    def num_head_shares(self) -> int:
-        return self.ranks.num_head_shares
-
-    def head_shares(self) -> Sequence[Sequence[Cache]]:
-        return self._rank_cache.head_shares(self.cache)
-
-    def settle(self) -> None:
-        self._rank_cache.settle(self.cache)
-
-    def close(self) -> None:
-        """Stop the ranks, or release a cache of `with_cache`."""
-        if self._is_owner:
-            self._rank_cache.close()

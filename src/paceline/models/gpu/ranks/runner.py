@@ -11,12 +11,13 @@ from paceline.models.architectures.llama import DecoderModel
 from paceline.models.gpu.ranks.device_inputs import MoveInputs
 from paceline.models.gpu.ranks.leader import Leader
 from paceline.models.gpu.runner import GpuRunner
+from paceline.models.parallel.cache_owner import RankCacheOwner
 from paceline.models.parallel.rank_cache import RankCache
 from paceline.models.parallel.ranks import Ranks
-from paceline.models.runner import Cache, Span, build_inputs
+from paceline.models.runner import Span, build_inputs
 
 
-class ParallelGpuRunner(GpuRunner):
+class ParallelGpuRunner(RankCacheOwner, GpuRunner):
     """A `GpuRunner` whose passes all ranks compute together, as CUDA graphs on every rank."""
 
     def __init__(
@@ -31,9 +32,7 @@ class ParallelGpuRunner(GpuRunner):
         """`shared`: runner of the same model whose cache this one shares."""
         self.ranks, self._is_owner = ranks, shared is None
         # One block more, for padding
-        self._rank_cache: RankCache = (
-            RankCache(ranks, num_blocks + 1, kv_dtype) if shared is None else shared._rank_cache
-        )
+        self._rank_cache = RankCache(ranks, num_blocks + 1, kv_dtype) if shared is None else shared._rank_cache
         self._leader = Leader(self._rank_cache, model.config.num_layers)
         cache = None if shared is None else shared.cache[: model.config.num_layers]
         workspace = None if shared is None else shared.workspace
@@ -70,23 +69,3 @@ class ParallelGpuRunner(GpuRunner):
 
     def with_cache(self, model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None) -> "ParallelGpuRunner":
         return ParallelGpuRunner(model, num_blocks, self.ranks, kv_dtype)
-
-    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        if sources:
-            self._rank_cache.move(sources, targets)
-            super().move(sources, targets)
-
-    @property
-    def num_head_shares(self) -> int:
-        return self.ranks.num_head_shares
-
-    def head_shares(self) -> Sequence[Sequence[Cache]]:
-        return self._rank_cache.head_shares(self.cache)
-
-    def settle(self) -> None:
-        self._rank_cache.settle(self.cache)
-
-    def close(self) -> None:
-        """Stop the ranks, or release a cache of `with_cache`."""
-        if self._is_owner:
-            self._rank_cache.close()
