@@ -1,7 +1,7 @@
 """Time of the host between two passes: commit, cache moves, the decision on the next drafts, delivery of tokens.
 
-The device waits for it. A step with drafts commits several tokens and then observes and decides, so that its host time is
-longer than that of a plain step, while a drafted token shares it with others. Only the next step shows how long it was.
+The device waits for it. The host works longer after a step with drafts, which commits more tokens and is followed by a decision
+on the next drafts. How long it worked after a step is known when the next step begins.
 """
 
 from collections import deque
