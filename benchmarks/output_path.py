@@ -45,6 +45,7 @@ from paceline.server.gateway.models import ServedModels
 from paceline.server.metrics.metrics import Metrics
 
 MODEL = "smollm2"
+KV_BLOCKS = 1_000_000
 TEXT = "The quick brown fox jumps over the lazy dog while the river runs to the sea. "
 
 
@@ -79,9 +80,10 @@ class FakeWorker:
                     peer, Welcome(VERSION, 1, "engine-0", "", vocabulary, 8192, 1024, 8, ["ngram"], "ngram")
                 )
             case HeartbeatRequest():
-                self._listener.send(peer, Heartbeat(message.nonce, 1, 0, False, 0, 0, 0, 100))
+                alive = list(self._jobs)
+                self._listener.send(peer, Heartbeat(message.nonce, 1, 0, False, 0, 0, 0, KV_BLOCKS, attempts=alive))
             case StatusRequest():
-                status = EngineStatus(0, 0, 0, 100, 0, 0, SpeculationFlags(True, "ngram", 8), ())
+                status = EngineStatus(0, 0, 0, KV_BLOCKS, 0, 0, SpeculationFlags(True, "ngram", 8), ())
                 self._listener.send(peer, StatusReport(1, "engine-0", status))
             case Submit():
                 job = self._gateway.jobs[message.attempt] = Job(peer, message.attempt, message.request)
