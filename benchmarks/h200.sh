@@ -18,7 +18,7 @@ engine=(--max-model-len 2048 --prefix-caching false --kv-tokens 160000)
 
 # part NAME SECONDS FUNCTION: run it in a process group of its own, and show the end of its log
 part() {
-    [[ " ${PARTS:-folders serve plugin offline long profile fidelity profile_70b pools} " == *" $1 "* ]] || return 0
+    [[ " ${PARTS:-folders serve plugin offline long attention profile fidelity profile_70b pools} " == *" $1 "* ]] || return 0
     local began=$SECONDS
     timeout --signal=INT --kill-after=10 "$2" bash -c "$3" >"$out/$1.log" 2>&1
     echo "== $1: status $?, $((SECONDS - began)) s of $2"
@@ -92,6 +92,9 @@ offline() {
         --cache "$work/vllm_cache" --out "$out/offline.json"
 }
 
+# Whole runs of long prompts beside vLLM, each with its next turn of 300 tokens more; prefix caching is on in both. The draft has
+# 8,192 positions, which hold 7,700 tokens, their next turn and its answer. REPEATS: runs of each size. One is planned to take
+# less than 170 s where the cache has vLLM's compiled code, and another to add about 45 s
 long() {
     python - "$draft" "$prompts" "$work" <<'P'
 import json, sys
@@ -101,7 +104,7 @@ from tokenizers import Tokenizer
 draft, prompts, work = sys.argv[1:]
 texts = [turn for line in Path(prompts).read_text("utf-8").splitlines() for turn in json.loads(line)["turns"]]
 ids = 6 * Tokenizer.from_file(f"{draft}/tokenizer.json").encode("\n\n".join(texts)).ids
-for name, length, count, step in (("8", 8000, 20, 7301), ("32", 32000, 12, 9277)):
+for name, length, count, step in (("8", 7700, 20, 7301), ("32", 32000, 12, 9277)):
     for kind, first in (("long", 0), ("warm", 1234)):
         some = [ids[first + i * step : first + i * step + length] for i in range(count)]
         Path(work, f"{kind}{name}k.json").write_text(json.dumps(some))
@@ -110,9 +113,12 @@ P
         read -r thousands sizes <<<"$lengths"
         python benchmarks/vllm_plugin.py --model "$long" --draft "$draft" --prompts "$work/long${thousands}k.json" \
             --warm-up "$work/warm${thousands}k.json" --max-prompt 40000 --contenders plain,paceline_plain,paceline \
-            --sizes "$sizes" --tokens 256 --repeats 1 --max-model-len 33024 --kv-gib 22 --logs "$out/long" \
-            --cache "$work/vllm_cache" --out "$out/long$thousands.json"
+            --sizes "$sizes" --tokens 128 --warm-up-tokens 16 --turn-tokens 300 --repeats "${REPEATS:-1}" --max-model-len 33024 \
+            --kv-gib 22 --logs "$out/long$thousands" --cache "$work/vllm_cache" --out "$out/long$thousands.json"
     done
+}
+
+attention() {
     python benchmarks/attention.py
 }
 
@@ -138,7 +144,7 @@ train() {
         --start src/paceline/drafts/smollm2-eagle --ffn-size 2176 --seconds "${TRAIN_SECONDS:-470}"
 }
 
-export -f folders until_ready serve plugin offline long profile profile_70b fidelity train
+export -f folders until_ready serve plugin offline long attention profile profile_70b fidelity train
 export base data out work model head long draft prompts warm engine
 mkdir -p "$work"
 part folders 120 folders
@@ -146,10 +152,11 @@ part train 560 train
 part serve 420 "engine=(${engine[*]}); serve"
 part plugin 300 plugin
 part offline 390 offline
-part long 260 long
+part long 240 long
+part attention 60 attention
 part profile 90 "engine=(${engine[*]}); profile"
 part fidelity 150 fidelity
 part profile_70b 200 profile_70b
-if [[ " ${PARTS:-folders serve plugin offline long profile fidelity profile_70b pools} " == *" pools "* ]]; then
+if [[ " ${PARTS:-folders serve plugin offline long attention profile fidelity profile_70b pools} " == *" pools "* ]]; then
     PARTS="tiles 70b partitions 8b copies" benchmarks/pools_h200.sh "$base" "$prompts" "$out/pools"
 fi

@@ -87,7 +87,7 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
         dtype=options.dtype,
         max_num_seqs=max(sizes_of(name, options)),
         max_model_len=options.max_model_len,
-        enable_prefix_caching=False,
+        enable_prefix_caching=options.turn_tokens > 0,
         kv_cache_memory_bytes=int(kv_gib(name, options) * 2**30),  # not measured: others start meanwhile
         **(
             {"enforce_eager": True, "max_num_batched_tokens": 512}
@@ -97,6 +97,7 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
         **vllm_arguments(name, options),
     )
 
+    cached = {"cached": 0} if options.turn_tokens else {}
     has_plugin = name in LOCAL or name in POOLS
     if has_plugin:
         drafter = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.drafter
@@ -122,6 +123,8 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
         started = time.perf_counter()
         outputs = llm.generate(prompts, params, use_tqdm=False)
         seconds = time.perf_counter() - started
+        for output in outputs if cached else ():
+            cached["cached"] += output.num_cached_tokens or 0
         texts = [output.outputs[0] for output in outputs]
         answer: dict[str, Any] = {"seconds": seconds, "tokens": [list(text.token_ids) for text in texts]}
         if request.get("sampling"):
@@ -133,13 +136,13 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
 
     def counters() -> dict[str, int]:
         if not has_plugin:
-            return {}
+            return dict(cached)
         loop = drafter.loop
         counted = {"steps": loop.num_steps, "plugin_us": round(1e6 * plugin_seconds[0])}
         counted |= {"drafted": loop.num_drafted, "accepted": loop.num_accepted}
         if name in POOLS:
             counted["pool_rounds"] = sum(connection.counters.rounds for connection in drafter.pool.connections)
-        return counted
+        return counted | cached
 
     return Engine(run, counters, lambda: None)
 
@@ -183,7 +186,7 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
         max_num_seqs=max(sizes_of(name, options)),
         max_model_len=options.max_model_len,
         kv_tokens=int(kv_gib(name, options) * 2**30) // kv_token_bytes(options),
-        prefix_caching=False,
+        prefix_caching=options.turn_tokens > 0,
         audit_fraction=0.0,  # it would compute while others are measured
     )
 
@@ -193,15 +196,18 @@ def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
     llm.warm_up()
     settle()
     freeze_loaded_objects()  # as a server does, and vLLM
-    total = {"steps": 0, "drafted": 0, "accepted": 0}
+    total = {"steps": 0, "drafted": 0, "accepted": 0} | ({"cached": 0} if options.turn_tokens else {})
     if options.log_decisions:
         log_decisions(llm.engine.speculator.depth)
 
     def run(request: dict[str, Any]) -> dict[str, Any]:
         params = SamplingParams(max_tokens=request["tokens"], temperature=0.0, ignore_eos=True)
+        choices = {"speculation": {"enabled": request["speculate"]}, "cache_salt": request["cache_salt"]}
         started = time.perf_counter()
-        outputs = llm.generate(request["prompts"], params, speculation={"enabled": request["speculate"]})
+        outputs = llm.generate(request["prompts"], params, **choices)
         seconds = time.perf_counter() - started
+        if options.turn_tokens:
+            total["cached"] += sum(output.num_cached_tokens for output in outputs)
         for done in (output.completions[0].speculation for output in outputs):
             total["steps"] += done.num_spec_steps
             total["drafted"] += done.num_draft_tokens

@@ -3,6 +3,7 @@
     python benchmarks/vllm_plugin.py --model FOLDER --draft DRAFT --prompts PROMPTS --warm-up OTHER_PROMPTS
     python benchmarks/vllm_plugin.py --contenders plain_sync,suffix,combined --sizes 1,8 …
     python benchmarks/vllm_plugin.py --sizes 1,8,32,64,128,256 --large plain,paceline …
+    python benchmarks/vllm_plugin.py --contenders plain,paceline_plain,paceline --turn-tokens 300 …
 
 FOLDER is a Hugging Face folder, for example of `paceline bench inflate`. DRAFT is a small model as a folder, for the pool and
 our engine. PROMPTS are prompts of `paceline bench`, or a JSON list of lists of token ids. A figure is the throughput of a
@@ -22,6 +23,11 @@ whole run: prompts and stragglers are included. Contenders:
 There are two groups of runs. New prompts are decoded once by each contender. Repeated prompts are decoded again by the
 contenders that look drafts up in earlier texts, which are then right. Greedy decoding is timed. Then `--sampled` requests with
 seeds are sampled with our noise by plain_sync and by combined at a fixed depth, and the texts are compared.
+
+With `--turn-tokens` prefix caching is on in every engine, and next turns take the place of repeated prompts. After a run of
+new prompts, each contender decodes the same prompts with that many more tokens. Prompts must differ from their first tokens
+on: "cached", in the column "counted", is how many prompt tokens an engine found in its cache. The KV cache must hold one run.
+With `--tokens 1` and one sequence, a run lasts until the first token.
 
 A contender that does not start or that fails is left out with the end of its log; the others go on. Contenders that --large
 names also run sizes above 64, with a larger KV cache. Needs vLLM on PYTHONPATH beside src/; the plugin needs no installation.
@@ -62,6 +68,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sizes", default="1,8,32,64")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--warm-up-tokens", type=int, default=64)
+    parser.add_argument(
+        "--turn-tokens",
+        type=int,
+        default=0,
+        help="prompt tokens that a next turn adds; 0: no next turns, no prefix caching",
+    )
     parser.add_argument("--depth", type=int, default=4, help="num_speculative_tokens of vLLM")
     parser.add_argument(
         "--repeats", type=int, default=2, help="runs of each contender, size and group; the median counts"
@@ -146,15 +158,17 @@ class Measurement:
             if time.perf_counter() - self._started > self._options.limit:
                 print(f"{run} and later runs are left out: the limit is reached", flush=True)
                 return
-            rates = []
+            turns = [(turn, list[str]()) for turn in run.turns]
             for name in self._names:
                 if engine_of(name) in self._ready and run.includes(name) and self._fits(name, run):
-                    outcome = self._time(name, run)
-                    if outcome is not None and run.group != WARM_UP:
-                        self.outcomes.append(outcome)
-                        rates.append(f"{name} {outcome.rate:.0f}")
-            if rates:
-                print(f"{run}, tok/s: {', '.join(rates)}", flush=True)
+                    for turn, rates in turns:
+                        outcome = self._time(name, turn)
+                        if outcome is not None and turn.group != WARM_UP:
+                            self.outcomes.append(outcome)
+                            rates.append(f"{name} {outcome.rate:.0f}")
+            for turn, rates in turns:
+                if rates:
+                    print(f"{turn}, tok/s: {', '.join(rates)}", flush=True)
 
     def compare_sampled(self, prompts: Tokens) -> str:
         """The table of sampled texts; empty if a process is missing. Drafts alone differ between the first two batches, the
@@ -190,7 +204,9 @@ class Measurement:
 
     def _time(self, name: str, run: Run) -> Outcome | None:
         tokens = self._options.warm_up_tokens if run.group == WARM_UP else self._options.tokens
-        answer = self._ask(name, {"prompts": run.prompts, "tokens": tokens, "speculate": name != "paceline_plain"})
+        request = {"prompts": run.prompts, "tokens": tokens, "speculate": name != "paceline_plain"}
+        # Two contenders share the process of our engine: the second would find the prompts of the first in the prefix cache.
+        answer = self._ask(name, {**request, "cache_salt": name})
         return None if answer is None else Outcome.of(run, name, answer)
 
     def _ask(self, name: str, request: dict[str, Any]) -> dict[str, Any] | None:
@@ -216,17 +232,19 @@ def print_memory(names: Sequence[str], options: argparse.Namespace) -> None:
 def plan_runs(names: Sequence[str], options: argparse.Namespace) -> tuple[list[Run], Tokens]:
     """All runs, and the prompts of the warm-up of small sizes."""
     sizes = [int(size) for size in options.sizes.split(",")]
-    longest = min(options.max_prompt, options.max_model_len - options.tokens - options.depth - 8)
+    longest = options.max_model_len - options.turn_tokens - options.tokens - options.depth - 8
+    longest = min(options.max_prompt, longest)
     prompts = read_prompts(options.prompts, options.model, longest)
     warm_up = read_prompts(options.warm_up, options.model, longest) if options.warm_up else []
     if not warm_up:
         prompts, warm_up = prompts[: -sum(sizes)], prompts[-sum(sizes) :]
     has_lookups = bool(set(names) - WITHOUT_LOOKUP)
     large = [size for size in sizes if size > SMALL] if options.large_prompts else []
-    runs = plan([size for size in sizes if size not in large], options.repeats, prompts, warm_up, has_lookups)
+    small, turn_tokens = [size for size in sizes if size not in large], options.turn_tokens
+    runs = plan(small, options.repeats, prompts, warm_up, has_lookups, turn_tokens)
     if large:
         others = read_prompts(options.large_prompts, options.model, longest)
-        runs += plan(large, options.repeats, others[: -sum(large)], others[-sum(large) :], has_lookups)
+        runs += plan(large, options.repeats, others[: -sum(large)], others[-sum(large) :], has_lookups, turn_tokens)
     return runs, warm_up
 
 

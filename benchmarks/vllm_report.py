@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
-from vllm_rounds import NEW, REPEATED, Run, Tokens
+from vllm_rounds import NEW, NEXT, REPEATED, Run, Tokens
 
 HEADER = (
     "| sequences | contender | tok/s, median | min to max | / plain | / plain_sync | texts that differ | counted |\n"
@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
     seconds: float
     tokens: Tokens
     counted: dict[str, int]
-    """Steps, drafted and accepted tokens, and microseconds of the plugin."""
+    """Steps, drafted and accepted tokens, microseconds of the plugin, and prompt tokens found in the prefix cache."""
 
     @classmethod
     def of(cls, run: Run, contender: str, answer: dict[str, Any]) -> "Outcome":
@@ -37,9 +37,9 @@ class Outcome(NamedTuple):
 
 
 def tables(outcomes: Sequence[Outcome]) -> str:
-    """Both groups of prompts. Ratios compare medians. Texts are compared with those of plain_sync, else of plain."""
+    """A table of each group of prompts. Ratios compare medians. Texts are compared with those of plain_sync, else of plain."""
     parts = []
-    for group in (NEW, REPEATED):
+    for group in (NEW, NEXT, REPEATED):
         keys = list(dict.fromkeys((one.size, one.contender) for one in outcomes if one.group == group))
         keys.sort(key=lambda key: key[0])
         rows = [_row(outcomes, group, *key) for key in keys]
@@ -69,9 +69,11 @@ def _row(outcomes: Sequence[Outcome], group: str, size: int, contender: str) -> 
 
 
 def _base(outcomes: Sequence[Outcome], own: Sequence[Outcome], base: str) -> list[Outcome]:
-    """Runs of `base` with the prompts of `own`: of the same group, or of new prompts if it ran them once."""
+    """Runs of `base` with the prompts of `own`: of the same group, or those of new prompts if it repeats none."""
     group, indices = own[0].group, {one.index for one in own}
-    found = _select(outcomes, group, own[0].size, base) or _select(outcomes, NEW, own[0].size, base)
+    found = _select(outcomes, group, own[0].size, base)
+    if group == REPEATED and not found:
+        found = _select(outcomes, NEW, own[0].size, base)
     return [one for one in found if one.index in indices]
 
 

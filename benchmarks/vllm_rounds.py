@@ -3,12 +3,13 @@
 import json
 import random
 from collections.abc import Sequence
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 Tokens = list[list[int]]
 
-NEW, REPEATED = "new prompts", "repeated prompts"
+NEW, NEXT, REPEATED = "new prompts", "next turns", "repeated prompts"
 WARM_UP = "warm-up"
 WITHOUT_LOOKUP = {"plain", "plain_sync", "draft_model", "paceline_plain", "paceline", "paceline_head"}
 """Contenders for which a repeated prompt is like a new one."""
@@ -26,6 +27,14 @@ class Run(NamedTuple):
     index: int
     """Runs of the same group and size before it."""
     prompts: Tokens
+    next_turn: "Run | None" = None
+    """The same conversations one turn later. A contender decodes it right after this run, while its prefix cache holds the
+    prompts."""
+
+    @property
+    def turns(self) -> list["Run"]:
+        """This run, and its next turn if it has one."""
+        return [self] if self.next_turn is None else [self, self.next_turn]
 
     def includes(self, contender: str) -> bool:
         """Repeated prompts are decoded by contenders that look drafts up, and by one to compare them with."""
@@ -35,12 +44,17 @@ class Run(NamedTuple):
         return f"{self.group} {self.index + 1}, {len(self.prompts)} sequences"
 
 
-def plan(sizes: Sequence[int], repeats: int, prompts: Tokens, warm_up: Tokens, has_lookups: bool = True) -> list[Run]:
+def plan(
+    sizes: Sequence[int], repeats: int, prompts: Tokens, warm_up: Tokens, has_lookups: bool = True, turn_tokens: int = 0
+) -> list[Run]:
     """A warm-up of every size, then runs of new prompts. With lookups, the same prompts follow once more, and a prompt is in
     one size and one `index` only: `suffix` drafts from all texts that a process has decoded. Without them prompts may serve
-    again in a later `index`, in other batches."""
+    again in a later `index`, in other batches.
+
+    With `turn_tokens`, every run has a next turn of that many tokens more, and prefix caching is on: a prompt is in one run
+    only, and none is repeated, because its second run would find it in the cache."""
     needed = sum(sizes)
-    measured = repeats * needed if has_lookups else max(sizes, default=0)
+    measured = repeats * needed if has_lookups or turn_tokens else max(sizes, default=0)
     for name, found, wanted in (("measured", len(prompts), measured), ("warm-up", len(warm_up), needed)):
         if found < wanted:
             raise NotEnoughPrompts(
@@ -51,9 +65,24 @@ def plan(sizes: Sequence[int], repeats: int, prompts: Tokens, warm_up: Tokens, h
     for index in range(repeats):
         some = [prompts[i % len(prompts)] for i in range(index * needed, (index + 1) * needed)]
         runs += _split(NEW, index, sizes, some)
-        if has_lookups:
+        if has_lookups and not turn_tokens:
             runs += _split(REPEATED, index, sizes, some)
-    return runs
+    return _with_next_turns(runs, turn_tokens) if turn_tokens else runs
+
+
+def _with_next_turns(runs: Sequence[Run], num_tokens: int) -> list[Run]:
+    """The runs with next turns: their prompts, each with the first `num_tokens` tokens of the prompts that follow it in the
+    plan. All contenders get the same tokens; the answers, which may differ, are not among them."""
+    prompts = [ids for run in runs for ids in run.prompts]
+    extended = []
+    for i, ids in enumerate(prompts):
+        others = prompts[i + 1 :] + prompts[: i + 1]
+        extended.append([*ids, *islice(chain.from_iterable(cycle(others)), num_tokens)])
+    found, result = iter(extended), []
+    for run in runs:
+        group = WARM_UP if run.group == WARM_UP else NEXT
+        result.append(run._replace(next_turn=Run(group, run.index, list(islice(found, len(run.prompts))))))
+    return result
 
 
 def _split(group: str, index: int, sizes: Sequence[int], prompts: Tokens) -> list[Run]:

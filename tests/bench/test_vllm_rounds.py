@@ -42,6 +42,30 @@ def test_without_lookups_prompts_serve_again_in_other_batches():
     assert measured == [i % 7 for i in range(15)]
 
 
+def test_a_next_turn_repeats_the_prompts_of_its_run_and_adds_tokens():
+    rounds = importlib.import_module("vllm_rounds")
+    runs = rounds.plan([1, 2], 2, prompts(100, 6), prompts(0, 3), turn_tokens=3)
+    assert [run.group for run in runs] == 2 * [rounds.WARM_UP] + 4 * [rounds.NEW]
+    for run in runs:
+        turn = run.next_turn
+        assert run.turns == [run, turn]
+        assert turn.turns == [turn]
+        assert (turn.group, turn.index) == (rounds.NEXT if run.group == rounds.NEW else rounds.WARM_UP, run.index)
+        assert [ids[:1] for ids in turn.prompts] == run.prompts
+        assert all(len(ids) == 4 for ids in turn.prompts)
+    assert runs[2].next_turn.prompts == [[100, 101, 102, 103]]
+    assert runs[-1].next_turn.prompts == [[104, 105, 0, 1], [105, 0, 1, 2]]
+
+
+def test_with_next_turns_a_prompt_is_in_one_run_only():
+    rounds = importlib.import_module("vllm_rounds")
+    with pytest.raises(rounds.NotEnoughPrompts, match="6 measured prompts"):
+        rounds.plan([1, 2], 2, prompts(100, 5), prompts(0, 3), has_lookups=False, turn_tokens=3)
+    runs = rounds.plan([1, 2], 2, prompts(100, 6), prompts(0, 3), has_lookups=False, turn_tokens=3)
+    seen = [tuple(ids) for run in runs for ids in run.prompts]
+    assert len(set(seen)) == len(seen) == 9
+
+
 def test_contenders_without_lookups_are_compared_by_their_run_of_the_new_prompts():
     rounds, report = importlib.import_module("vllm_rounds"), importlib.import_module("vllm_report")
 
@@ -57,3 +81,22 @@ def test_contenders_without_lookups_are_compared_by_their_run_of_the_new_prompts
         ]
     )
     assert "| 2 | combined | 8 | 8 to 8 | 2.00 | 4.00 | 0 of 2 |  |" in table
+
+
+def test_next_turns_have_a_table_and_are_compared_with_each_other():
+    rounds, report = importlib.import_module("vllm_rounds"), importlib.import_module("vllm_report")
+
+    def outcome(group, contender, seconds, cached):
+        return report.Outcome(group, 0, 2, contender, seconds, [[1, 2], [3, 4]], {"cached": cached})
+
+    outcomes = [
+        outcome(rounds.NEW, "plain", 4.0, 0),
+        outcome(rounds.NEXT, "plain", 1.0, 32),
+        outcome(rounds.NEW, "paceline", 4.0, 0),
+        outcome(rounds.NEXT, "paceline", 0.5, 48),
+    ]
+    new, following = report.tables(outcomes).split("Next turns:")
+    assert "| 2 | paceline | 1 | 1 to 1 | 1.00 |  | 0 of 2 | 0 cached |" in new
+    assert "| 2 | paceline | 8 | 8 to 8 | 2.00 |  | 0 of 2 | 48 cached |" in following
+    # Other prompts are no base
+    assert "| 2 | paceline | 8 | 8 to 8 |  |  |  | 48 cached |" in report.tables([outcomes[0], *outcomes[2:]])
