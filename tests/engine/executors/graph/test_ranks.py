@@ -40,7 +40,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def split(target: str) -> Iterator[tuple[DecoderModel, Ranks]]:
-    """Rank 0's share of the model, and the other rank."""
+    """Rank 0's share of the model, and the other rank. Tests leave their runners open: the first would stop the other rank."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "library", lambda: None)
         patch.setattr(ranks_module, "RANK_PROCESS", "tests.engine.executors.graph.interpreted_rank")
@@ -134,7 +134,6 @@ def test_a_runner_settles_after_a_path_has_moved(
     for keys, values in mapped:
         assert torch.equal(keys[2, 2], keys[2, 3])
         assert torch.equal(values[2, 2], values[2, 3])
-    runner.close()
 
 
 def test_caches_and_early_exits_are_apart(split: tuple[DecoderModel, Ranks], model: DecoderModel) -> None:
