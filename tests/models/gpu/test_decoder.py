@@ -117,6 +117,25 @@ def test_long_prompts_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch
     assert len(attended) == 2
 
 
+@pytest.mark.parametrize("num_logits", [0, 1, 3, 20])
+def test_the_last_layer_computes_only_rows_with_logits(num_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it has stored the keys and values of all rows."""
+    monkeypatch.setattr(gpu_decoder, "MAX_ROWS", 0)
+    rows_fed = list[int]()
+    feed = gpu_decoder._feed_forward
+
+    def recorded(layer: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
+        rows_fed.append(len(x))
+        return feed(layer, x, **options)
+
+    monkeypatch.setattr(gpu_decoder, "_feed_forward", recorded)
+    check(SHAPE, [Span([7, 2], 0, tokens(20), num_logits)])
+    assert rows_fed == [20] * (SHAPE.num_layers - 1) + [num_logits] * (num_logits > 0)
+    rows_fed.clear()
+    check(SHAPE, [Span([7, 2], 0, tokens(20), num_logits)], last_hidden=True)
+    assert rows_fed == [20] * SHAPE.num_layers
+
+
 @pytest.mark.parametrize("count", [5, MAX_ROWS + 1])
 def test_hidden_states_on_request(count: int) -> None:
     span = Span([3, 9, 0, 11, 5], 0, tokens(count), 1)

@@ -144,8 +144,10 @@ def _few_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
 
 
 def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
-    eps, inner = model.config.rms_eps, {}
+    eps, inner, num_layers = model.config.rms_eps, {}, model.config.num_layers
     where = inputs.layout.starts, inputs.layout.context_lens, inputs.layout.block_tables
+    logit_rows, partial_layer = inputs.logit_rows, _partial_layer(model, inputs)
+    has_logits = logit_rows is not None and len(logit_rows) > 0
     hidden = model.embed(inputs.tokens)
     normed = rms_norm(hidden, model.layers[0].input_norm, eps)
     for i, (layer, next_norm, (keys, values)) in _layers(model, inputs.cache):
@@ -154,20 +156,37 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
         qkv = _product(normed, layer.qkv, layer.qkv_bias)
         rotary = model.rotary[model.config.rotary_number(i)]
         q = rotate_and_store(qkv, inputs.positions, *rotary, keys, values, *where, norms=_head_norms(layer))
-        attended = _product(_attend(model, i, q, keys, values, inputs), layer.output, layer.output_bias)
-        attended = _norm_output(layer.sum_over_ranks(attended), layer.attention_norm, eps)
-        normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
-        fed = _norm_output(layer.sum_over_ranks(_feed_forward(layer, normed)), layer.feed_forward_norm, eps)
-        normed, hidden = add_rms_norm(fed, hidden, next_norm, eps)
+        is_partial = i == partial_layer
+        if has_logits or not is_partial:
+            attended = _attend(model, i, q, keys, values, inputs)
+            if is_partial:
+                attended, hidden = attended[logit_rows], hidden[logit_rows]
+            attended = _product(attended, layer.output, layer.output_bias, by_vendor=is_partial)
+            attended = _norm_output(layer.sum_over_ranks(attended), layer.attention_norm, eps)
+            normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
+            fed = layer.sum_over_ranks(_feed_forward(layer, normed, by_vendor=is_partial))
+            fed = _norm_output(fed, layer.feed_forward_norm, eps)
+            normed, hidden = add_rms_norm(fed, hidden, next_norm, eps)
         if inputs.after_layer is not None:
             inputs.after_layer(i)
-    if model.config.num_layers in inputs.state_layers:
-        inner[model.config.num_layers] = hidden
-    logits, logit_rows = None, inputs.logit_rows
-    if logit_rows is not None and len(logit_rows):
-        rows = normed if len(logit_rows) == len(inputs.tokens) else normed[logit_rows]
-        logits = head_logits(model, rows, inputs.logits_out)
+    if num_layers in inputs.state_layers:
+        inner[num_layers] = hidden
+    logits = None
+    if logit_rows is not None and has_logits:
+        has_only_them = partial_layer is not None or len(logit_rows) == len(inputs.tokens)
+        logits = head_logits(model, normed if has_only_them else normed[logit_rows], inputs.logits_out)
     return ForwardOutput(logits, normed if inputs.last_hidden else None, inner)
+
+
+def _partial_layer(model: DecoderWeights, inputs: _PassInputs) -> int | None:
+    """The last layer, if it computes only the rows that have logits, after it has stored the keys and values of all rows; else
+    None. The vendor's products compute these rows, whatever their number, so that no further kernel is needed."""
+    last = model.config.num_layers - 1
+    layer = model.layers[last]
+    if inputs.last_hidden or last + 1 in inputs.state_layers or layer.reduce is not None or layer.experts is not None:
+        return None
+    is_dense = all(isinstance(weight, DenseWeight) for weight in (layer.output, layer.gate_up, layer.down))
+    return last if is_dense and model.device.type != "meta" else None
 
 
 def _head_norms(layer: Layer) -> HeadNorms | None:
@@ -176,13 +195,13 @@ def _head_norms(layer: Layer) -> HeadNorms | None:
     return HeadNorms(layer.q_norm, layer.k_norm, layer.config.rms_eps)
 
 
-def _feed_forward(layer: Layer, x: Tensor) -> Tensor:
+def _feed_forward(layer: Layer, x: Tensor, by_vendor: bool = False) -> Tensor:
     """[T, D] -> [T, D]"""
     if layer.experts is not None:
         return feed_experts(x, layer.experts)
-    gate_up = _product(x, layer.gate_up)
+    gate_up = _product(x, layer.gate_up, by_vendor=by_vendor)
     kind = layer.config.activation
-    return _product(silu_mul(gate_up) if kind == "silu" else gated(gate_up, kind), layer.down)
+    return _product(silu_mul(gate_up) if kind == "silu" else gated(gate_up, kind), layer.down, by_vendor=by_vendor)
 
 
 def _norm_output(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -233,9 +252,9 @@ def head_logits(model: DecoderWeights, rows: Tensor, out: Tensor | None = None) 
     return model.expand_logits(linear(rows, head, out_dtype=torch.float32, out=out))
 
 
-def _product(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
+def _product(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, by_vendor: bool = False) -> Tensor:
     """x [T, K] -> [T, N], for any number of rows. The bits of few rows do not depend on their number, which the vendor's
-    library does not promise."""
-    if isinstance(weight, DenseWeight) and len(x) > MAX_ROWS:
+    library does not promise; `by_vendor`: it computes few rows of dense weights too."""
+    if isinstance(weight, DenseWeight) and (by_vendor or len(x) > MAX_ROWS):
         return dense_linear(x, weight.values, bias)
     return linear(x, weight, bias)

@@ -11,7 +11,6 @@ from paceline.kernels.gpu.attention.plan import FEW_ROWS, search_width
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.slot_rows import place_slots
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
-from paceline.models.gpu.decoder import head_logits
 from paceline.models.gpu.forward_pass import PassKind
 from paceline.models.gpu.ragged import (
     RaggedGraph,
@@ -81,9 +80,7 @@ class MixedPasses:
             torch.index_select(tables, 0, decoded, out=device.tables[:num_decoding])
             most = self._runner.model.config.max_position
             place_slots(state, drafts, decoded, device.tokens, device.positions, device.contexts, most)
-        states = ragged.forward(long_prompts(prompts, num_decoding, num_decoding * rows_each)).last_hidden
-        assert states is not None
-        logits = head_logits(self._runner.model, states[rows]) if len(rows) else None
+        logits = ragged.logits(rows, long_prompts(prompts, num_decoding, num_decoding * rows_each))
         return MixedOutput(logits, rows, slots, decoded, device.tokens, device.positions)
 
     @torch.inference_mode()
@@ -91,7 +88,7 @@ class MixedPasses:
         """Compute prompts alone, without logits."""
         ragged = self._pass(len(prompts), sum(len(span.tokens) for span in prompts), 1)
         self._write(ragged, 0, 1, prompts)
-        ragged.forward(long_prompts(prompts))
+        ragged.logits(self._index[:0], long_prompts(prompts))
 
     @torch.inference_mode()
     def load_kernels(self, rows: int, with_drafts: bool) -> None:

@@ -199,18 +199,25 @@ class RaggedPass:
         self._plan = context.plan(self._pass_size)
         self._attention_out = context.workspace.attention_output(size.rows)
 
-    def forward(self, prompts: tuple[LongPrompt, ...] = ()) -> ForwardOutput:
-        """Hidden states of all rows, and inner states of the kind's layers. There are no logits. `prompts`: see
-        `AttentionLayout.long_prompts`."""
+    def forward(self) -> ForwardOutput:
+        """Hidden states of all rows, and inner states of the kind's layers. There are no logits."""
+        return self._forward(self._layout, None, last_hidden=True)
+
+    def logits(self, rows: Tensor, prompts: tuple[LongPrompt, ...] = ()) -> Tensor | None:
+        """[R, V] of `rows` [R]; None if R is 0. `prompts`: see `AttentionLayout.long_prompts`."""
+        layout = replace(self._layout, long_prompts=prompts) if prompts else self._layout
+        return self._forward(layout, rows, last_hidden=False).logits
+
+    def _forward(self, layout: AttentionLayout, logit_rows: Tensor | None, last_hidden: bool) -> ForwardOutput:
         return self._context.forward(
             self._pass_size,
             self._plan,
             self.on_device.tokens,
             self.on_device.positions,
-            replace(self._layout, long_prompts=prompts) if prompts else self._layout,
-            None,
+            layout,
+            logit_rows,
             self._kind.state_layers,
-            last_hidden=True,
+            last_hidden,
             attention_out=self._attention_out,
         )
 
@@ -245,10 +252,16 @@ class RaggedGraph(RaggedPass):
         self._graph = Graph(copied, context.device, context.workspace.graph_pool, is_warm)
         self._logit_rows = torch.empty(0, dtype=torch.int64)
 
-    def forward(self, prompts: tuple[LongPrompt, ...] = ()) -> ForwardOutput:
-        """As `RaggedPass.forward`; the states are valid until the next pass. Captured passes have no long prompts."""
-        assert not prompts
+    def forward(self) -> ForwardOutput:
+        """As `RaggedPass.forward`; the states are valid until the next pass."""
         return self._graph.replay()
+
+    def logits(self, rows: Tensor, prompts: tuple[LongPrompt, ...] = ()) -> Tensor | None:
+        """As `RaggedPass.logits`. Captured passes have no long prompts."""
+        assert not prompts
+        states = self.forward().last_hidden
+        assert states is not None
+        return head_logits(self._context.model, states[rows]) if len(rows) else None
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:
         """As `ModelRunner.forward`."""
@@ -267,8 +280,7 @@ class RaggedGraph(RaggedPass):
 
     def replay(self) -> ForwardOutput:
         """Run the pass again with the same inputs. Hidden states of all rows, valid until the next run."""
-        output = self.forward()
+        output, rows = self.forward(), self._logit_rows
         assert output.last_hidden is not None
-        rows = self._logit_rows
         logits = head_logits(self._context.model, output.last_hidden[rows]) if len(rows) else None
         return ForwardOutput(logits, output.last_hidden, output.inner)
