@@ -20,11 +20,10 @@ as long as with two."""
 _FILLED_WAVES = 3
 """Programs per multiprocessor that leave nothing to gain from splits of few rows."""
 
-_NARROW = 64
-"""Width of heads up to which `_FEW_GROUPS` sequences times key-value heads read 128 keys at once: on an H200 a step of a draft
-model with 3 heads of 64 takes 5 to 7% less time for 1 and 8 sequences, and 8% more for 32."""
-
-_FEW_GROUPS = 32
+_FEW_GROUPS = {64: 32, 128: 8}
+"""Sequences times key-value heads up to which programs of few rows read 128 keys at once, by the width of heads. On an H200 a
+step of a draft model with 3 heads of 64 takes 5 to 7% less time for 1 and 8 sequences, and 8% more for 32. Attention of one
+sequence with 8 heads of 128 takes 9 to 22% less for 8K and 32K tokens."""
 
 FEW_ROWS = 16
 """Rows of a sequence up to which contexts are split as for one row, so that sums run in the same order."""
@@ -123,10 +122,9 @@ def attention_plan(
         # One kernel per power of two; per power of four if there are many rows
         exponent = most.bit_length() - 1
         num_splits = 1 << (exponent if is_few else exponent // 2 * 2)
-    # Larger chunks of keys are faster for several rows, and for few programs with narrow heads. Passes of few rows keep the
-    # bits of plain decoding
-    is_narrow = head_dim <= _NARROW and num_sequences * num_kv_heads <= _FEW_GROUPS
-    tile_keys = 128 if is_few and (is_narrow or (tile > 16 and num_rows > FEW_ROWS)) else 64
+    # More keys at once are faster for several rows, and for few programs. Passes of few rows keep the bits of plain decoding
+    has_few_groups = num_sequences * num_kv_heads <= _FEW_GROUPS.get(max(64, power_of_two(head_dim)), 0)
+    tile_keys = 128 if is_few and (has_few_groups or (tile > 16 and num_rows > FEW_ROWS)) else 64
     groups = num_tiles * num_kv_heads if num_splits > 1 else 0
     partial, sums, counters = (scratch or AttentionScratch(device)).take(groups, num_splits, tile, head_dim)
     return AttentionPlan(
