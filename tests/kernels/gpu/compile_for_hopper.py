@@ -8,6 +8,7 @@ from paceline.kernels.activation import Activation
 from paceline.kernels.experts import Experts, Routing
 from paceline.kernels.formats.four_bit import FourBitWeight, Kind
 from paceline.kernels.gpu.attention.paged import paged_attention
+from paceline.kernels.gpu.attention.pieces import add_piece
 from paceline.kernels.gpu.attention.plan import attention_plan
 from paceline.kernels.gpu.attention.prompts import prompt_attention
 from paceline.kernels.gpu.cache.rows import copy_rows
@@ -88,7 +89,9 @@ if __name__ == "__main__":
     compile_many_rows(torch.int8, Tile(256, 64, 8, 4, splits=2, rows=128))
     gated(zeros(2, 256), "gelu_tanh")
     copy_rows([0], [0], [0], [0], (4096, 8192), 4096, torch.device("cpu"))
-    prompt_attention(zeros(256, 4, 128), zeros(300, 1, 128), zeros(300, 1, 128), 0, 256, 0.1, zeros(256, 512))
+    for sums in (None, torch.zeros(4, 256)):
+        prompt_attention(zeros(256, 4, 128), zeros(300, 1, 128), zeros(300, 1, 128), 0, 256, 0.1, zeros(256, 512), sums)
+    add_piece(zeros(256, 512), torch.zeros(4, 256), zeros(256, 4, 128), torch.zeros(4, 256), 0, 256)
     for dtype in (torch.bfloat16, torch.int64):
         add_ranks(torch.zeros(300, dtype=dtype), torch.zeros(2).long(), torch.zeros(MAX_PROGRAMS).int(), 1)
     print(" ".join(sorted(COMPILED)))

@@ -17,6 +17,7 @@ def test_the_kernels_of_a_pass_compile_without_a_gpu(tmp_path: Path) -> None:
     assert run.stdout.split() == sorted(
         [
             *in_layers,
+            "_add_piece",
             "_add_ranks",
             "_combine",
             "_copy_rows",

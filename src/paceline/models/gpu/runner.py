@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.kernels.cpu.decoder_pass import Sampler
+from paceline.kernels.gpu.attention.pieces import LEAST_ROWS, PIECE
 from paceline.kernels.gpu.attention.plan import power_of_two
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
@@ -236,6 +237,10 @@ class GpuRunner(ModelRunner):
             # A batch of two may hold a tree and a prompt, whose rows then have masks too
             if has_trees and rows > 1 and (rows <= MAX_TREE_ROWS or count == 2):
                 super().forward([replace(self._padding(rows), ancestors=[-1] * rows)] * count)
+        # A chunk after a whole piece of keys and some more
+        chunk, context = min(PIECE, limits.max_rows, longest), PIECE + BLOCK_SIZE
+        if chunk >= LEAST_ROWS and context + chunk <= longest:
+            super().forward([replace(self._padding(context + chunk), context_len=context, tokens=[0] * chunk)])
         # The head computes as many rows as there are drafts, after passes of few rows and of many
         most = min(limits.max_rows, longest)
         for num_logits in around_16s(min(most, MAX_GRAPH_ROWS)):

@@ -1,7 +1,8 @@
 """Causal attention of one long prompt, or of a long chunk of it, over keys and values in one contiguous piece.
 
 The kernel of paged attention (`kernels.py`) looks up the cache block of every key. For thousands of rows it is faster to
-gather the keys and values of the sequence once per layer: then the tensor memory accelerator loads whole tiles of them.
+gather the keys and values of the sequence once per layer: then the tensor memory accelerator loads whole tiles of them. A
+chunk of almost `PIECE` rows attends to whole pieces of keys by cuDNN; the kernel here computes the rest.
 """
 
 import torch
@@ -10,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from paceline.kernels.gpu.attention.pieces import PIECE, add_piece, attend_piece, uses_pieces
 from paceline.kernels.gpu_model import capability
 from paceline.kernels.layout import BLOCK_SIZE, LongPrompt
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 _ROWS = 128
 """Rows of one head that a program computes."""
 _KEYS = 128
@@ -36,10 +38,34 @@ def attend_long_prompt(
     out: Tensor,  # [T, H * hd]
 ) -> None:
     """Write the rows of `prompt` in `out`. Its keys and values are in the cache."""
-    length = prompt.context_len + prompt.num_rows
-    blocks = block_tables[prompt.sequence, : -(-length // BLOCK_SIZE)]
-    keys, values = (cache.index_select(0, blocks).flatten(0, 1)[:length] for cache in (key_cache, value_cache))
-    prompt_attention(q, keys, values, prompt.first_row, prompt.num_rows, scale, out)
+    first, num_rows, context = prompt.first_row, prompt.num_rows, prompt.context_len
+    blocks = block_tables[prompt.sequence, : -(-(context + num_rows) // BLOCK_SIZE)]
+    if not uses_pieces(num_rows, context, q.device):
+        keys, values = (_gathered(cache, blocks, context + num_rows) for cache in (key_cache, value_cache))
+        prompt_attention(q, keys, values, first, num_rows, scale, out)
+        return
+    whole = context // PIECE * PIECE  # keys in whole pieces before the first row
+    keys, values = (_gathered(cache, blocks, context + num_rows, context + PIECE) for cache in (key_cache, value_cache))
+    rows = q.new_zeros(PIECE, *q.shape[1:])
+    rows[:num_rows] = q[first : first + num_rows]
+    if whole == context:
+        part, sums = attend_piece(rows, keys[whole:], values[whole:], scale, is_causal=True)
+        out[first : first + num_rows].view(num_rows, *q.shape[1:]).copy_(part[:num_rows])
+    else:
+        sums, end = q.new_empty(q.shape[1], PIECE, dtype=torch.float32), context + num_rows
+        prompt_attention(q, keys[whole:end], values[whole:end], first, num_rows, scale, out, sums)
+    for begin in range(0, whole, PIECE):
+        piece = slice(begin, begin + PIECE)
+        part, part_sums = attend_piece(rows, keys[piece], values[piece], scale, is_causal=False)
+        add_piece(out, sums, part, part_sums, first, num_rows)
+
+
+def _gathered(cache: Tensor, blocks: Tensor, length: int, size: int = 0) -> Tensor:
+    """[length, KV, hd]: the first slots of these blocks. Zeros follow up to `size`: slots after the end may hold NaN."""
+    slots = torch.empty(max(size, len(blocks) * BLOCK_SIZE), *cache.shape[2:], dtype=cache.dtype, device=cache.device)
+    torch.index_select(cache, 0, blocks, out=slots[: len(blocks) * BLOCK_SIZE].view(-1, *cache.shape[1:]))
+    slots[length:] = 0
+    return slots[: max(size, length)]
 
 
 def prompt_attention(
@@ -50,9 +76,10 @@ def prompt_attention(
     num_rows: int,
     scale: float,
     out: Tensor,  # [T, H * hd]
+    sums: Tensor | None = None,  # [H, num_rows or more] float32
 ) -> None:
     """Write the rows `first_row` to `first_row + num_rows` of `out`. They are the last of `L` tokens, and each attends to all
-    tokens up to itself."""
+    tokens up to itself. `sums`: receives the natural logarithms of the sums of every row."""
     heads, width = q.shape[1], q.shape[2]
     length, kv_heads = keys.shape[0], keys.shape[1]
     assert keys.is_contiguous()
@@ -66,15 +93,18 @@ def prompt_attention(
         TensorDescriptor(keys, shape, strides, box),
         TensorDescriptor(values, shape, strides, box),
         out,
+        sums,
         first_row,
         num_rows,
         length - num_rows,
         out.stride(0),
-        scale * _LOG2_E,
+        0 if sums is None else sums.stride(0),
+        scale * LOG2_E.value,
         GROUP=heads // kv_heads,
         WIDTH=width,
         ROWS=_ROWS,
         KEYS=_KEYS,
+        SUMS=sums is not None,
         num_warps=8,
         num_stages=3,
     )
@@ -86,15 +116,18 @@ def _prompt_attention(
     keys,
     values,
     out,
+    sums,
     first_row,
     num_rows,
     context,  # tokens before the first row
     out_stride,
+    sums_stride,
     scale,  # log2(e) included
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    SUMS: tl.constexpr,
 ):
     row_0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS  # tiles with the most keys start first
     head = tl.program_id(1)
@@ -114,6 +147,8 @@ def _prompt_attention(
     row = row_0 + tl.arange(0, ROWS)
     at = (first_row + row).to(tl.int64)[:, None] * out_stride + head * WIDTH + tl.arange(0, WIDTH)[None, :]
     tl.store(out + at, (total / norm[:, None]).to(out.dtype.element_ty), mask=(row < num_rows)[:, None])
+    if SUMS:
+        tl.store(sums + head * sums_stride + row, (top + tl.log2(norm)) / LOG2_E, mask=row < num_rows)
 
 
 @triton.jit
