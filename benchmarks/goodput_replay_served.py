@@ -11,6 +11,7 @@ policy observes a step after it has decided the next one, as in the engine. The 
 
 import argparse
 import random
+from collections.abc import Sequence
 from statistics import mean, median
 
 from goodput_replay_texts import (
@@ -34,7 +35,7 @@ from goodput_replay_texts import (
 )
 
 from paceline.engine.executors.graph.drafters.chain_drafter import MAX_FOLLOWED_ROUNDS
-from paceline.engine.executors.graph.mixed import prompt_budget
+from paceline.engine.executors.graph.mixed import ROWS_WITHOUT_DRAFTS, prompt_budget
 from paceline.models.gpu.runner import bucket
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.goodput import GoodputDepth
@@ -54,11 +55,18 @@ class Served:
         self._next_id, self._is_baseline = 0, False
 
     def run(self, streams: int, requests: int, is_on: bool, seed: int) -> Run:
-        self.dice = random.Random(seed)
         self._numbers = iter(range(requests))
+        return self._run([0.0] * streams, is_on, seed)
+
+    def run_open(self, arrivals: Sequence[float], is_on: bool, seed: int) -> Run:
+        self._numbers = iter(range(len(arrivals)))
+        return self._run(arrivals, is_on, seed)
+
+    def _run(self, arrivals: Sequence[float], is_on: bool, seed: int) -> Run:
+        self.dice = random.Random(seed)
         run, waiting, running = Run(), [], []
-        for _ in range(streams):
-            self._arrive(waiting, run.now, seed)
+        for when in arrivals:
+            self._arrive(waiting, when, seed)
         self._num_plain, self._observed = MAX_FOLLOWED_ROUNDS + 1, None
         while waiting or running:
             if not running and all(text.arrives > run.now for text in waiting):
@@ -81,15 +89,20 @@ class Served:
             waiting.append(Text(self._next_id, dice.choice(PROMPTS), alpha, when))
 
     def _step(self, run: Run, waiting: list[Text], running: list[Text], is_on: bool) -> None:
-        wanted = self._decide(running) if is_on and running else [0] * len(running)
+        here = [text for text in waiting if text.arrives <= run.now]
+        num_waiting = sum(text.prompt - text.computed for text in here)
+        may_draft = is_on and num_waiting < ROWS_WITHOUT_DRAFTS
+        wanted = self._decide(running) if may_draft and running else [0] * len(running)
         is_probe = 0 < sum(map(bool, wanted)) <= min(PROBED, len(running) // 2)
-        run.num_baselines += is_on and self._is_baseline
+        run.num_baselines += may_draft and self._is_baseline
         depths, read = self._catch_up(running, wanted)
         observed, self._observed = self._observed, None
         if observed is not None:
             self.policy.observe(observed)
         deepest, slots = max(depths, default=0), bucket(len(running)) if running else 0
-        joined, prompt_rows = self._compute_prompts(run, waiting, len(running))
+        joined, prompt_rows = self._compute_prompts(here, num_waiting, len(running))
+        for text in joined:
+            waiting.remove(text)
         if joined and 2 * sum(map(bool, depths)) >= len(running) > 0 and deepest:
             read += sum(text.prompt for text in joined)
             for text in joined:
@@ -163,17 +176,16 @@ class Served:
         self._num_plain = -1 if not any(depths) else 0
         return depths, read
 
-    def _compute_prompts(self, run: Run, waiting: list[Text], num_running: int) -> tuple[list[Text], int]:
-        """Prompts that the step completes, and its prompt rows."""
-        here = [text for text in waiting if text.arrives <= run.now]
-        budget = prompt_budget(num_running, sum(text.prompt - text.computed for text in here)) if here else 0
-        joined, rows = [], 0
+    @staticmethod
+    def _compute_prompts(here: Sequence[Text], num_waiting: int, num_running: int) -> tuple[list[Text], int]:
+        """Prompts that the step completes, and its prompt rows, of the `num_waiting` tokens of those that are here."""
+        budget = prompt_budget(num_running, num_waiting) if here else 0
+        joined, rows = list[Text](), 0
         for text in here:
             share = min(text.prompt - text.computed, budget - rows)
             text.computed, rows = text.computed + share, rows + share
             if text.computed == text.prompt:
                 joined.append(text)
-                waiting.remove(text)
             if rows >= budget:
                 break
         return joined, rows

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from trace_arrivals import arrival_times
 
 from paceline.planning.simulation.result import quantile
-from paceline.planning.traces.trace_file import load_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,6 @@ class Client:
             await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
             tasks.append(asyncio.create_task(self.send(number)))
         await asyncio.gather(*tasks)
-
-
-def arrival_times(path: Path, count: int, rate: float) -> list[float]:
-    """The first `count` arrivals of a trace, scaled to a mean of `rate` per second."""
-    seconds = [request.arrival for request in load_trace(path).requests[:count]]
-    scale = (len(seconds) - 1) / rate / (seconds[-1] - seconds[0])
-    return [scale * (second - seconds[0]) for second in seconds]
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,7 @@ def test_full_is_a_pass_that_prompts_leave_no_row_for_drafts() -> None:
     assert rows_of(step(part)) == {0: 1, 1: 40 - 2 * 19}
     part.add(sequence(2, 40))
     part.max_num_seqs = 2  # a sequence that cannot be admitted takes no rows
-    assert part.prompt_rows == 0
+    assert part.prompt_rows() == 0
     assert not part.is_full
 
 

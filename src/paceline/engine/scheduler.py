@@ -81,16 +81,16 @@ class Scheduler:
                 return spare >= 0 or spare + self._num_idle >= 0
         return False
 
-    @property
-    def prompt_rows(self) -> int:
-        """Prompt tokens that the next step would compute if its budget were large enough."""
+    def prompt_rows(self, excluded: Collection[int] = ()) -> int:
+        """Prompt tokens that the next step would compute if its budget were large enough, without these sequences."""
         newcomers = self.waiting[: self.max_num_seqs - len(self.running)] if self.may_admit else ()
-        return sum([count for s in (*self.running, *newcomers) if (count := s.num_uncomputed) > 1])
+        prompts = [s for s in (*self.running, *newcomers) if s.id not in excluded]
+        return sum([count for s in prompts if (count := s.num_uncomputed) > 1])
 
     @property
     def is_full(self) -> bool:
         """Whether prompts take all tokens of the next step, so that none is left for drafts."""
-        return len(self.running) + self.prompt_rows >= self.max_batched_tokens
+        return len(self.running) + self.prompt_rows() >= self.max_batched_tokens
 
     @property
     def _num_idle(self) -> int:

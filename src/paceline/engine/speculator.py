@@ -131,7 +131,7 @@ class Speculator:
         if has_room or not all(sequence.method in self.graph_methods for sequence in ready):
             self.decide(ready)
         else:
-            self._depths.skip(ready)
+            self.skip(ready)
         for method, batch in self._progress_by_method(running, ready, verdicts or {}, hidden or {}).items():
             started = self._clock.now()
             self._guard.observe(method, batch)
@@ -141,6 +141,13 @@ class Speculator:
         """Set the depth of sequences that are about to decode."""
         if self.enabled:
             self._depths.decide(ready, self.depth)
+        else:
+            set_plain(ready)
+
+    def skip(self, ready: Seq[Sequence]) -> None:
+        """These sequences decode plainly in the next step, which has no room for drafts."""
+        if self.enabled:
+            self._depths.skip(ready)
         else:
             set_plain(ready)
 

@@ -212,7 +212,7 @@ def test_a_prompt_without_room_does_not_count_as_prompt_rows():
     engine.step()
     assert engine.scheduler.waiting
     assert not engine.scheduler.may_admit
-    assert engine.scheduler.prompt_rows == 0
+    assert engine.scheduler.prompt_rows() == 0
 
 
 class OneOfAll(FixedDepth):

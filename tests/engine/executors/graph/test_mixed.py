@@ -8,7 +8,7 @@ import pytest
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
-from paceline.engine.executors.graph import mixed
+from paceline.engine.executors.graph import graph_scheduler, mixed
 from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
 from paceline.engine.executors.reason import GRAPH, HostReason
 from paceline.kernels.layout import BLOCK_SIZE
@@ -179,6 +179,27 @@ def test_a_batch_starts_to_draft_without_the_host(max_gap):
     engine = graph_engine(draft_model(model, runner=GpuRunner, max_gap=max_gap), PlainAtFirst(3, 8))
     asked = [replace_tokens(one, 24) for one in arriving(4, seed=2, temperature=0.0)]
     result = check(engine, asked, arrivals=1)
+    assert HostReason.DRAFT_BEHIND not in engine.executors.counts
+    assert result.accepted > 0.8 * result.drafted > 0
+
+
+@pytest.mark.parametrize("expected", [{19: 2}, {33: 0}, {19: 2, 18: 2}, {33: 0, 6: 2}], ids=str)
+def test_nothing_drafts_beside_many_prompt_rows(expected, monkeypatch):
+    """Rows in flight do not count. Sequences that join without drafts beside them get their draft prefill later."""
+    monkeypatch.setattr(graph_scheduler, "ROWS_WITHOUT_DRAFTS", 20)
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine, nodes = graph_engine(proposer, depth=2, max_batched_tokens=64, kv_tokens=512), dict[int, int]()
+    submit = engine.graph._submit_mixed
+
+    def recorded(schedule, drafts):
+        nodes[schedule.num_tokens] = schedule.shape.nodes
+        submit(schedule, drafts)
+
+    monkeypatch.setattr(engine.graph, "_submit_mixed", recorded)
+    asked = [request("first", [1, 2, 3], temperature=0.0, max_tokens=60)]
+    asked += [request(f"r{n}", [(i + n) % 7 for i in range(n)], temperature=0.0, max_tokens=20) for n in expected]
+    result = check(engine, asked, arrivals=1)
+    assert nodes == expected
     assert HostReason.DRAFT_BEHIND not in engine.executors.counts
     assert result.accepted > 0.8 * result.drafted > 0
 

@@ -51,7 +51,7 @@ class GraphEligibility:
 
     def can_continue(self, running: Seq[Sequence]) -> bool:
         """Whether the graph executor takes over again after one step of the host that completes all prompts."""
-        if not 0 < self._scheduler.prompt_rows <= self._scheduler.max_batched_tokens - len(running):
+        if not 0 < self._scheduler.prompt_rows() <= self._scheduler.max_batched_tokens - len(running):
             return False
         return self.reason(sequence for sequence in running if sequence.num_uncomputed == 1) is None
 
@@ -61,7 +61,7 @@ class GraphEligibility:
         if not scheduler.may_admit:
             return False
         wait = min(STEPS_BETWEEN_ADMISSIONS, len(scheduler.running) // SMALL_BATCH)
-        return self.num_steps >= wait or 2 * scheduler.prompt_rows >= scheduler.max_batched_tokens
+        return self.num_steps >= wait or 2 * scheduler.prompt_rows() >= scheduler.max_batched_tokens
 
     def forget(self) -> None:
         """Drop what is known of sequences."""

@@ -11,7 +11,7 @@ from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape
 from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.inflight import InflightStep
-from paceline.engine.executors.graph.mixed import InflightMixed, prompt_budget
+from paceline.engine.executors.graph.mixed import ROWS_WITHOUT_DRAFTS, InflightMixed, prompt_budget
 from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.reason import HostReason
 from paceline.engine.hooks.idle_captures import IdleCaptures
@@ -103,6 +103,11 @@ class GraphScheduler:
         return self._scheduler.may_admit or self._num_prompts > 0
 
     @property
+    def _prompt_rows(self) -> int:
+        """Prompt tokens that wait to be submitted."""
+        return self._scheduler.prompt_rows(self.inflight_prompts)
+
+    @property
     def _can_join_batch(self) -> bool:
         """Whether sequences can join without the host: what drafts can take them over, or nothing drafts."""
         drafter = self._batches.current.drafter
@@ -114,7 +119,7 @@ class GraphScheduler:
         """`decoding` with prompts beside it, or why the host has to take the step."""
         scheduler, num_decoding = self._scheduler, self._slots.num_used
         rows = num_decoding * (1 + decoding.shape.nodes)
-        budget = min(prompt_budget(num_decoding, scheduler.prompt_rows), scheduler.max_batched_tokens - rows)
+        budget = min(prompt_budget(num_decoding, self._prompt_rows), scheduler.max_batched_tokens - rows)
         prompts = scheduler.schedule_prompts(budget, self._can_join)
         if prompts:
             return replace(decoding, items=prompts)
@@ -130,7 +135,10 @@ class GraphScheduler:
     def _schedule_decoding(self, has_prompts: bool) -> GraphSchedule | HostReason:
         """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
         members = self._slots.members()
-        self._speculator.decide(members)
+        if has_prompts and self._prompt_rows >= ROWS_WITHOUT_DRAFTS:
+            self._speculator.skip(members)
+        else:
+            self._speculator.decide(members)
         if self._eligibility.draft_on_host(members):
             return HostReason.PROPOSER
         batch = self._batches.current
