@@ -16,7 +16,7 @@ from goodput_replay_served import Served
 from goodput_replay_texts import MS, Run
 from trace_arrivals import arrival_times
 
-from paceline.engine.executors.graph.mixed import ROWS_WITHOUT_DRAFTS
+from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
 
 HOST_MS = 10.0
 """Time of a request outside the engine's steps."""

@@ -35,13 +35,14 @@ from goodput_replay_texts import (
 )
 
 from paceline.engine.executors.graph.drafters.chain_drafter import MAX_FOLLOWED_ROUNDS
-from paceline.engine.executors.graph.mixed import ROWS_WITHOUT_DRAFTS, prompt_budget
+from paceline.engine.executors.graph.mixed import prompt_budget
 from paceline.models.gpu.runner import bucket
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
+from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
 
 
 class Served:

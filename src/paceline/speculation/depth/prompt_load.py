@@ -31,6 +31,9 @@ GENERATION_STEPS = 4096
 SHARED_ROWS = 1024
 """Prompt rows of a step that count for a whole generation. More of them take as long with drafts as without: the pass is
 limited by arithmetic in either case."""
+ROWS_WITHOUT_DRAFTS = 2048
+"""Prompt rows beside which the slots of a GPU draft nothing. The pass is limited by arithmetic: drafts gain no more than in a
+later step, and the prompts would wait for them and for the draft prefill of the sequences that join."""
 
 
 class PromptLoad:

@@ -12,13 +12,14 @@ from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.simulation import simulate
-from paceline.planning.simulation.workers.batches import num_accepted
+from paceline.planning.simulation.workers.batches import SteppedBatch, num_accepted
 from paceline.planning.simulation.workers.depths import BESIDE_DECODING, PolicyDepths, padded_slots
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.prompt_blocks import NO_PROMPT
 from paceline.planning.simulation.workers.rounds import Rounds
 from paceline.planning.simulation.workers.worker import DeviceDrafts
 from paceline.planning.traces.trace import Trace, TraceRequest
+from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
 
 PROFILE = load_profile("h200-8b")
 SPECULATION = Speculation((0.8,), rule="policy")
@@ -64,6 +65,19 @@ def test_no_prefill_where_it_is_done_or_a_draft_worker_has_it(has_draft: bool, o
 
 def test_the_policy_does_not_draft_where_the_prefill_is_never_recovered() -> None:
     assert not any(depths[0] for depths, _ in run_steps(PolicyDepths(slow_prefill(1e-2), 8), [job(0)]))
+
+
+def test_a_batch_that_drafts_decodes_plainly_beside_many_prompt_rows() -> None:
+    batch, drafted = SteppedBatch(Rounds(PROFILE, SPECULATION), random.Random(0), PolicyDepths(PROFILE, 8)), []
+    batch.add(job(0, tokens=2000), Rounds(PROFILE, SPECULATION).at_depth(1, 0, 0))
+    for number in range(60):
+        prompt_rows = ROWS_WITHOUT_DRAFTS if number == 50 else 0
+        step = batch.decide(1, prompt_rows)
+        batch.advance(1, step, prompt_rows)
+        drafted.append(step.depth > 0)
+    assert all(drafted[45:50])
+    assert not drafted[50]
+    assert drafted[51]
 
 
 def test_prompts_pay_for_the_draft_model_where_they_join_sequences_that_draft() -> None:

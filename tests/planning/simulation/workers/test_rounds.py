@@ -6,6 +6,7 @@ from paceline.cluster.cost.cost import Method, Target, prospects
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.workers.rounds import CONTEXT_STEP, MARGIN, PROMPT_STEP, Rounds
+from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
 
 PROFILE = load_profile("h200-8b")
 
@@ -31,12 +32,19 @@ def test_a_batch_waits_for_the_last_of_the_drafts_of_a_pool() -> None:
     assert several == pytest.approx(1e-4 + min(demand, late + (1.0 - ready**8) * demand))
 
 
+def test_the_slots_of_a_gpu_draft_nothing_beside_many_prompt_rows() -> None:
+    for network, depth in ((0.0, 0), (1e-4, 3)):
+        rounds = Rounds(PROFILE, Speculation((0.9,), max_depth=3, rule="fixed"), network)
+        assert rounds.best(8, 8 * 300.0, 8, ROWS_WITHOUT_DRAFTS - PROMPT_STEP).depth == 3
+        assert rounds.best(8, 8 * 300.0, 8, ROWS_WITHOUT_DRAFTS).depth == depth
+
+
 @pytest.mark.parametrize("network", [0.0, 1e-4])
 @pytest.mark.parametrize("alphas", [(0.8,), (0.9, 0.6, 0.3), (0.3,)])
 def test_the_depth_is_that_of_the_cost_model(alphas: tuple[float, ...], network: float) -> None:
     rounds, chosen = Rounds(PROFILE, Speculation(alphas, max_depth=6), network), set()
     for batch in (1, 7, 40, 200):
-        for context, prompt_rows in ((300, 0), (9000, 0), (9000, 2048)):
+        for context, prompt_rows in ((300, 0), (9000, 0), (9000, ROWS_WITHOUT_DRAFTS - PROMPT_STEP)):
             bucket = (context // CONTEXT_STEP + 0.5) * CONTEXT_STEP
             reading, prompts = (
                 PROFILE.context_seconds.value * bucket * batch,

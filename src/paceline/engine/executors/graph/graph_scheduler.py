@@ -11,7 +11,7 @@ from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape
 from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.inflight import InflightStep
-from paceline.engine.executors.graph.mixed import ROWS_WITHOUT_DRAFTS, InflightMixed, prompt_budget
+from paceline.engine.executors.graph.mixed import InflightMixed, prompt_budget
 from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.reason import HostReason
 from paceline.engine.hooks.idle_captures import IdleCaptures
@@ -22,6 +22,7 @@ from paceline.engine.validator import RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import bucket
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
+from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,6 @@ CHEAP_ROWS = 512
 """Rows up to which a pass hides most of the work of prompts behind reading the weights."""
 MIXED_PROMPT_ROWS = 8192
 """Most prompt rows of a mixed step: decoding sequences wait for them, 160 ms with an 8B model on an H200."""
-ROWS_WITHOUT_DRAFTS = 2048
-"""Prompt rows beside which nothing drafts. The pass is limited by arithmetic: drafts gain no more than in a later step, and the
-prompts would wait for them and for the draft prefill of the sequences that join."""
 
 
 def prompt_budget(num_decoding: int, num_waiting: int) -> int:

@@ -44,9 +44,9 @@ class PolicyDepths:
         self._prefill_tokens = 0
 
     def decide(self, jobs: Sequence[Job]) -> list[int]:
-        self._behind, self._prefill_tokens = {}, 0
+        plain = self.skip(jobs)
         if self._policy.skip_step(len(jobs)):
-            return [0] * len(jobs)
+            return plain
         depths = self._policy.decide([self._candidate(job) for job in jobs])
         if self._row_seconds:
             drafting = sum(depth > 0 for depth in depths)
@@ -59,6 +59,11 @@ class PolicyDepths:
             if self._is_padded and 2 * len(self._behind) > drafting:  # the others wait for them
                 depths = [0] * len(jobs)
         return depths
+
+    def skip(self, jobs: Sequence[Job]) -> list[int]:
+        """A step without a decision, in which nothing drafts."""
+        self._behind, self._prefill_tokens = {}, 0
+        return [0] * len(jobs)
 
     def round_of(self, depths: Sequence[int], rounds: Rounds, drafting: int, prompt_rows: int = 0) -> Round:
         """A round with these depths; `tokens` and `variance` are those of the deepest."""
