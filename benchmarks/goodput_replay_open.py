@@ -4,7 +4,7 @@ decoding.
     python benchmarks/goodput_replay_open.py --arrivals azure_llm_trace_code.csv
 
 TTFT has 10 ms for HTTP and the host. The ratios are medians over pairs of runs with the same texts. `--beside N` replays
-another limit of prompt rows beside which nothing drafts.
+another limit of prompt rows beside which no draft prefill runs and large batches draft nothing.
 """
 
 import argparse
@@ -16,7 +16,8 @@ from goodput_replay_served import Served
 from goodput_replay_texts import MS, Run
 from trace_arrivals import arrival_times
 
-from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
+from paceline.speculation.depth import prompt_load
+from paceline.speculation.depth.prompt_load import MANY_ROWS
 
 HOST_MS = 10.0
 """Time of a request outside the engine's steps."""
@@ -40,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arrivals", type=Path, required=True, help="trace")
     parser.add_argument("--loads", default="42:336,68:540,80:640", metavar="RATE:REQUESTS,…")
-    parser.add_argument("--beside", type=int, default=ROWS_WITHOUT_DRAFTS, metavar="ROWS")
+    parser.add_argument("--beside", type=int, default=MANY_ROWS, metavar="ROWS")
     parser.add_argument("--alpha", type=float, default=0.82, help="mean over sequences")
     parser.add_argument("--spread", type=float, default=0.09, help="deviation of alpha between sequences")
     parser.add_argument("--prefill", type=float, default=2.0, help="time of a draft prefill over its time alone")
@@ -49,7 +50,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=12)
     parser.set_defaults(delay=0.0)
     options = parser.parse_args()
-    goodput_replay_served.ROWS_WITHOUT_DRAFTS = options.beside
+    goodput_replay_served.MANY_ROWS = prompt_load.MANY_ROWS = options.beside
     print("| requests/s | TTFT p50 / p99 ms, plain | goodput | p50 / plain | p99 / plain | TPOT p50 / p99 ms, plain | goodput "
           "| within the objective, requests/s, plain | goodput |")  # fmt: skip
     print("|" + "---|" * 9)

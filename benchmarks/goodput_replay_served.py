@@ -42,7 +42,7 @@ from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
-from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
+from paceline.speculation.depth.prompt_load import MANY_ROWS, drafts_beside
 
 
 class Served:
@@ -92,11 +92,11 @@ class Served:
     def _step(self, run: Run, waiting: list[Text], running: list[Text], is_on: bool) -> None:
         here = [text for text in waiting if text.arrives <= run.now]
         num_waiting = sum(text.prompt - text.computed for text in here)
-        may_draft = is_on and num_waiting < ROWS_WITHOUT_DRAFTS
+        may_draft = is_on and drafts_beside(num_waiting, len(running))
         wanted = self._decide(running) if may_draft and running else [0] * len(running)
         is_probe = 0 < sum(map(bool, wanted)) <= min(PROBED, len(running) // 2)
         run.num_baselines += may_draft and self._is_baseline
-        depths, read = self._catch_up(running, wanted)
+        depths, read = self._catch_up(running, wanted, may_prefill=num_waiting < MANY_ROWS)
         observed, self._observed = self._observed, None
         if observed is not None:
             self.policy.observe(observed)
@@ -104,7 +104,7 @@ class Served:
         joined, prompt_rows = self._compute_prompts(here, num_waiting, len(running))
         for text in joined:
             waiting.remove(text)
-        if joined and 2 * sum(map(bool, depths)) >= len(running) > 0 and deepest:
+        if joined and num_waiting < MANY_ROWS and 2 * sum(map(bool, depths)) >= len(running) > 0 and deepest:
             read += sum(text.prompt for text in joined)
             for text in joined:
                 text.is_current, text.cached = True, text.prompt
@@ -161,13 +161,15 @@ class Served:
         self._is_baseline = self.policy._drafts.is_drafting and not any(depths)
         return depths
 
-    def _catch_up(self, running: list[Text], wanted: list[int]) -> tuple[list[int], int]:
+    def _catch_up(self, running: list[Text], wanted: list[int], may_prefill: bool) -> tuple[list[int], int]:
         """The depths granted, and the tokens of draft prefill beside the step, as in `GraphScheduler`."""
         behind = [text for text, depth in zip(running, wanted, strict=True) if depth and not text.is_current]
         if not behind:
             return wanted, 0
         is_most, ids = 2 * len(behind) > sum(map(bool, wanted)), {text.id for text in behind}
         depths = [0 if is_most or text.id in ids else depth for text, depth in zip(running, wanted, strict=True)]
+        if not may_prefill:
+            return depths, 0
         read = 0
         for text in behind:
             if read >= MAX_GAP:

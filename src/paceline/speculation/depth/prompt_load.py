@@ -31,9 +31,16 @@ GENERATION_STEPS = 4096
 SHARED_ROWS = 1024
 """Prompt rows of a step that count for a whole generation. More of them take as long with drafts as without: the pass is
 limited by arithmetic in either case."""
-ROWS_WITHOUT_DRAFTS = 2048
-"""Prompt rows beside which the slots of a GPU draft nothing. The pass is limited by arithmetic: drafts gain no more than in a
-later step, and the prompts would wait for them and for the draft prefill of the sequences that join."""
+MANY_ROWS = 2048
+"""Prompt rows beside which the slots of a GPU compute no draft prefill, and most batches draft nothing. The pass is limited by
+arithmetic: drafts gain little more than in a later step, and the prompts would wait for them."""
+_FEW_SEQUENCES = 16
+"""Sequences that draft beside any number of prompt rows: their drafts are a small part of such a step."""
+
+
+def drafts_beside(prompt_rows: int, num_sequences: int) -> bool:
+    """Whether a batch in the slots of a GPU may draft beside so many prompt rows."""
+    return prompt_rows < MANY_ROWS or num_sequences <= _FEW_SEQUENCES
 
 
 class PromptLoad:

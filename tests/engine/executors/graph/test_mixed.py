@@ -8,11 +8,13 @@ import pytest
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
+from paceline.engine.executors.graph import executor as graph_executor
 from paceline.engine.executors.graph import graph_scheduler, mixed
 from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
 from paceline.engine.executors.reason import GRAPH, HostReason
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import GpuRunner
+from paceline.speculation.depth import prompt_load
 from paceline.speculation.depth.simple_rules import FixedDepth
 from paceline.speculation.proposer import ProposerTraits
 from paceline.speculation.proposers.ngram import NgramProposer
@@ -183,25 +185,54 @@ def test_a_batch_starts_to_draft_without_the_host(max_gap):
     assert result.accepted > 0.8 * result.drafted > 0
 
 
-@pytest.mark.parametrize("expected", [{19: 2}, {33: 0}, {19: 2, 18: 2}, {33: 0, 6: 2}], ids=str)
-def test_nothing_drafts_beside_many_prompt_rows(expected, monkeypatch):
-    """Rows in flight do not count. Sequences that join without drafts beside them get their draft prefill later."""
-    monkeypatch.setattr(graph_scheduler, "ROWS_WITHOUT_DRAFTS", 20)
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        pytest.param([19], ["draft prefill", (19, 2)], id="few rows"),
+        pytest.param(
+            [19, 18], ["draft prefill", (19, 2)] + ["draft prefill", (18, 2)], id="rows in flight do not count"
+        ),
+        pytest.param([33], [(33, 0), "draft prefill"], id="many rows"),
+    ],
+)
+def test_nothing_drafts_beside_many_prompt_rows(lengths, expected, monkeypatch):
+    monkeypatch.setattr(prompt_load, "_FEW_SEQUENCES", 0)
+    assert steps_with_prompts(lengths, monkeypatch) == expected
+
+
+def test_few_sequences_draft_beside_many_prompt_rows(monkeypatch):
+    """The sequence that joins gets its draft prefill beside a later step."""
+    assert steps_with_prompts([33], monkeypatch) == [(33, 2), "draft prefill"]
+
+
+def steps_with_prompts(lengths, monkeypatch) -> list[tuple[int, int] | str]:
+    """Prompt rows and draft nodes of the steps with prompts of these lengths, and draft prefills, in the order in which their
+    submission ends. 20 rows are many."""
+    for module in (prompt_load, graph_scheduler, graph_executor):
+        monkeypatch.setattr(module, "MANY_ROWS", 20)
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
-    engine, nodes = graph_engine(proposer, depth=2, max_batched_tokens=64, kv_tokens=512), dict[int, int]()
-    submit = engine.graph._submit_mixed
+    engine, events = (
+        graph_engine(proposer, depth=2, max_batched_tokens=64, kv_tokens=512),
+        list[tuple[int, int] | str](),
+    )
+    submit, prefill = engine.graph._submit_mixed, DraftPrefills.submit
 
-    def recorded(schedule, drafts):
-        nodes[schedule.num_tokens] = schedule.shape.nodes
+    def submit_mixed(schedule, drafts):
         submit(schedule, drafts)
+        events.append((schedule.num_tokens, schedule.shape.nodes))
 
-    monkeypatch.setattr(engine.graph, "_submit_mixed", recorded)
+    def submit_prefill(self, joining, *args):
+        events.append("draft prefill")
+        return prefill(self, joining, *args)
+
+    monkeypatch.setattr(engine.graph, "_submit_mixed", submit_mixed)
+    monkeypatch.setattr(DraftPrefills, "submit", submit_prefill)
     asked = [request("first", [1, 2, 3], temperature=0.0, max_tokens=60)]
-    asked += [request(f"r{n}", [(i + n) % 7 for i in range(n)], temperature=0.0, max_tokens=20) for n in expected]
+    asked += [request(f"r{n}", [(i + n) % 7 for i in range(n)], temperature=0.0, max_tokens=20) for n in lengths]
     result = check(engine, asked, arrivals=1)
-    assert nodes == expected
     assert HostReason.DRAFT_BEHIND not in engine.executors.counts
     assert result.accepted > 0.8 * result.drafted > 0
+    return events
 
 
 def replace_tokens(one: Request, count: int) -> Request:

@@ -19,7 +19,7 @@ from paceline.planning.simulation.workers.prompt_blocks import NO_PROMPT
 from paceline.planning.simulation.workers.rounds import Rounds
 from paceline.planning.simulation.workers.worker import DeviceDrafts
 from paceline.planning.traces.trace import Trace, TraceRequest
-from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
+from paceline.speculation.depth.prompt_load import MANY_ROWS
 
 PROFILE = load_profile("h200-8b")
 SPECULATION = Speculation((0.8,), rule="policy")
@@ -69,10 +69,11 @@ def test_the_policy_does_not_draft_where_the_prefill_is_never_recovered() -> Non
 
 def test_a_batch_that_drafts_decodes_plainly_beside_many_prompt_rows() -> None:
     batch, drafted = SteppedBatch(Rounds(PROFILE, SPECULATION), random.Random(0), PolicyDepths(PROFILE, 8)), []
-    batch.add(job(0, tokens=2000), Rounds(PROFILE, SPECULATION).at_depth(1, 0, 0))
+    for number in range(24):
+        batch.add(job(number, tokens=2000), Rounds(PROFILE, SPECULATION).at_depth(1, 0, 0))
     for number in range(60):
-        prompt_rows = ROWS_WITHOUT_DRAFTS if number == 50 else 0
-        step = batch.decide(1, prompt_rows)
+        prompt_rows = MANY_ROWS if number == 50 else 0
+        step = batch.decide(24, prompt_rows)
         batch.advance(1, step, prompt_rows)
         drafted.append(step.depth > 0)
     assert all(drafted[45:50])

@@ -6,7 +6,7 @@ from paceline.cluster.cost.cost import Method, Target, prospects
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.workers.rounds import CONTEXT_STEP, MARGIN, PROMPT_STEP, Rounds
-from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
+from paceline.speculation.depth.prompt_load import MANY_ROWS
 
 PROFILE = load_profile("h200-8b")
 
@@ -32,11 +32,13 @@ def test_a_batch_waits_for_the_last_of_the_drafts_of_a_pool() -> None:
     assert several == pytest.approx(1e-4 + min(demand, late + (1.0 - ready**8) * demand))
 
 
-def test_the_slots_of_a_gpu_draft_nothing_beside_many_prompt_rows() -> None:
-    for network, depth in ((0.0, 0), (1e-4, 3)):
-        rounds = Rounds(PROFILE, Speculation((0.9,), max_depth=3, rule="fixed"), network)
-        assert rounds.best(8, 8 * 300.0, 8, ROWS_WITHOUT_DRAFTS - PROMPT_STEP).depth == 3
-        assert rounds.best(8, 8 * 300.0, 8, ROWS_WITHOUT_DRAFTS).depth == depth
+@pytest.mark.parametrize(("batch", "network", "depth"), [(64, 0.0, 0), (64, 1e-4, 3), (8, 0.0, 3)])
+def test_a_large_batch_in_the_slots_of_a_gpu_drafts_nothing_beside_many_prompt_rows(
+    batch: int, network: float, depth: int
+) -> None:
+    rounds = Rounds(PROFILE, Speculation((0.9,), max_depth=3, rule="fixed"), network)
+    assert rounds.best(batch, batch * 300.0, batch, MANY_ROWS - PROMPT_STEP).depth == 3
+    assert rounds.best(batch, batch * 300.0, batch, MANY_ROWS).depth == depth
 
 
 @pytest.mark.parametrize("network", [0.0, 1e-4])
@@ -44,7 +46,7 @@ def test_the_slots_of_a_gpu_draft_nothing_beside_many_prompt_rows() -> None:
 def test_the_depth_is_that_of_the_cost_model(alphas: tuple[float, ...], network: float) -> None:
     rounds, chosen = Rounds(PROFILE, Speculation(alphas, max_depth=6), network), set()
     for batch in (1, 7, 40, 200):
-        for context, prompt_rows in ((300, 0), (9000, 0), (9000, ROWS_WITHOUT_DRAFTS - PROMPT_STEP)):
+        for context, prompt_rows in ((300, 0), (9000, 0), (9000, MANY_ROWS - PROMPT_STEP)):
             bucket = (context // CONTEXT_STEP + 0.5) * CONTEXT_STEP
             reading, prompts = (
                 PROFILE.context_seconds.value * bucket * batch,

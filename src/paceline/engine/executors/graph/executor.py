@@ -39,6 +39,7 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
 from paceline.models.gpu.runner import GpuRunner, bucket
+from paceline.speculation.depth.prompt_load import MANY_ROWS
 
 
 class GraphExecutor:
@@ -213,8 +214,9 @@ class GraphExecutor:
         self._inflight.append(step)
         self._drafts.catch_up(schedule.catching_up, begun.drafted, len(self._inflight) - 1)
         self._batches.fit()
-        # A probe drafts for few sequences: those that join need no draft prefill for it
-        if 2 * sum([bool(one.limit) for one in decoding]) >= len(decoding):
+        # A probe drafts for few sequences: those that join need no draft prefill for it. Prompts would wait for a large one
+        is_drafting = 2 * sum([bool(one.limit) for one in decoding]) >= len(decoding)
+        if is_drafting and schedule.num_tokens < MANY_ROWS:
             self._drafts.join([prompt.item.sequence for prompt in prompts if prompt.slot is not None], begun.drafted)
 
     def collect(self) -> StepResult | None:

@@ -22,7 +22,7 @@ from paceline.engine.validator import RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import bucket
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
-from paceline.speculation.depth.prompt_load import ROWS_WITHOUT_DRAFTS
+from paceline.speculation.depth.prompt_load import MANY_ROWS, drafts_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,11 @@ class GraphScheduler:
 
     def _schedule_decoding(self, has_prompts: bool) -> GraphSchedule | HostReason:
         """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
-        members = self._slots.members()
-        if has_prompts and self._prompt_rows >= ROWS_WITHOUT_DRAFTS:
-            self._speculator.skip(members)
-        else:
+        members, prompt_rows = self._slots.members(), self._prompt_rows if has_prompts else 0
+        if drafts_beside(prompt_rows, len(members)):
             self._speculator.decide(members)
+        else:
+            self._speculator.skip(members)
         if self._eligibility.draft_on_host(members):
             return HostReason.PROPOSER
         batch = self._batches.current
@@ -154,7 +154,7 @@ class GraphScheduler:
         catching_up: tuple[Sequence, ...] = ()
         if depth > 0 and (drafter is None or not drafter.can_draft(members)):
             if isinstance(drafter, ChainDrafter) and len(self._inflight) < IN_FLIGHT:
-                catching_up = drafter.next_behind(members)
+                catching_up = drafter.next_behind(members) if prompt_rows < MANY_ROWS else ()
                 depth = min(depth, self._wait_for_drafts(drafter, members))
             elif not has_prompts or self._eligibility.can_continue(self._scheduler.running):
                 return HostReason.DRAFT_BEHIND

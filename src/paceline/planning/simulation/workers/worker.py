@@ -256,7 +256,7 @@ class SimulatedWorker:
             rows = prompt_budget(count, rest)
             if rows > rest:
                 rows = rest
-            if depth and (next_bucket := prompt_bucket(rows)) != bucket:
+            if count and (next_bucket := prompt_bucket(rows)) != bucket:
                 bucket = next_bucket
                 if batch.decide(drafting, rows).depth != depth:
                     return PromptSegment(now, step, ends, cumulative)
