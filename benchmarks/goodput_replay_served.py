@@ -93,6 +93,7 @@ class Served:
         here = [text for text in waiting if text.arrives <= run.now]
         num_waiting = sum(text.prompt - text.computed for text in here)
         may_draft = is_on and drafts_beside(num_waiting, len(running))
+        self.policy.expect_prompts(num_waiting)
         wanted = self._decide(running) if may_draft and running else [0] * len(running)
         is_probe = 0 < sum(map(bool, wanted)) <= min(PROBED, len(running) // 2)
         run.num_baselines += may_draft and self._is_baseline

@@ -112,6 +112,9 @@ class MixedDepth:
     def restart(self, category: str, alpha: float) -> None:
         pass
 
+    def expect_prompts(self, rows: int) -> None:
+        pass
+
     def skip_step(self, batch: int) -> bool:
         return False
 

@@ -116,11 +116,13 @@ class Speculator:
         verdicts: Mapping[int, Verdict] | None = None,
         hidden: Mapping[int, Hidden] | None = None,
         has_room: bool = True,
+        prompt_rows: int = 0,
     ) -> None:
         """Decide the next depth of every sequence and report the committed tokens to the proposers.
 
         `verdicts` and `hidden`: the target's picks and hidden states of the step just committed. `has_room`: the next pass has
         rows for drafts. Without room only methods that draft on the host are decided for: they draft for the pass after it.
+        `prompt_rows`: prompt tokens that are still to be computed.
         """
         if not running:
             self._costs.has_ended()
@@ -129,7 +131,7 @@ class Speculator:
             return
         ready = [sequence for sequence in running if sequence.num_uncomputed == 1 and sequence.draft is None]
         if has_room or not all(sequence.method in self.graph_methods for sequence in ready):
-            self.decide(ready)
+            self.decide(ready, prompt_rows)
         else:
             self.skip(ready)
         for method, batch in self._progress_by_method(running, ready, verdicts or {}, hidden or {}).items():
@@ -137,10 +139,10 @@ class Speculator:
             self._guard.observe(method, batch)
             self._costs.add_observe(method, self._clock.now() - started)
 
-    def decide(self, ready: Seq[Sequence]) -> None:
-        """Set the depth of sequences that are about to decode."""
+    def decide(self, ready: Seq[Sequence], prompt_rows: int = 0) -> None:
+        """Set the depth of sequences that are about to decode. `prompt_rows` as in `prepare_next`."""
         if self.enabled:
-            self._depths.decide(ready, self.depth)
+            self._depths.decide(ready, self.depth, prompt_rows)
         else:
             set_plain(ready)
 

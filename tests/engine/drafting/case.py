@@ -68,6 +68,9 @@ class RecordedDepth:
     def restart(self, category: str, alpha: float) -> None:
         self.restarted.append((category, alpha))
 
+    def expect_prompts(self, rows: int) -> None:
+        pass
+
     def skip_step(self, batch: int) -> bool:
         return self.is_skipping
 

@@ -94,10 +94,10 @@ def test_a_batch_does_not_start_if_its_draft_prefills_cost_more_than_its_texts_g
 
 def test_a_growing_batch_waits_until_all_sequences_have_joined() -> None:
     one, few = estimates(), sequences(16)
-    one.observe(step(4800, batch=16))
+    one.prompts.expect(4800)
     assert one.best.find(few, SHAPE) is None
     assert one.best.is_waiting
-    one.observe(step(batch=16))
+    one.prompts.expect(0)
     assert all(one.best.find(few, SHAPE) or [0])
     assert not one.best.is_waiting
 
@@ -106,13 +106,15 @@ def test_a_drafting_batch_goes_on_while_others_join() -> None:
     one = estimates()
     assert one.best.find(sequences(16), SHAPE) is not None
     one.observe(step(2 * PROMPT, batch=16, drafting=16))
+    one.prompts.expect(4800)
     assert all(one.best.find(sequences(18), SHAPE) or [0])
 
 
 def test_other_sequences_start_anew() -> None:
     one = estimates()
     assert one.best.find(sequences(16), SHAPE) is not None
-    one.observe(step(drafting=16, batch=16), step(4800, batch=0))
+    one.observe(step(drafting=16, batch=16))
+    one.prompts.expect(4800)
     assert one.best.find(sequences(16, first=100), SHAPE) is None
     assert one.best.is_waiting
 
@@ -121,6 +123,6 @@ def test_the_decision_to_wait_does_not_hold_for_later_steps() -> None:
     policy = GoodputDepth(4, padded=[SHAPE])
     policy.calibrate(PASSES)
     policy.calibrate_drafts("draft", LINES, 1e-6)
-    policy.observe(step(4800, batch=16))
+    policy.expect_prompts(4800)
     assert not any(policy.decide(sequences(16)))
     assert not policy.skip_step(16)

@@ -96,9 +96,14 @@ def test_old_steps_are_forgotten() -> None:
 def test_a_batch_grows_if_its_prompts_are_many_for_its_size() -> None:
     load, batch = PromptLoad(), [Candidate(i, "draft_model", 8, 260, 115, 250) for i in range(40)]
     assert not load.is_growing(batch)
-    load.observe(step(1500, batch=40))
+    load.expect(1500)
     assert load.is_growing(batch)
     assert not load.is_growing(batch * 2)
+    load.expect(0)
+    assert not load.is_growing(batch)
+    load.observe(step(1500, batch=40))
+    assert load.is_growing(batch)
+    assert not load.is_growing(batch[:16]), "its last prompt is computed, and no other waits"
     load.observe(step(0, batch=40))
     assert not load.is_growing(batch)
 

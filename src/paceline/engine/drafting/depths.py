@@ -30,8 +30,9 @@ class DepthDecisions:
         self._proposers, self._traffic, self._labels = proposers, traffic, labels
         self._guard, self._validator, self._clock = guard, validator, clock
 
-    def decide(self, ready: Seq[Sequence], policy: DepthPolicy) -> None:
-        """Set the depth of sequences that are about to decode."""
+    def decide(self, ready: Seq[Sequence], policy: DepthPolicy, prompt_rows: int) -> None:
+        """Set the depth of sequences that are about to decode, with so many prompt rows still to be computed."""
+        policy.expect_prompts(prompt_rows)
         if policy.skip_step(len(ready)):
             set_plain(ready)
             self._traffic.count_declined(self._classes(ready))

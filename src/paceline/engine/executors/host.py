@@ -118,6 +118,7 @@ class HostExecutor:
             {one.sequence.id: one.verdict for one in result.sequences if one.verdict is not None},
             result.hidden,
             has_room=not self._scheduler.is_full,
+            prompt_rows=self._scheduler.prompt_rows(),
         )
 
     @property

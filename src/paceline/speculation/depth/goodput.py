@@ -114,6 +114,9 @@ class GoodputDepth:
         self._probing.restart(category)
         self._probed.pop(category, None)
 
+    def expect_prompts(self, rows: int) -> None:
+        self._prompts.expect(rows)
+
     def skip_step(self, batch: int) -> bool:
         has_changed = _BATCH_CHANGE * abs(batch - self._skipped_batch) > self._skipped_batch
         if self._num_skipped == 0 or has_changed or self._probing.is_pending:

@@ -124,6 +124,10 @@ class DepthPolicy(Protocol):
         """Discard what was learned of the category; `alpha` is the new acceptance of its first drafts."""
         ...
 
+    def expect_prompts(self, rows: int) -> None:
+        """Prompt rows that are still to be computed at the next decision: their sequences join the batch soon."""
+        ...
+
     def skip_step(self, batch: int) -> bool:
         """Whether this step of `batch` sequences is plain without a decision. `decide` is then not called for it; it costs
         time for every candidate."""

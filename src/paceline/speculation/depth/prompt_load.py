@@ -23,7 +23,7 @@ QUIET_STEPS = 8
 
 
 _GROWTH = 8
-"""Inverse share by which a growing batch grows in a step."""
+"""Inverse share by which a growing batch grows."""
 GENERATION_STEPS = 4096
 """Steps within which a generation of texts is counted, at most."""
 
@@ -35,7 +35,7 @@ MANY_ROWS = 2048
 """Prompt rows beside which the slots of a GPU compute no draft prefill, and most batches draft nothing. The pass is limited by
 arithmetic: drafts gain little more than in a later step, and the prompts would wait for them."""
 _FEW_SEQUENCES = 16
-"""Sequences that draft beside any number of prompt rows: their drafts are a small part of such a step."""
+"""Sequences that draft beside any number of prompt rows, since their drafts are a small part of such a step."""
 
 
 def drafts_beside(prompt_rows: int, num_sequences: int) -> bool:
@@ -48,7 +48,7 @@ class PromptLoad:
         self._steps: deque[tuple[int, int]] = deque(maxlen=WINDOW_STEPS)
         """Prompt rows and committed tokens."""
         self._num_quiet = 0
-        self._last_rows = 0
+        self._expected = self._last_rows = 0
         self._all_rows, self._all_tokens = [0], [0]  # sums up to each step
 
     def observe(self, step: StepObservation) -> None:
@@ -62,9 +62,15 @@ class PromptLoad:
             self._steps.append((step.prefill_rows, tokens))
             self._num_quiet = 0 if step.prefill_rows else self._num_quiet + 1
 
+    def expect(self, rows: int) -> None:
+        """Prompt rows that are still to be computed."""
+        self._expected = rows
+
     def is_growing(self, batch: Sequence[Candidate]) -> bool:
-        """Whether the prompts of the last step make `batch` larger by more than an eighth, if none of it ends."""
-        return self._last_rows > 0 and _GROWTH * self._last_rows > _lengths(batch)[0] > 0
+        """Whether prompts make `batch` larger by more than an eighth, if none of it ends: those that are expected, and beside
+        more than a few sequences also those of the last step, since more may arrive at any time."""
+        rows = self._expected if len(batch) <= _FEW_SEQUENCES else max(self._expected, self._last_rows)
+        return rows > 0 and _GROWTH * rows > _lengths(batch)[0] > 0
 
     def rows_per_token(self, batch: Sequence[Candidate]) -> float:
         """Prompt rows expected for each token that `batch` commits in the next steps."""

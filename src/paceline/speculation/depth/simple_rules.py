@@ -39,6 +39,9 @@ class FixedDepth:
     def restart(self, category: str, alpha: float) -> None:
         pass
 
+    def expect_prompts(self, rows: int) -> None:
+        pass
+
     def skip_step(self, batch: int) -> bool:
         return False
 
@@ -67,6 +70,9 @@ class _PublishedDepth:
 
     def restart(self, category: str, alpha: float) -> None:
         self._states.pop(category, None)
+
+    def expect_prompts(self, rows: int) -> None:
+        pass
 
     def skip_step(self, batch: int) -> bool:
         return False

@@ -189,9 +189,7 @@ def test_a_batch_starts_to_draft_without_the_host(max_gap):
     ("lengths", "expected"),
     [
         pytest.param([19], ["draft prefill", (19, 2)], id="few rows"),
-        pytest.param(
-            [19, 18], ["draft prefill", (19, 2)] + ["draft prefill", (18, 2)], id="rows in flight do not count"
-        ),
+        pytest.param([19, 18], ["draft prefill", (19, 2), "draft prefill", (18, 2)], id="rows in flight do not count"),
         pytest.param([33], [(33, 0), "draft prefill"], id="many rows"),
     ],
 )
@@ -233,6 +231,29 @@ def steps_with_prompts(lengths, monkeypatch) -> list[tuple[int, int] | str]:
     assert HostReason.DRAFT_BEHIND not in engine.executors.counts
     assert result.accepted > 0.8 * result.drafted > 0
     return events
+
+
+class RecordedPrompts(FixedDepth):
+    """Records what it is told of prompts before each decision."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self.rows: list[int] = []
+
+    def expect_prompts(self, rows: int) -> None:
+        self.rows.append(rows)
+
+
+def test_the_policy_is_told_of_prompts_that_wait_or_are_in_flight():
+    policy, proposer = RecordedPrompts(1), draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = graph_engine(proposer, policy, max_batched_tokens=32, kv_tokens=512)
+    asked = [
+        request("short", [1, 2, 3], temperature=0.0, max_tokens=20),
+        request("long", [i % 7 for i in range(70)], temperature=0.0, max_tokens=3),
+    ]
+    check(engine, asked, arrivals=1)
+    changes = [rows for rows, before in zip(policy.rows, [None, *policy.rows], strict=False) if rows != before]
+    assert changes == [0, 70, 40, 10, 0], "two of 32 rows are of the other sequence"
 
 
 def replace_tokens(one: Request, count: int) -> Request:

@@ -251,7 +251,8 @@ class GraphExecutor:
         if self._slots and (drafter := self._batches.current.drafter) is not None:
             drafter.return_sequences([sequence for sequence in running if sequence in self._slots])
         self.release()
-        self._speculator.prepare_next(running, has_room=not self._scheduler.is_full)
+        scheduler = self._scheduler
+        self._speculator.prepare_next(running, has_room=not scheduler.is_full, prompt_rows=scheduler.prompt_rows())
 
     def release(self) -> None:
         """Empty the slots. Steps still in flight write only to blocks that later steps overwrite before reading."""

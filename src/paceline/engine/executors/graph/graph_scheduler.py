@@ -116,6 +116,11 @@ class GraphScheduler:
             return True
         return drafter.is_idle and not any(sequence.depth for sequence in self._slots.members())
 
+    @property
+    def _joining_rows(self) -> int:
+        """Prompt tokens still to be computed of sequences that are not in the slots, those in flight included."""
+        return self._scheduler.prompt_rows(self._slots.ids)
+
     def _schedule_prompts(self, decoding: GraphSchedule) -> GraphSchedule | HostReason:
         """`decoding` with prompts beside it, or why the host has to take the step."""
         scheduler, num_decoding = self._scheduler, self._slots.num_used
@@ -137,7 +142,7 @@ class GraphScheduler:
         """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
         members, prompt_rows = self._slots.members(), self._prompt_rows if has_prompts else 0
         if drafts_beside(prompt_rows, len(members)):
-            self._speculator.decide(members)
+            self._speculator.decide(members, self._joining_rows if has_prompts or self.inflight_prompts else 0)
         else:
             self._speculator.skip(members)
         if self._eligibility.draft_on_host(members):

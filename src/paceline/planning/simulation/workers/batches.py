@@ -237,7 +237,7 @@ class SteppedBatch:
         if self._policy is None or not drafting:
             return self._rounds.best(self.count, self.context, drafting, prompt_rows)
         may_draft = self._rounds.drafts_beside(prompt_rows, self.count)
-        self._depths = self._policy.decide(self._jobs) if may_draft else self._policy.skip(self._jobs)
+        self._depths = self._policy.decide(self._jobs, prompt_rows) if may_draft else self._policy.skip(self._jobs)
         return self._policy.round_of(self._depths, self._rounds, drafting, prompt_rows)
 
     def max_steps(self, step: Round) -> int:

@@ -43,8 +43,9 @@ class PolicyDepths:
         """Depth that was granted to each sequence that has a draft prefill in the present step."""
         self._prefill_tokens = 0
 
-    def decide(self, jobs: Sequence[Job]) -> list[int]:
+    def decide(self, jobs: Sequence[Job], prompt_rows: int = 0) -> list[int]:
         plain = self.skip(jobs)
+        self._policy.expect_prompts(prompt_rows)
         if self._policy.skip_step(len(jobs)):
             return plain
         depths = self._policy.decide([self._candidate(job) for job in jobs])
