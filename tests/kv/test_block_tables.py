@@ -3,7 +3,9 @@ import random
 import pytest
 
 from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kv import block_tables
 from paceline.kv.block_tables import BlockTables, blocks_for
+from paceline.kv.prefix import chain_keys
 
 IDS = [random.Random(2).randrange(50_000) for _ in range(10 * BLOCK_SIZE)]
 
@@ -237,3 +239,24 @@ def test_fork_without_a_free_block_changes_nothing() -> None:
     assert 2 not in tables
     assert tables.fork(1, 2, 16) == (range(0), range(0))
     tables.pool.check()
+
+
+def test_the_keys_of_a_waiting_sequence_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = list[int]()
+
+    def counted(ids: list[int], salt: str) -> list[bytes]:
+        lengths.append(len(ids))
+        return chain_keys(ids, salt)
+
+    monkeypatch.setattr(block_tables, "chain_keys", counted)
+    tables = BlockTables(8)
+    for ids in (IDS[:40], IDS[:40], IDS[:60]):  # it was preempted, and is longer now
+        tables.find(ids, "", 1)
+    assert computed(tables, 1, IDS[:60]) == 0
+    assert lengths == [39, 59]
+    for _ in range(2):
+        assert len(tables.find(IDS[:60], "", 2)[0]) == 3
+    assert lengths == [39, 59, 59], "another sequence has its own"
+    tables.close(2)
+    tables.find(IDS[:60], "", 2)
+    assert lengths == [39, 59, 59, 59]

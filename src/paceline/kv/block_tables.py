@@ -29,6 +29,8 @@ class BlockTables:
         self.pool = BlockPool(num_blocks)
         self.prefix_caching = prefix_caching
         self._tables: dict[int, _Table] = {}
+        self._keys: dict[int, list[bytes]] = {}
+        """Block keys of sequences that wait: a step asks several times, and those of a long prompt take milliseconds."""
 
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._tables
@@ -44,17 +46,23 @@ class BlockTables:
         """Tokens that the sequence's blocks can hold."""
         return len(self._tables[sequence_id].blocks) * BLOCK_SIZE
 
-    def find(self, ids: Sequence[int], salt: str) -> tuple[list[int], list[bytes]]:
-        """Blocks and keys of the longest cached prefix of `ids`, leaving at least its last token to compute."""
+    def find(self, ids: Sequence[int], salt: str, sequence_id: int | None = None) -> tuple[list[int], list[bytes]]:
+        """Blocks and keys of the longest cached prefix of `ids`, leaving at least its last token to compute. With the
+        sequence that has these tokens, its keys are remembered until it is opened or closed."""
         if not self.prefix_caching:
             return [], []
-        keys = chain_keys(ids[: len(ids) - 1], salt)
+        keys = None if sequence_id is None else self._keys.get(sequence_id)
+        if keys is None or len(keys) != (len(ids) - 1) // BLOCK_SIZE:
+            keys = chain_keys(ids[: len(ids) - 1], salt)
+            if sequence_id is not None:
+                self._keys[sequence_id] = keys
         blocks = self.pool.find(keys)
         return blocks, keys[: len(blocks)]
 
     def open(self, sequence_id: int, ids: Sequence[int], salt: str) -> int:
         """Start a table on the longest cached prefix; returns how many tokens that is."""
-        blocks, keys = self.find(ids, salt)
+        blocks, keys = self.find(ids, salt, sequence_id)
+        self._keys.pop(sequence_id, None)
         self.pool.hold(blocks)
         parent = keys[-1] if keys else root_key(salt)
         self._tables[sequence_id] = _Table(parent, blocks, len(blocks), salt)
@@ -122,6 +130,7 @@ class BlockTables:
 
     def close(self, sequence_id: int) -> None:
         """Release all blocks of the sequence. Closing a closed sequence is not an error."""
+        self._keys.pop(sequence_id, None)
         table = self._tables.pop(sequence_id, None)
         if table is not None:
             self.pool.release(table.blocks)
