@@ -138,15 +138,15 @@ def test_full_is_a_pass_that_prompts_leave_no_row_for_drafts() -> None:
     part = scheduler(rows=20)
     part.add(sequence(0, 4, depth=4))
     step(part)
-    assert not part.is_full
+    assert not part.is_full(part.prompt_rows())
     part.add(sequence(1, 40))
-    while part.is_full:
+    while part.is_full(part.prompt_rows()):
         assert drafts_of(step(part)) == {0: 0, 1: 0}
     assert rows_of(step(part)) == {0: 1, 1: 40 - 2 * 19}
     part.add(sequence(2, 40))
     part.max_num_seqs = 2  # a sequence that cannot be admitted takes no rows
     assert part.prompt_rows() == 0
-    assert not part.is_full
+    assert not part.is_full(part.prompt_rows())
 
 
 def test_completes_tells_the_pass_that_reaches_the_newest_token() -> None:

@@ -87,10 +87,9 @@ class Scheduler:
         prompts = [s for s in (*self.running, *newcomers) if s.id not in excluded]
         return sum([count for s in prompts if (count := s.num_uncomputed) > 1])
 
-    @property
-    def is_full(self) -> bool:
-        """Whether prompts take all tokens of the next step, so that none is left for drafts."""
-        return len(self.running) + self.prompt_rows() >= self.max_batched_tokens
+    def is_full(self, prompt_rows: int) -> bool:
+        """Whether so many prompt rows take all tokens of the next step, so that none is left for drafts."""
+        return len(self.running) + prompt_rows >= self.max_batched_tokens
 
     @property
     def _num_idle(self) -> int:
@@ -231,7 +230,7 @@ class Scheduler:
 
     def _needed(self, sequence: Sequence, taken: int) -> int:
         """Blocks to admit the sequence: for its tokens, and one spare block for it and for every running sequence."""
-        cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt)
+        cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)
         return blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached) + 1 + taken
 
     @staticmethod

@@ -113,12 +113,13 @@ class HostExecutor:
         )
 
     def prepare_next(self, result: StepResult) -> None:
+        prompt_rows = self._scheduler.prompt_rows()
         self._speculator.prepare_next(
             self._scheduler.running,
             {one.sequence.id: one.verdict for one in result.sequences if one.verdict is not None},
             result.hidden,
-            has_room=not self._scheduler.is_full,
-            prompt_rows=self._scheduler.prompt_rows(),
+            has_room=not self._scheduler.is_full(prompt_rows),
+            prompt_rows=prompt_rows,
         )
 
     @property

@@ -251,8 +251,8 @@ class GraphExecutor:
         if self._slots and (drafter := self._batches.current.drafter) is not None:
             drafter.return_sequences([sequence for sequence in running if sequence in self._slots])
         self.release()
-        scheduler = self._scheduler
-        self._speculator.prepare_next(running, has_room=not scheduler.is_full, prompt_rows=scheduler.prompt_rows())
+        rows = self._scheduler.prompt_rows()
+        self._speculator.prepare_next(running, has_room=not self._scheduler.is_full(rows), prompt_rows=rows)
 
     def release(self) -> None:
         """Empty the slots. Steps still in flight write only to blocks that later steps overwrite before reading."""

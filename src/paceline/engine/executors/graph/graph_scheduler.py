@@ -58,15 +58,16 @@ class GraphScheduler:
         """The next step, with its blocks reserved; or why the host executor has to take it. `can_prefill`: prompts may be
         computed beside the slots."""
         has_prompts = self._has_prompts
+        prompt_rows = self._prompt_rows if has_prompts else 0
         if has_prompts and not (can_prefill and self._can_join_batch):
             reason = self.host_prefill_reason(self._num_prompts)
             if reason is not None:
                 return reason
             has_prompts = False  # they wait
-        decoding = self._schedule_decoding(has_prompts)
+        decoding = self._schedule_decoding(has_prompts, prompt_rows)
         if isinstance(decoding, HostReason) or not has_prompts:
             return decoding
-        return self._schedule_prompts(decoding)
+        return self._schedule_prompts(decoding, prompt_rows)
 
     @property
     def may_all_end(self) -> bool:
@@ -105,7 +106,7 @@ class GraphScheduler:
 
     @property
     def _prompt_rows(self) -> int:
-        """Prompt tokens that wait to be submitted."""
+        """Prompt tokens of sequences that wait, or that have none in flight."""
         return self._scheduler.prompt_rows(self.inflight_prompts)
 
     @property
@@ -117,15 +118,19 @@ class GraphScheduler:
         return drafter.is_idle and not any(sequence.depth for sequence in self._slots.members())
 
     @property
-    def _joining_rows(self) -> int:
-        """Prompt tokens still to be computed of sequences that are not in the slots, those in flight included."""
-        return self._scheduler.prompt_rows(self._slots.ids)
+    def _chunk_rows(self) -> int:
+        """Prompt tokens of sequences with a chunk in flight that does not complete the prompt, this chunk included."""
+        inflight = self.inflight_prompts
+        if not inflight:
+            return 0
+        running = self._scheduler.running
+        return sum([one.num_uncomputed for one in running if one.id in inflight and one not in self._slots])
 
-    def _schedule_prompts(self, decoding: GraphSchedule) -> GraphSchedule | HostReason:
-        """`decoding` with prompts beside it, or why the host has to take the step."""
+    def _schedule_prompts(self, decoding: GraphSchedule, prompt_rows: int) -> GraphSchedule | HostReason:
+        """`decoding` with prompts beside it, or why the host has to take the step. `prompt_rows` wait."""
         scheduler, num_decoding = self._scheduler, self._slots.num_used
         rows = num_decoding * (1 + decoding.shape.nodes)
-        budget = min(prompt_budget(num_decoding, self._prompt_rows), scheduler.max_batched_tokens - rows)
+        budget = min(prompt_budget(num_decoding, prompt_rows), scheduler.max_batched_tokens - rows)
         prompts = scheduler.schedule_prompts(budget, self._can_join)
         if prompts:
             return replace(decoding, items=prompts)
@@ -138,11 +143,12 @@ class GraphScheduler:
             return False
         return self._eligibility.reason((sequence,)) is None
 
-    def _schedule_decoding(self, has_prompts: bool) -> GraphSchedule | HostReason:
-        """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
-        members, prompt_rows = self._slots.members(), self._prompt_rows if has_prompts else 0
-        if drafts_beside(prompt_rows, len(members)):
-            self._speculator.decide(members, self._joining_rows if has_prompts or self.inflight_prompts else 0)
+    def _schedule_decoding(self, has_prompts: bool, prompt_rows: int) -> GraphSchedule | HostReason:
+        """Decide the depths, choose the draft shape and reserve the target's blocks for the step. `prompt_rows` wait;
+        `has_prompts`: the step computes some of them."""
+        members, rows_beside = self._slots.members(), prompt_rows if has_prompts else 0
+        if drafts_beside(rows_beside, len(members)):
+            self._speculator.decide(members, prompt_rows + self._chunk_rows)
         else:
             self._speculator.skip(members)
         if self._eligibility.draft_on_host(members):
@@ -159,7 +165,7 @@ class GraphScheduler:
         catching_up: tuple[Sequence, ...] = ()
         if depth > 0 and (drafter is None or not drafter.can_draft(members)):
             if isinstance(drafter, ChainDrafter) and len(self._inflight) < IN_FLIGHT:
-                catching_up = drafter.next_behind(members) if prompt_rows < MANY_ROWS else ()
+                catching_up = drafter.next_behind(members) if rows_beside < MANY_ROWS else ()
                 depth = min(depth, self._wait_for_drafts(drafter, members))
             elif not has_prompts or self._eligibility.can_continue(self._scheduler.running):
                 return HostReason.DRAFT_BEHIND

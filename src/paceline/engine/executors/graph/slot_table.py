@@ -1,7 +1,6 @@
 """Which sequence is in which slot of the graph executor."""
 
 import heapq
-from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from paceline.core.sequence import Sequence, Status
@@ -26,11 +25,6 @@ class SlotTable:
     @property
     def num_used(self) -> int:
         return len(self._slots)
-
-    @property
-    def ids(self) -> Collection[int]:
-        """Of the sequences in slots."""
-        return self._slots.keys()
 
     def members(self) -> list[Sequence]:
         """Sequences in slot order."""
