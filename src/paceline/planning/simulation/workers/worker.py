@@ -239,6 +239,7 @@ class SimulatedWorker:
             self._attention,
         )
         waiting, own_rows, depth = step.waiting, step.rows, step.depth
+        may_change = depth > 0 or not self._rounds.drafts_beside(rows, count)
         while True:
             time += waiting + pass_seconds(own_rows, rows) + draft_seconds * rows
             is_last = done + rows >= left
@@ -256,7 +257,7 @@ class SimulatedWorker:
             rows = prompt_budget(count, rest)
             if rows > rest:
                 rows = rest
-            if count and (next_bucket := prompt_bucket(rows)) != bucket:
+            if may_change and (next_bucket := prompt_bucket(rows)) != bucket:
                 bucket = next_bucket
                 if batch.decide(drafting, rows).depth != depth:
                     return PromptSegment(now, step, ends, cumulative)
