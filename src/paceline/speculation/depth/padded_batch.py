@@ -14,6 +14,11 @@ from paceline.speculation.depth.allocation import MIN_SURVIVAL, Allocation, Valu
 from paceline.speculation.depth.costs.step_time import Costs
 from paceline.speculation.depth.policy import Candidate, method_of
 
+FLAT_SHARE = 0.03
+"""Share of the best expected tokens per second that a padded batch of several sequences gives up for shallower drafts. The rate
+is nearly flat around the best depth, and the sequences with the fewest accepted drafts lose by deeper ones: every step takes
+longer, and a batch ends with them."""
+
 
 class BatchShape(Protocol):
     @property
@@ -70,7 +75,7 @@ class PaddedBatch:
         caps = Counter([(c.category, c.max_depth) for c in batch if c.category in values])
         most = max((cap for _, cap in caps), default=0)
         lines = [costs.lines[method] for method in {method_of(category) for category, _ in caps}]
-        tokens, reached, best, best_rate = float(len(batch)), 0, 0, 0.0
+        tokens, reached, rates = float(len(batch)), 0, dict[int, float]()
         for nodes in sorted({self.nodes(depth) for depth in range(1, most + 1)}):
             if nodes * self.slots(len(batch)) > self.max_draft_tokens:
                 break
@@ -81,12 +86,12 @@ class PaddedBatch:
             prompt_rows = costs.prompt_rows * tokens
             rows = self.rows(len(batch), len(batch), nodes) + prompt_rows
             seconds = costs.verify(rows) + costs.fixed + costs.prompt_seconds * prompt_rows
-            rate = tokens / (seconds + sum([line.seconds(nodes) for line in lines]))
-            if rate > best_rate:
-                best, best_rate = nodes, rate
-        if best == 0:
+            rates[nodes] = tokens / (seconds + sum([line.seconds(nodes) for line in lines]))
+        if not rates:
             return None
-        return Allocation([min(c.max_depth, best) if c.category in values else 0 for c in batch], best_rate)
+        needed = max(rates.values()) * (1.0 - FLAT_SHARE if len(batch) > 1 else 1.0)
+        best = next(nodes for nodes, rate in rates.items() if rate >= needed)
+        return Allocation([min(c.max_depth, best) if c.category in values else 0 for c in batch], rates[best])
 
 
 def _gained(position: int, caps: Mapping[tuple[str, int], int], values: Mapping[str, Value]) -> float:
