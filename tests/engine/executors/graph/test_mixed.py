@@ -225,8 +225,8 @@ def steps_with_prompts(lengths, monkeypatch) -> list[tuple[int, int] | str]:
 
     monkeypatch.setattr(engine.graph, "_submit_mixed", submit_mixed)
     monkeypatch.setattr(DraftPrefills, "submit", submit_prefill)
-    asked = [request("first", [1, 2, 3], temperature=0.0, max_tokens=60)]
-    asked += [request(f"r{n}", [(i + n) % 7 for i in range(n)], temperature=0.0, max_tokens=20) for n in lengths]
+    asked = [request("first", [1, 2, 3], temperature=0.0, max_tokens=24)]
+    asked += [request(f"r{n}", [(i + n) % 7 for i in range(n)], temperature=0.0, max_tokens=9) for n in lengths]
     result = check(engine, asked, arrivals=1)
     assert HostReason.DRAFT_BEHIND not in engine.executors.counts
     assert result.accepted > 0.8 * result.drafted > 0
