@@ -180,7 +180,8 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
 
 def _partial_layer(model: DecoderWeights, inputs: _PassInputs) -> int | None:
     """The last layer, if it computes only the rows that have logits, after it has stored the keys and values of all rows; else
-    None. The vendor's products compute these rows, whatever their number, so that no further kernel is needed."""
+    None. The vendor's products compute these rows, whatever their number, so that no further kernel is needed. On the device
+    `meta` the last layer may not be computed (`_layers`)."""
     last = model.config.num_layers - 1
     layer = model.layers[last]
     if inputs.last_hidden or last + 1 in inputs.state_layers or layer.reduce is not None or layer.experts is not None:

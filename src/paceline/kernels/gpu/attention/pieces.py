@@ -20,7 +20,7 @@ _HEADS = 8
 
 
 def uses_pieces(num_rows: int, context: int, device: torch.device) -> bool:
-    """Whether a chunk of `num_rows` rows after `context` tokens has whole pieces. On the device `meta` there is a cuDNN."""
+    """Whether a chunk of `num_rows` rows after `context` tokens is computed in pieces. `meta` counts as a device with cuDNN."""
     has_library = device.type == "meta" or (device.type == "cuda" and torch.backends.cudnn.is_available())
     return has_library and LEAST_ROWS <= num_rows <= PIECE and (context == 0 or context >= PIECE)
 
