@@ -3,18 +3,20 @@
     python benchmarks/attention.py
 
 Sequences of one length; the kernels of several layers run in one CUDA graph, each with its own cold cache. Prompts: one chunk
-of a sequence, with the kernel that looks up cache blocks and with the one that gathers keys and values first.
+of a sequence, with the kernel that looks up cache blocks, with the one that gathers keys and values first, and in whole pieces.
 """
 
 import argparse
 from statistics import median
+from unittest import mock
 
 import torch
 
+from paceline.kernels.gpu.attention import prompts
 from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.plan import attention_plan
 from paceline.kernels.gpu.attention.prompts import attend_long_prompt
-from paceline.kernels.layout import BLOCK_SIZE, LongPrompt
+from paceline.kernels.layout import BLOCK_SIZE, PIECE, LongPrompt
 from paceline.models.cuda_graph import Graph, GraphPool, StreamTimer
 
 BANDWIDTH = 4.3e12
@@ -25,7 +27,7 @@ CASES = (
     *((count, rows, context) for context in (8192, 32768) for count, rows in ((1, 1), (8, 1), (8, 5))),
 )
 """Sequences, rows of each, tokens of context."""
-PROMPTS = (2048, 0), (2048, 6144), (8192, 0), (8192, 24576)
+PROMPTS = (2048, 0), (2048, 6144), *((rows, n * PIECE) for n in (0, 1, 3) for rows in (7680, PIECE)), (8000, 20000)
 """Rows, tokens of context."""
 
 
@@ -56,8 +58,8 @@ def measure(count: int, rows: int, context: int, heads: int, kv_heads: int, widt
     return median(seconds), num_bytes / BANDWIDTH
 
 
-def measure_prompt(rows: int, context: int, heads: int, kv_heads: int, width: int) -> tuple[float, float]:
-    """Seconds of one layer over a prompt with blocks looked up, and with keys and values gathered."""
+def measure_prompt(rows: int, context: int, heads: int, kv_heads: int, width: int) -> list[float]:
+    """Seconds of one layer over a prompt with blocks looked up, with keys and values gathered, and in pieces if it is long."""
     device, blocks = torch.device("cuda"), (context + rows) // BLOCK_SIZE
     keys, values = torch.randn(2, blocks, BLOCK_SIZE, kv_heads, width, device=device, dtype=torch.bfloat16)
     q = torch.randn(rows, heads, width, device=device, dtype=torch.bfloat16)
@@ -69,17 +71,21 @@ def measure_prompt(rows: int, context: int, heads: int, kv_heads: int, width: in
     def paged() -> None:
         paged_attention(q, keys, values, starts, contexts, table, plan, width**-0.5, out=out)
 
-    def gathered() -> None:
+    def in_pieces() -> None:
         attend_long_prompt(q, keys, values, table, prompt, width**-0.5, out)
 
+    def gathered() -> None:
+        with mock.patch.object(prompts, "uses_pieces", return_value=False):
+            in_pieces()
+
     seconds = []
-    for attend in (paged, gathered):
+    for attend in (paged, gathered, in_pieces)[: 3 if prompts.uses_pieces(rows, context, device) else 2]:
         attend()
         timer = StreamTimer(device)
         for _ in range(10):
             attend()
         seconds.append(timer.seconds() / 10)
-    return seconds[0], seconds[1]
+    return seconds
 
 
 def main() -> None:
@@ -93,11 +99,11 @@ def main() -> None:
         seconds, floor = measure(count, rows, context, options.heads, options.kv_heads, options.head_dim)
         figures = f"{1e6 * seconds:.1f} | {1e6 * floor:.1f} | {floor / seconds:.2f}"
         print(f"| {count} | {rows} | {context} | {figures} |", flush=True)
-    print("\n| rows | context | blocks looked up, ms | TFLOP/s | gathered, ms | TFLOP/s |\n|---|---|---|---|---|---|")
+    print("\n| rows | context | blocks looked up, ms | gathered, ms | in pieces, ms |\n|---|---|---|---|---|")
     for rows, context in PROMPTS:
         work = 4 * options.heads * options.head_dim * rows * (context + rows / 2)
-        both = measure_prompt(rows, context, options.heads, options.kv_heads, options.head_dim)
-        cells = " | ".join(f"{1e3 * seconds:.2f} | {work / seconds / 1e12:.0f}" for seconds in both)
+        found = measure_prompt(rows, context, options.heads, options.kv_heads, options.head_dim)
+        cells = " | ".join(f"{1e3 * seconds:.2f} ({work / seconds / 1e12:.0f} TFLOP/s)" for seconds in found)
         print(f"| {rows} | {context} | {cells} |", flush=True)
 
 

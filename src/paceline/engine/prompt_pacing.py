@@ -1,4 +1,7 @@
-"""How many prompt tokens a step may compute while other sequences decode, so that their next tokens do not wait long."""
+"""How many prompt tokens a step computes: on a CPU, so few that sequences that decode do not wait long; on a GPU, whole pieces
+of long prompts."""
+
+from paceline.kernels.layout import LEAST_PIECE_ROWS
 
 STEP_SECONDS = 0.2
 """Time of prompt tokens in one step beside sequences that decode."""
@@ -6,6 +9,22 @@ MIN_TOKENS = 32
 """Fewest prompt tokens of a step, and fewest scheduled tokens of a step that is measured."""
 WEIGHT = 0.25
 """Weight of the newest measurement."""
+
+
+def chunk_tokens(num_computed: int, num_left: int, budget: int, piece: int | None) -> int:
+    """Tokens of the next chunk of a prompt of which `num_computed` tokens are computed and `num_left` are not, with room for
+    `budget` in the step. `piece` as `ModelRunner.piece`: the chunk ends at a multiple of it if it has enough rows then."""
+    if num_left <= budget or piece is None:
+        return min(num_left, budget)
+    whole = (num_computed + budget) // piece * piece - num_computed
+    return whole if whole >= LEAST_PIECE_ROWS else budget
+
+
+def cuts_piece(num_computed: int, num_left: int, budget: int, piece: int) -> bool:
+    """Whether this chunk of a long prompt would be too short for a piece, or end within one that goes on."""
+    if num_left <= budget or num_left < LEAST_PIECE_ROWS:
+        return False
+    return (num_computed + chunk_tokens(num_computed, num_left, budget, piece)) % piece != 0
 
 
 class PromptPacer:

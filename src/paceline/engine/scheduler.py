@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 
 from paceline.core.sequence import Sequence, Status
 from paceline.engine.hooks.tiers import Tiers
+from paceline.engine.prompt_pacing import chunk_tokens, cuts_piece
 from paceline.engine.schedule import Schedule, Scheduled
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables, blocks_for
@@ -46,9 +47,10 @@ class Scheduler:
         max_batched_tokens: int,
         tiers: Tiers | None = None,
         max_draft_tokens: int | None = None,
+        piece: int | None = None,
     ) -> None:
         """`tiers`: the cache tiers below the device; None: there are none. `max_draft_tokens`: draft tokens of one step;
-        None: as many as tokens."""
+        None: as many as tokens. `piece`: that of the runner."""
         self.tables = tables
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
@@ -57,6 +59,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both kept in rank order
         self.num_preemptions = 0
         self.tiers = tiers
+        self._piece = piece
         self._only: Collection[Sequence] | None = None
         self._max_prompt_tokens: int | None = None
 
@@ -125,7 +128,7 @@ class Scheduler:
         budget = self.max_batched_tokens
         prompts = self._prompt_budget
         used = self._schedule_running(rows, budget, prompts, preempted)
-        if not preempted:
+        if not preempted and all(count == sequence.num_uncomputed for sequence, count in rows.items()):
             prompts -= sum(count for count in rows.values() if count > 1)
             self._admit(rows, min(budget - used, prompts))
         drafts = self._reserve_drafts(rows)
@@ -138,11 +141,11 @@ class Scheduler:
         rows: dict[Sequence, int] = {}
         for sequence in self.running:
             if budget > 0 and can_join(sequence):
-                count = min(sequence.num_uncomputed, budget)
+                count = self._chunk(sequence, budget)
                 if not self.tables.grow(sequence.id, sequence.num_computed + count):
                     return ()
                 rows[sequence] = count
-                budget -= count
+                budget = budget - count if count == sequence.num_uncomputed else 0
         self._admit(rows, budget, can_join)
         return tuple(Scheduled(sequence, count, 0) for sequence, count in rows.items())
 
@@ -164,9 +167,9 @@ class Scheduler:
             if self._only is not None and sequence not in self._only:
                 continue
             # A long prompt leaves one token for each sequence behind it, so that none stalls.
-            count = min(sequence.num_uncomputed, max(1, budget - used - num_behind))
+            count, room = sequence.num_uncomputed, max(1, budget - used - num_behind)
             if count > 1:
-                count = min(count, max(1, prompts))
+                count = self._chunk(sequence, max(1, min(room, prompts)))
                 prompts -= count
             while not self.tables.grow(sequence.id, sequence.num_computed + count):
                 victim = self.running[-1]
@@ -209,10 +212,12 @@ class Scheduler:
                 continue
             if self.running and self._needed(sequence, taken) > self.tables.pool.num_free:
                 return
+            if self._waits_for_room(sequence, budget, rows.values()):
+                return
             sequence.num_computed = self.tables.open(sequence.id, sequence.cacheable_ids, sequence.cache_salt)
             if self.tiers is not None:
                 sequence.num_computed += self.tiers.load(sequence)
-            count = min(sequence.num_uncomputed, budget)
+            count = self._chunk(sequence, budget)
             if not self.tables.grow(sequence.id, sequence.num_computed + count):
                 self.tables.close(sequence.id)
                 sequence.num_computed = 0
@@ -225,8 +230,21 @@ class Scheduler:
             if not sequence.num_preemptions:  # after a preemption, a hit is its own earlier work
                 sequence.num_cached = sequence.num_computed
             rows[sequence] = count
-            budget -= count
+            budget = budget - count if count == sequence.num_uncomputed else 0
             taken += 1
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """Prompt tokens of the sequence to compute now, at most `budget`."""
+        return chunk_tokens(sequence.num_computed, sequence.num_uncomputed, budget, self._piece)
+
+    def _waits_for_room(self, sequence: Sequence, budget: int, rows: Collection[int]) -> bool:
+        """Whether a long prompt begins with whole pieces if it waits until no other prompt is computed beside it. `rows`: those
+        of every sequence in the step."""
+        if self._piece is None or all(count == 1 for count in rows):
+            return False
+        cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)
+        num_cached = len(cached) * BLOCK_SIZE
+        return cuts_piece(num_cached, len(sequence.ids) - num_cached, budget, self._piece)
 
     def _needed(self, sequence: Sequence, taken: int) -> int:
         """Blocks to admit the sequence: for its tokens, and one spare block for it and for every running sequence."""

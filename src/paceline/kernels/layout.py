@@ -17,6 +17,12 @@ MAX_TREE_ROWS = 64
 LONG_ROWS = 2048
 """Rows of a sequence in one pass above which it is a `LongPrompt`. Captured passes have no more rows."""
 
+PIECE = 8064
+"""Rows and keys of a piece of a long prompt. It leaves 128 of the 8,192 tokens of a step to sequences that decode."""
+
+LEAST_PIECE_ROWS = 7168
+"""Rows of a chunk from which padding to a piece takes less time than the kernel that needs no padding."""
+
 
 @dataclass(frozen=True, slots=True)
 class LongPrompt:

@@ -216,7 +216,7 @@ def _attend(model: DecoderWeights, layer: int, q: Tensor, keys: Tensor, values: 
     long_prompts = layout.long_prompts
     if long_prompts:
         is_plain = window is None and sinks is None and layout.ancestors is None
-        long_prompts = long_prompts if is_plain and supports_prompts(q, keys) else ()
+        long_prompts = long_prompts if is_plain and supports_prompts(q.dtype, keys) else ()
         plan = replace(plan, most_rows=LONG_ROWS) if long_prompts else plan
     out = paged_attention(
         q, keys, values, layout.starts, layout.context_lens, layout.block_tables, plan,

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.kernels.cpu.decoder_pass import Sampler
-from paceline.kernels.gpu.attention.pieces import LEAST_ROWS, PIECE
+from paceline.kernels.gpu.attention.pieces import has_pieces
 from paceline.kernels.gpu.attention.plan import power_of_two
+from paceline.kernels.gpu.attention.prompts import supports_prompts
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
-from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
+from paceline.kernels.layout import BLOCK_SIZE, LEAST_PIECE_ROWS, MAX_TREE_ROWS, PIECE
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.cuda_graph import MAX_GRAPH_ROWS, GraphPool, StreamTimer
@@ -99,6 +100,11 @@ class GpuRunner(ModelRunner):
         """Passes whose kernels are loaded."""
         self.workspace = workspace or Workspace(model)
         self.context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block, leader)
+
+    @property
+    def piece(self) -> int | None:
+        keys = self.cache[0][0]
+        return PIECE if supports_prompts(self.model.dtype, keys) and has_pieces(keys.device) else None
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -239,7 +245,7 @@ class GpuRunner(ModelRunner):
                 super().forward([replace(self._padding(rows), ancestors=[-1] * rows)] * count)
         # A chunk after a whole piece of keys and some more
         chunk, context = min(PIECE, limits.max_rows, longest), PIECE + BLOCK_SIZE
-        if chunk >= LEAST_ROWS and context + chunk <= longest:
+        if chunk >= LEAST_PIECE_ROWS and context + chunk <= longest:
             super().forward([replace(self._padding(context + chunk), context_len=context, tokens=[0] * chunk)])
         # The head computes as many rows as there are drafts, after passes of few rows and of many
         most = min(limits.max_rows, longest)

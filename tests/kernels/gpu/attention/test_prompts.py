@@ -8,9 +8,9 @@ from torch import Tensor
 
 from paceline.kernels.attention import paged_attention_reference
 from paceline.kernels.gpu.attention import prompts as kernel
-from paceline.kernels.gpu.attention.pieces import PIECE, attend_piece, uses_pieces
+from paceline.kernels.gpu.attention.pieces import attend_piece, uses_pieces
 from paceline.kernels.gpu.attention.prompts import attend_long_prompt, supports_prompts
-from paceline.kernels.layout import LongPrompt
+from paceline.kernels.layout import PIECE, LongPrompt
 from tests.kernels.cases import generator, make_cache, make_layout
 from tests.kernels.gpu.cases import DEVICE, on_device
 
@@ -87,7 +87,14 @@ def test_whole_pieces_are_computed_by_the_library(
 
 @pytest.mark.parametrize(
     ("rows", "context", "expected"),
-    [(8192, 0, True), (7168, 0, True), (7167, 0, False), (8193, 0, False), (8000, 100, False), (8000, 8192, True)],
+    [
+        (PIECE, 0, True),
+        (7168, 0, True),
+        (7167, 0, False),
+        (PIECE + 1, 0, False),
+        (8000, 100, False),
+        (8000, PIECE, True),
+    ],
 )
 def test_chunks_that_have_pieces(rows: int, context: int, expected: bool) -> None:
     assert uses_pieces(rows, context, torch.device("meta")) is expected
@@ -118,11 +125,11 @@ def test_a_query_may_be_a_view_of_the_product_of_queries_keys_and_values() -> No
 
 
 def test_supports_half_precision_caches_of_the_same_type_on_hopper() -> None:
-    q, cache = torch.empty(1, 2, 128, dtype=torch.bfloat16), torch.empty(1, 16, 1, 128, dtype=torch.bfloat16)
+    cache = torch.empty(1, 16, 1, 128, dtype=torch.bfloat16)
     with mock.patch.object(kernel, "capability", return_value=90):
-        assert supports_prompts(q, cache)
-        assert not supports_prompts(q.float(), cache.float())
-        assert not supports_prompts(q, cache.to(torch.float8_e4m3fn))
-        assert not supports_prompts(q[..., :96], cache)
+        assert supports_prompts(torch.bfloat16, cache)
+        assert not supports_prompts(torch.float32, cache.float())
+        assert not supports_prompts(torch.bfloat16, cache.to(torch.float8_e4m3fn))
+        assert not supports_prompts(torch.bfloat16, cache[..., :96])
     with mock.patch.object(kernel, "capability", return_value=80):
-        assert not supports_prompts(q, cache)
+        assert not supports_prompts(torch.bfloat16, cache)

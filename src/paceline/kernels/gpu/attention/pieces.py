@@ -10,19 +10,20 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
+from paceline.kernels.layout import LEAST_PIECE_ROWS, PIECE
 
-PIECE = 8192
-"""Rows and keys of a piece; as many rows as a pass computes of a prompt at once."""
-LEAST_ROWS = 7168
-"""Rows from which padding to a piece takes less time than the kernel of `prompts.py`."""
 _HEADS = 8
 """Heads of one row per program."""
 
 
+def has_pieces(device: torch.device) -> bool:
+    """Whether the device has cuDNN; `meta` counts as one that has."""
+    return device.type == "meta" or (device.type == "cuda" and torch.backends.cudnn.is_available())
+
+
 def uses_pieces(num_rows: int, context: int, device: torch.device) -> bool:
-    """Whether a chunk of `num_rows` rows after `context` tokens is computed in pieces. `meta` counts as a device with cuDNN."""
-    has_library = device.type == "meta" or (device.type == "cuda" and torch.backends.cudnn.is_available())
-    return has_library and LEAST_ROWS <= num_rows <= PIECE and (context == 0 or context >= PIECE)
+    """Whether a chunk of `num_rows` rows after `context` tokens is computed in pieces."""
+    return has_pieces(device) and LEAST_PIECE_ROWS <= num_rows <= PIECE and (context == 0 or context >= PIECE)
 
 
 def attend_piece(

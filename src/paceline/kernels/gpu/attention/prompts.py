@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paceline.kernels.gpu.attention.pieces import PIECE, add_piece, attend_piece, uses_pieces
+from paceline.kernels.gpu.attention.pieces import add_piece, attend_piece, uses_pieces
 from paceline.kernels.gpu_model import capability
-from paceline.kernels.layout import BLOCK_SIZE, LongPrompt
+from paceline.kernels.layout import BLOCK_SIZE, PIECE, LongPrompt
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _ROWS = 128
@@ -22,10 +22,11 @@ _KEYS = 128
 """Keys that it loads at once."""
 
 
-def supports_prompts(q: Tensor, key_cache: Tensor) -> bool:
-    """Whether `prompt_attention` computes these types and widths on this device: Hopper and later ones of its kind."""
-    is_supported = capability() // 10 in (9, 10) and q.dtype in (torch.bfloat16, torch.float16)
-    return is_supported and key_cache.dtype is q.dtype and q.shape[2] in (64, 128)
+def supports_prompts(dtype: torch.dtype, key_cache: Tensor) -> bool:
+    """Whether `prompt_attention` computes queries of this type over this cache on this device: Hopper and later ones of its
+    kind."""
+    is_supported = capability() // 10 in (9, 10) and dtype in (torch.bfloat16, torch.float16)
+    return is_supported and key_cache.dtype is dtype and key_cache.shape[3] in (64, 128)
 
 
 def attend_long_prompt(
