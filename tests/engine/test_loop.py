@@ -93,13 +93,13 @@ class Gated:
     def __init__(self, engine: Engine) -> None:
         self.entered = threading.Semaphore(0)
         self._go = threading.Semaphore(0)
-        self._step = engine.step
-        engine.step = self.step  # type: ignore[method-assign]
+        self._advance = engine.advance
+        engine.advance = self.advance  # type: ignore[method-assign]
 
-    def step(self) -> list[StepOutput]:
+    def advance(self) -> list[StepOutput]:
         self.entered.release()
         assert self._go.acquire(timeout=TIMEOUT)
-        return self._step()
+        return self._advance()
 
     def wait(self) -> None:
         assert self.entered.acquire(timeout=TIMEOUT)
@@ -372,3 +372,24 @@ def test_a_request_joins_a_step_that_can_wait(monkeypatch):
     assert isinstance(outputs[0], StepOutput)
     assert isinstance(outputs[1], StepOutput)
     assert outputs[0].times is outputs[1].times
+
+
+def test_outputs_are_heard_before_the_next_step_is_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = list[str]()
+    with running() as loop:
+        engine, inbox = loop.engine, Inbox()
+        prepare = engine.speculator.prepare_next
+
+        def recorded(*arguments: Any, **options: Any) -> None:
+            events.append("prepared")
+            prepare(*arguments, **options)
+
+        def listen(event: OutputEvent) -> None:
+            events.append("heard")
+            inbox(event)
+
+        monkeypatch.setattr(engine.speculator, "prepare_next", recorded)
+        loop.submit(request("r", PROMPT, max_tokens=3), listen)
+        inbox.tokens()
+        on_engine_thread(loop, lambda: None)
+    assert events[:4] == ["heard", "prepared"] * 2

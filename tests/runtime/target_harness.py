@@ -35,8 +35,8 @@ class Gate:
         self.reached = threading.Event()
         self._open = threading.Event()
         self._left = steps
-        self._step = engine.step
-        engine.step = self._gated  # type: ignore[method-assign]
+        self._advance = engine.advance
+        engine.advance = self._gated  # type: ignore[method-assign]
 
     def open(self) -> None:
         self._open.set()
@@ -46,7 +46,7 @@ class Gate:
             self.reached.set()
             self._open.wait(WAIT)
         self._left -= 1
-        return self._step()
+        return self._advance()
 
 
 class LossyListener(Listener[FromGateway]):

@@ -162,7 +162,7 @@ def test_failed_engine_sets_the_error_status() -> None:
     def broken() -> list[StepOutput]:
         raise RuntimeError("no memory")
 
-    traced.loop.engine.step = broken  # type: ignore[method-assign]
+    traced.loop.engine.advance = broken  # type: ignore[method-assign]
     traced.loop.submit(traced_request(), traced.events.append)
     traced.loop._thread.join(30)
     (generate,) = named(traced.spans(), "generate")

@@ -12,6 +12,7 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.engine.control.run_time_flags import RunTimeFlags
 from paceline.engine.control.status import StatusReporter
+from paceline.engine.executors.executor import StepExecutor, StepResult
 from paceline.engine.executors.host import HostExecutor
 from paceline.engine.executors.selector import ExecutorSelector
 from paceline.engine.hooks.exports import Exports
@@ -98,6 +99,8 @@ class Engine:
         pacer = PromptPacer() if graph is None else None
         self._committer = Committer(self.requests, scheduler, speculator, validator, self.hooks, pacer)
         self._recovery = EngineRecovery(self.requests, scheduler, self.executors, self._step)
+        self._committed: tuple[StepExecutor, StepResult | None] | None = None
+        """The last step, until `prepare_next`."""
         self.flags = RunTimeFlags(validator, scheduler, speculator, self.assignment)
         self.status = StatusReporter(scheduler, speculator, self.flags, self.executors, self._committer, self.audit)
 
@@ -106,6 +109,13 @@ class Engine:
 
         A request that fails ends alone; `take_failures` returns it. The step raises only if the engine itself has failed.
         """
+        outputs = self.advance()
+        self.prepare_next()
+        return outputs
+
+    def advance(self) -> list[StepOutput]:
+        """The part of a step that ends with the commit. A caller that passes on its outputs before it calls `prepare_next` lets
+        no token wait for the decisions about the next step."""
         try:
             return self._step()
         except BaseException as error:
@@ -114,6 +124,7 @@ class Engine:
     def _step(self) -> list[StepOutput]:
         """schedule -> propose -> verify -> commit. The graph executor runs one step ahead: its `collect` returns the step that
         was submitted before this one, or None if there was none."""
+        self.prepare_next()
         self.num_steps += 1
         for hook in self.hooks:
             hook.before_step()
@@ -125,16 +136,27 @@ class Engine:
             drafts = executor.propose(schedule)
             executor.submit(schedule, drafts)  # verify: may stay in flight
         result = executor.collect()
-        outputs = self._committer.commit(result) if result is not None else []
-        # The tokens are committed: what fails from here on must not lose them
+        outputs = []
+        if result is not None:
+            outputs = self._committer.commit(result)
+            with contained(
+                "the report of a step"
+            ):  # the tokens are committed: what fails from here on must not lose them
+                self.status.observe(result.times.drafted)
+        self._committed = executor, result
+        return outputs
+
+    def prepare_next(self) -> None:
+        """Decide what the next step drafts, once after every commit."""
+        if self._committed is None:
+            return
+        (executor, result), self._committed = self._committed, None
         with contained("the end of a step"):
             if result is not None:
                 executor.prepare_next(result)
-                self.status.observe(result.times.drafted)
             for hook in self.hooks:
                 hook.after_step()
         self.watch.end(monotonic())
-        return outputs
 
     @property
     def has_work(self) -> bool:

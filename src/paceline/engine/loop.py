@@ -143,8 +143,9 @@ class EngineLoop:
         try:
             with native.single_threaded_torch():
                 while self._drain():
-                    for output in self.engine.step():
+                    for output in self.engine.advance():
                         self._deliver(output)
+                    self.engine.prepare_next()
                     for failure in self.engine.take_failures():
                         self._fail(failure)
             for request_id in list(self._callers):

@@ -93,7 +93,9 @@ def test_a_tree_and_a_chain_in_one_batch() -> None:
 
 
 @pytest.mark.interpreted
-@pytest.mark.skipif(DEVICE == "cuda", reason="float32 is multiplied as TF32; tests/kernels has the kernel in bf16")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="float32 is multiplied as TF32; tests/kernels has the kernel in bf16"
+)
 def test_long_prompts_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside sequences of few rows, in chunks, and not in layers with a window."""
     attended = list[LongPrompt]()
