@@ -152,6 +152,16 @@ def test_prompts_beside_a_graph_step_are_computed_in_whole_pieces() -> None:
     assert found == [{0: 8064}, {0: 8064}, {0: 3872}, {1: 7700}]
 
 
+def test_a_long_prompt_waits_for_one_step_only() -> None:
+    part = scheduler(4096, rows=8192, piece=8064)
+    part.add(sequence(0, 9000, priority=1))
+    found = []
+    for number in (1, 2, 3):
+        part.add(sequence(number, 1000))
+        found.append(rows_of(step(part)))
+    assert found == [{1: 1000}, {1: 1, 2: 1000, 0: 7191}, {1: 1, 2: 1, 0: 1809, 3: 1000}]
+
+
 def test_a_cached_prefix_counts_towards_a_piece() -> None:
     """A prompt that waits for room is cut where its prefix ends, not where it begins."""
     part, prompt = scheduler(4096, rows=8192, piece=8064), list(range(20_000))

@@ -60,6 +60,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.tiers = tiers
         self._piece = piece
+        self._held_back: Sequence | None = None
+        """The prompt that waited last for room. It does not wait twice: prompts of higher rank may arrive in every step."""
         self._only: Collection[Sequence] | None = None
         self._max_prompt_tokens: int | None = None
 
@@ -238,13 +240,16 @@ class Scheduler:
         return chunk_tokens(sequence.num_computed, sequence.num_uncomputed, budget, self._piece)
 
     def _waits_for_room(self, sequence: Sequence, budget: int, rows: Collection[int]) -> bool:
-        """Whether a long prompt begins with whole pieces if it waits until no other prompt is computed beside it. `rows`: those
-        of every sequence in the step."""
-        if self._piece is None or all(count == 1 for count in rows):
+        """Whether a long prompt waits for one step, because it begins with whole pieces if no other prompt is computed beside
+        it. `rows`: those of every sequence in the step."""
+        if self._piece is None or sequence is self._held_back or all(count == 1 for count in rows):
             return False
         cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)
         num_cached = len(cached) * BLOCK_SIZE
-        return cuts_piece(num_cached, len(sequence.ids) - num_cached, budget, self._piece)
+        if not cuts_piece(num_cached, len(sequence.ids) - num_cached, budget, self._piece):
+            return False
+        self._held_back = sequence
+        return True
 
     def _needed(self, sequence: Sequence, taken: int) -> int:
         """Blocks to admit the sequence: for its tokens, and one spare block for it and for every running sequence."""

@@ -44,6 +44,8 @@ class PassSize:
     """Rows of every sequence; `rows`: each may have any number of them."""
     few_rows: int = 1
     """Rows of sequences that decode beside prompts."""
+    num_decoding: int = 0
+    """Sequences that decode, if they are the first ones, have `few_rows` rows each, and every prompt has more; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,4 +17,4 @@ def test_after_warm_up_no_pass_compiles_a_kernel() -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     counts = [int(line) for line in run.stdout.split("\n") if line]  # any other line is a missing kernel
     assert len(counts) == 8
-    assert max(counts) < 120  # up to a second each, the first time on a machine
+    assert max(counts) < 130  # up to a second each, the first time on a machine

@@ -30,7 +30,7 @@ def plan_pass(model: DecoderWeights, size: PassSize, scratch: AttentionScratch |
     config, rows, sequences = model.config, size.rows, size.sequences
     heads = config.num_heads, config.num_kv_heads, config.head_dim
     if size.rows_each == rows > 1:
-        return ragged_plan(rows, sequences, *heads, model.device, scratch, size.few_rows)
+        return ragged_plan(rows, sequences, *heads, model.device, scratch, size.few_rows, size.num_decoding)
     return attention_plan(rows, sequences, size.rows_each, *heads, model.device, scratch=scratch, is_uniform=True)
 
 

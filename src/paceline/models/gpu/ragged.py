@@ -201,17 +201,25 @@ class RaggedPass:
 
     def forward(self) -> ForwardOutput:
         """Hidden states of all rows, and inner states of the kind's layers. There are no logits."""
-        return self._forward(self._layout, None, last_hidden=True)
+        return self._forward(self._layout, None, last_hidden=True, size=self._pass_size)
 
-    def logits(self, rows: Tensor, prompts: tuple[LongPrompt, ...] = ()) -> Tensor | None:
-        """[R, V] of `rows` [R]; None if R is 0. `prompts`: see `AttentionLayout.long_prompts`."""
+    def logits(
+        self, rows: Tensor, prompts: tuple[LongPrompt, ...] = (), num_decoding: int = 0, rows_each: int = 1
+    ) -> Tensor | None:
+        """[R, V] of `rows` [R]; None if R is 0. `prompts`: see `AttentionLayout.long_prompts`. `num_decoding`: see `PassSize`;
+        these sequences have `rows_each` rows."""
         layout = replace(self._layout, long_prompts=prompts) if prompts else self._layout
-        return self._forward(layout, rows, last_hidden=False).logits
+        size = self._pass_size
+        if num_decoding:
+            size = replace(size, few_rows=rows_each, num_decoding=num_decoding)
+        return self._forward(layout, rows, last_hidden=False, size=size).logits
 
-    def _forward(self, layout: AttentionLayout, logit_rows: Tensor | None, last_hidden: bool) -> ForwardOutput:
+    def _forward(
+        self, layout: AttentionLayout, logit_rows: Tensor | None, last_hidden: bool, size: PassSize
+    ) -> ForwardOutput:
         return self._context.forward(
-            self._pass_size,
-            self._plan,
+            size,
+            self._plan if size is self._pass_size else self._context.plan(size),
             self.on_device.tokens,
             self.on_device.positions,
             layout,
@@ -256,8 +264,10 @@ class RaggedGraph(RaggedPass):
         """As `RaggedPass.forward`; the states are valid until the next pass."""
         return self._graph.replay()
 
-    def logits(self, rows: Tensor, prompts: tuple[LongPrompt, ...] = ()) -> Tensor | None:
-        """As `RaggedPass.logits`. Captured passes have no long prompts."""
+    def logits(
+        self, rows: Tensor, prompts: tuple[LongPrompt, ...] = (), num_decoding: int = 0, rows_each: int = 1
+    ) -> Tensor | None:
+        """As `RaggedPass.logits`. Captured passes have no long prompts, and their plan serves any number of sequences."""
         assert not prompts
         states = self.forward().last_hidden
         assert states is not None

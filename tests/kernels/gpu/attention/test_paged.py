@@ -248,5 +248,17 @@ def test_prompts_beside_sequences_that_decode(padding: int) -> None:
     check(contexts, rows, plan=plan, padding=padding)
 
 
+@pytest.mark.parametrize(("rows", "splits"), [([1, 1, 1, 40, 3], 8), ([3, 3, 40, 9, 4], 16), ([1, 40], 32)])
+def test_sequences_that_decode_before_prompts_are_split_as_without_prompts(
+    rows: list[int], splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.kernels.gpu.attention.plan._multiprocessors", lambda device: 8)
+    each = rows[0]
+    plan = ragged_plan(sum(rows), len(rows), 6, 2, 64, DEVICE, few_rows=each, num_decoding=rows.count(each))
+    assert plan.few is not None
+    assert (plan.least_rows, plan.few.most_rows, plan.few.num_splits) == (each + 1, each, splits)
+    check([150, 300, 70, 0, 16][: len(rows)], rows, plan=plan)
+
+
 def test_a_single_prompt_needs_no_second_launch() -> None:
     assert ragged_plan(40, 1, 6, 2, 64, DEVICE).few is None

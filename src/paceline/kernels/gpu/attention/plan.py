@@ -152,17 +152,39 @@ def ragged_plan(
     device: torch.device | str,
     scratch: AttentionScratch | None = None,
     few_rows: int = 1,
+    num_decoding: int = 0,
 ) -> AttentionPlan:
-    """The plan for passes of prompts beside sequences that decode: one launch for each. `few_rows`: rows of a sequence that
-    decodes, drafts included."""
+    """The plan for passes of prompts beside sequences that decode: one launch for each. `few_rows` and `num_decoding` as in
+    `PassSize`: the contexts of sequences whose rows are known are split as in passes without prompts."""
     scratch = scratch or AttentionScratch(device)
     heads = num_heads, num_kv_heads, head_dim
     plan = attention_plan(num_rows, num_sequences, num_rows, *heads, device, scratch=scratch)
+    if num_decoding:
+        decoding = _decoding_plan(num_decoding, few_rows, *heads, device, scratch)
+        return replace(plan, least_rows=few_rows + 1, few=decoding)
     few = attention_plan(num_rows, num_sequences, few_rows, *heads, device, scratch=scratch)
     if num_sequences == 1 or few.tile == plan.tile:
         return plan
     most = max(few.tile_rows, few_rows)
     return replace(plan, least_rows=most + 1, few=replace(few, most_rows=most))
+
+
+def _decoding_plan(
+    num_sequences: int,
+    rows: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    device: torch.device | str,
+    scratch: AttentionScratch,
+) -> AttentionPlan:
+    """The plan for the first sequences of a pass, which have `rows` rows each, with the kernel of the batch that they would be
+    padded to."""
+    batch = power_of_two(num_sequences)
+    heads = num_heads, num_kv_heads, head_dim
+    plan = attention_plan(batch * rows, batch, rows, *heads, device, scratch=scratch, is_uniform=True)
+    tiles = plan.num_tiles // batch * num_sequences
+    return replace(plan, num_rows=num_sequences * rows, num_sequences=num_sequences, num_tiles=tiles)
 
 
 def search_width(num_sequences: int) -> int:
