@@ -139,9 +139,8 @@ class Engine:
         outputs = []
         if result is not None:
             outputs = self._committer.commit(result)
-            with contained(
-                "the report of a step"
-            ):  # the tokens are committed: what fails from here on must not lose them
+            # The tokens are committed: what fails from here on must not lose them
+            with contained("the report of a step"):
                 self.status.observe(result.times.drafted)
         self._committed = executor, result
         return outputs
