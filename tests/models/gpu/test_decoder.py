@@ -111,7 +111,7 @@ def test_long_prompts_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(gpu_decoder, "attend_long_prompt", recorded)
     chunks = [
-        [Span([5], 0, tokens(10), 0), Span([7, 2, 4], 0, tokens(18), 0)],
+        [Span([5], 0, tokens(10), 1), Span([7, 2, 4], 0, tokens(18), 1)],
         [Span([5], 10, tokens(1), 1), Span([7, 2, 4], 18, tokens(20), 1)],
     ]
     check(SHALLOW, *chunks)
