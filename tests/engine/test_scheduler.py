@@ -39,7 +39,7 @@ def scheduler(
     prefix_caching: bool = True,
     piece: int | None = None,
 ) -> Scheduler:
-    return Scheduler(BlockTables(num_blocks, prefix_caching), max_num_seqs, rows, piece=piece)
+    return Scheduler(BlockTables(num_blocks, prefix_caching), max_num_seqs, rows, prompt_piece=piece)
 
 
 def commit(plan: Schedule, tables: BlockTables, accepted: int = 0) -> None:

@@ -75,7 +75,7 @@ def assemble(
     speculator = _make_speculator(config, target, limits, proposers, drafting, validator, clock)
     tiers = make_tiers(config, runner, tables, clock, sizing.window)
     scheduler = Scheduler(
-        tables, limits.max_num_seqs, limits.max_batched_tokens, tiers, limits.max_draft_tokens, runner.piece
+        tables, limits.max_num_seqs, limits.max_batched_tokens, tiers, limits.max_draft_tokens, runner.prompt_piece
     )
     graph = None
     if has_graphs:

@@ -124,7 +124,7 @@ class Engine:
     def _step(self) -> list[StepOutput]:
         """schedule -> propose -> verify -> commit. The graph executor runs one step ahead: its `collect` returns the step that
         was submitted before this one, or None if there was none."""
-        self.prepare_next()
+        self.prepare_next()  # after a failure, the recovery runs several steps in one call of `advance`
         self.num_steps += 1
         for hook in self.hooks:
             hook.before_step()

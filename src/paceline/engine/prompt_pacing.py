@@ -13,7 +13,8 @@ WEIGHT = 0.25
 
 def chunk_tokens(num_computed: int, num_left: int, budget: int, piece: int | None) -> int:
     """Tokens of the next chunk of a prompt of which `num_computed` tokens are computed and `num_left` are not, with room for
-    `budget` in the step. `piece` as `ModelRunner.piece`: the chunk ends at a multiple of it if it has enough rows then."""
+    `budget` in the step. `piece`: that of `ModelRunner.prompt_piece`. The chunk ends at a multiple of it if it has enough rows
+    then."""
     if num_left <= budget or piece is None:
         return min(num_left, budget)
     whole = (num_computed + budget) // piece * piece - num_computed
@@ -21,7 +22,7 @@ def chunk_tokens(num_computed: int, num_left: int, budget: int, piece: int | Non
 
 
 def cuts_piece(num_computed: int, num_left: int, budget: int, piece: int) -> bool:
-    """Whether this chunk of a long prompt would be too short for a piece, or end within one that goes on."""
+    """Whether the next chunk of a long prompt would end inside a piece. The parameters are those of `chunk_tokens`."""
     if num_left <= budget or num_left < LEAST_PIECE_ROWS:
         return False
     return (num_computed + chunk_tokens(num_computed, num_left, budget, piece)) % piece != 0

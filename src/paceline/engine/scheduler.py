@@ -47,10 +47,10 @@ class Scheduler:
         max_batched_tokens: int,
         tiers: Tiers | None = None,
         max_draft_tokens: int | None = None,
-        piece: int | None = None,
+        prompt_piece: int | None = None,
     ) -> None:
         """`tiers`: the cache tiers below the device; None: there are none. `max_draft_tokens`: draft tokens of one step;
-        None: as many as tokens. `piece`: that of the runner."""
+        None: as many as tokens. `prompt_piece`: that of the runner."""
         self.tables = tables
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
@@ -59,7 +59,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both kept in rank order
         self.num_preemptions = 0
         self.tiers = tiers
-        self._piece = piece
+        self._prompt_piece = prompt_piece
         self._held_back: Sequence | None = None
         """The prompt that waited last for room. It does not wait twice: prompts of higher rank may arrive in every step."""
         self._only: Collection[Sequence] | None = None
@@ -237,16 +237,16 @@ class Scheduler:
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Prompt tokens of the sequence to compute now, at most `budget`."""
-        return chunk_tokens(sequence.num_computed, sequence.num_uncomputed, budget, self._piece)
+        return chunk_tokens(sequence.num_computed, sequence.num_uncomputed, budget, self._prompt_piece)
 
     def _waits_for_room(self, sequence: Sequence, budget: int, rows: Collection[int]) -> bool:
         """Whether a long prompt waits for one step, because it begins with whole pieces if no other prompt is computed beside
         it. `rows`: those of every sequence in the step."""
-        if self._piece is None or sequence is self._held_back or all(count == 1 for count in rows):
+        if self._prompt_piece is None or sequence is self._held_back or all(count == 1 for count in rows):
             return False
         cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)
         num_cached = len(cached) * BLOCK_SIZE
-        if not cuts_piece(num_cached, len(sequence.ids) - num_cached, budget, self._piece):
+        if not cuts_piece(num_cached, len(sequence.ids) - num_cached, budget, self._prompt_piece):
             return False
         self._held_back = sequence
         return True

@@ -146,7 +146,7 @@ class ModelRunner:
         self._slots = CacheSlots([values for layer in self.cache for values in layer])
 
     @property
-    def piece(self) -> int | None:
+    def prompt_piece(self) -> int | None:
         """Tokens of the pieces in which the attention of long prompts is computed; None: chunks of any length take as long."""
         return None
 

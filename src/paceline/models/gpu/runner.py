@@ -102,7 +102,7 @@ class GpuRunner(ModelRunner):
         self.context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block, leader)
 
     @property
-    def piece(self) -> int | None:
+    def prompt_piece(self) -> int | None:
         keys = self.cache[0][0]
         return PIECE if supports_prompts(self.model.dtype, keys) and has_pieces(keys.device) else None
 
