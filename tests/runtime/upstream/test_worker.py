@@ -111,23 +111,25 @@ def test_what_the_engine_cannot_do_is_refused(cluster: Cluster) -> None:
 
 
 def test_streams_of_a_killed_server_continue_on_the_other(cluster: Cluster) -> None:
-    expected = [collect(cluster.submit(f"e{i}", prompt), []) for i, prompt in enumerate(PROMPTS)]
-    streams = [(i, cluster.submit(f"s{i}{j}", prompt)) for j in range(4) for i, prompt in enumerate(PROMPTS)]
+    length, processes = 120, _processes(cluster.servers[1].popen.pid)
+    expected = [collect(cluster.submit(f"e{i}", prompt, max_tokens=length), []) for i, prompt in enumerate(PROMPTS)]
+    streams = [
+        (i, cluster.submit(f"s{i}{j}", prompt, max_tokens=length)) for j in range(4) for i, prompt in enumerate(PROMPTS)
+    ]
     texts: list[list[int]] = [[] for _ in streams]
     collect(streams[0][1], texts[0], until=2)  # the others have just begun
-    _kill(cluster.servers[1].popen.pid)
+    for pid in processes:
+        os.kill(pid, signal.SIGKILL)
     for (_, events), tokens in zip(streams, texts, strict=True):
-        if len(tokens) < 40:
-            collect(events, tokens)
+        collect(events, tokens, until=length)
     assert texts == [expected[i] for i, _ in streams]
     assert cluster.client.cluster_status().continued > 0
 
 
-def _kill(pid: int) -> None:
-    """Kill the server and its engine process."""
+def _processes(pid: int) -> list[int]:
+    """The server and its engine process."""
     children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
-    for one in (pid, *map(int, children)):
-        os.kill(one, signal.SIGKILL)
+    return [pid, *map(int, children)]
 
 
 def test_a_server_of_another_model_is_refused(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
