@@ -4,7 +4,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.planning.autoscaling.observation import Observation, Role
+from paceline.core.pool_config import Role
+from paceline.planning.autoscaling.observation import Observation
 from paceline.planning.profiles.curve import Figure
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import SimulationConfig, Speculation

@@ -15,9 +15,10 @@ from paceline.cli.render import console
 from paceline.cluster.scaling.changes import resized
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.pool_config import Role
 from paceline.planning.autoscaling.decision import HOLD_SECONDS, Decision, PlannerConfig
 from paceline.planning.autoscaling.gateway_metrics import MetricsReader, with_wanted
-from paceline.planning.autoscaling.observation import ROLES, Role
+from paceline.planning.autoscaling.observation import ROLES
 from paceline.planning.autoscaling.planner import Planner
 from paceline.planning.sizing.candidate import Limits
 from paceline.server.client import ServerClient

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.core.errors import InvalidRequest
-from paceline.planning.autoscaling.observation import Role
+from paceline.core.pool_config import Role
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.objective import Objective

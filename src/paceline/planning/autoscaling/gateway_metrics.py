@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from paceline.planning.autoscaling.observation import ROLES, Observation, PoolState, Role
+from paceline.core.pool_config import Role
+from paceline.planning.autoscaling.observation import ROLES, Observation, PoolState
 from paceline.planning.simulation.objective import Objective
 
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)")

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
-Role = Literal["target", "prefill", "draft"]
-ROLES: tuple[Role, ...] = get_args(Role)
+from paceline.core.pool_config import Role
+
+ROLES: tuple[Role, ...] = ("target", "prefill", "draft")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from paceline.core.pool_config import Role
 from paceline.planning.autoscaling.capacity import Capacity
 from paceline.planning.autoscaling.decision import Decision, Need, PlannerConfig, Rates
 from paceline.planning.autoscaling.forecast import Forecast, Prediction
 from paceline.planning.autoscaling.history import MIN_REQUESTS, Lengths, LoadHistory, problem
-from paceline.planning.autoscaling.observation import Observation, Role, Sizes
+from paceline.planning.autoscaling.observation import Observation, Sizes
 from paceline.planning.autoscaling.replay import Span, load_factor, smallest_pool
 from paceline.planning.sizing.placement import placements
 

@@ -10,7 +10,8 @@ from paceline.cluster.routing.kv_router import KvRouter
 from paceline.cluster.routing.router import Prompt, Router, WorkerLoad, WorkerTable, make_router
 from paceline.core.clock import VirtualClock
 from paceline.core.cluster_config import HealthConfig
-from paceline.planning.autoscaling.observation import ROLES, Role
+from paceline.core.pool_config import Role
+from paceline.planning.autoscaling.observation import ROLES
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.draft_pool import DraftWorkers
 from paceline.planning.simulation.handoffs import Handoffs

@@ -6,7 +6,8 @@ from typing import Literal
 
 from paceline.core.cluster_config import RouterPolicy
 from paceline.core.errors import InvalidConfig
-from paceline.planning.autoscaling.observation import ROLES, Role
+from paceline.core.pool_config import Role
+from paceline.planning.autoscaling.observation import ROLES
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.faults import Fault, WorkersLost
 from paceline.planning.simulation.texts import MAX_SPREAD

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from paceline.planning.autoscaling.observation import ROLES, PoolState, Role
+from paceline.core.pool_config import Role
+from paceline.planning.autoscaling.observation import ROLES, PoolState
 from paceline.planning.simulation.draft_pool import PooledDrafts
 from paceline.planning.simulation.workers.worker import SimulatedWorker
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.planning.autoscaling.observation import ROLES, Role
+from paceline.core.pool_config import Role
+from paceline.planning.autoscaling.observation import ROLES
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.workers.job import Job
