@@ -1,4 +1,4 @@
-"""Compiles the router and the simulator with mypyc if PACELINE_COMPILE is set. All else is in pyproject.toml.
+"""Compiles the router, the simulator and the rules of a step with mypyc if PACELINE_COMPILE is set. All else is in pyproject.toml.
 
     make compiled
     PACELINE_COMPILE=1 pip install --no-build-isolation .
@@ -12,6 +12,7 @@ from setuptools import setup
 
 PACKAGES = {
     "core": "clock kv_events",
+    "cluster": "step",
     "cluster/routing": (
         "kv_index kv_router prefill_queue prefix_runs prefix_tree reservations router worker_costs worker_rates"
     ),

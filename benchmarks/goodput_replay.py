@@ -13,7 +13,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from paceline.models.gpu.runner import bucket
+from paceline.cluster.step import padded_size
 from paceline.speculation.depth.drift import DriftTest
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
@@ -88,7 +88,7 @@ class Run:
 class Replay:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.dice = options, random.Random(options.seed)
-        padded = PaddedBatch(frozenset({"draft"}), bucket, lambda depth: depth)
+        padded = PaddedBatch(frozenset({"draft"}), padded_size, lambda depth: depth)
         self.policy, self.drift = GoodputDepth(MAX_DEPTH, padded=[padded]), DriftTest()
         warm_up = {1 << n: self._pass_seconds(1 << n) * (options.warm_up if n in (7, 8) else 1.0) for n in range(11)}
         self.policy.calibrate(warm_up, PER_TOKEN * options.per_token)
@@ -112,7 +112,7 @@ class Replay:
             if 2 * len(running) <= slots:
                 run.seconds += LOAD_BATCH * len(running)
                 slots = 0
-            slots = slots or bucket(len(running))
+            slots = slots or padded_size(len(running))
             since_host += 1
             depths = [min(fixed, self._limit(text)) for text in running] if fixed is not None else self._decide(running)
             since_drafts = 0 if any(depths) else since_drafts + 1

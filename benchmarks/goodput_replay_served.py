@@ -34,9 +34,8 @@ from goodput_replay_texts import (
     interpolate,
 )
 
+from paceline.cluster.step import padded_size, prompt_budget
 from paceline.engine.executors.graph.drafters.chain_drafter import MAX_FOLLOWED_ROUNDS
-from paceline.engine.executors.graph.mixed import prompt_budget
-from paceline.models.gpu.runner import bucket
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
@@ -48,7 +47,7 @@ from paceline.speculation.depth.prompt_load import MANY_ROWS, drafts_beside
 class Served:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        padded = PaddedBatch(frozenset({"draft"}), bucket, lambda depth: depth, MAX_DRAFT_TOKENS)
+        padded = PaddedBatch(frozenset({"draft"}), padded_size, lambda depth: depth, MAX_DRAFT_TOKENS)
         self.policy = GoodputDepth(MAX_DEPTH, padded=[padded])
         self.policy.calibrate({1 << n: interpolate(PASSES, 1 << n) for n in range(11)}, PER_TOKEN)
         lines = {size: LinearCost(0.0, seconds * MS) for size, seconds in DRAFTS.items()}
@@ -101,7 +100,7 @@ class Served:
         observed, self._observed = self._observed, None
         if observed is not None:
             self.policy.observe(observed)
-        deepest, slots = max(depths, default=0), bucket(len(running)) if running else 0
+        deepest, slots = max(depths, default=0), padded_size(len(running)) if running else 0
         joined, prompt_rows = self._compute_prompts(here, num_waiting, len(running))
         for text in joined:
             waiting.remove(text)
@@ -197,7 +196,7 @@ class Served:
     @staticmethod
     def _pass_seconds(num_decoding: int, depth: int, prompt_rows: int, context: int) -> float:
         """A graph step has rows for its slots, a step with prompts for its sequences."""
-        rows = (num_decoding if prompt_rows else bucket(num_decoding)) * (1 + depth) + prompt_rows
+        rows = (num_decoding if prompt_rows else padded_size(num_decoding)) * (1 + depth) + prompt_rows
         return interpolate(PASSES, rows) + PER_TOKEN * context + MIXED * bool(prompt_rows)
 
     def _commit(self, running: list[Text], depths: list[int]) -> tuple[RoundObservation, ...]:

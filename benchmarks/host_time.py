@@ -18,13 +18,14 @@ import torch
 from benchmarks.fake_device import PASS, ROW, ROWS, SHAPE, WORDS, FakeDevice
 from tests.fakes import tiny_engine, tiny_model
 
+from paceline.cluster.step import padded_size
 from paceline.core.clock import WallClock
 from paceline.core.machine import freeze_loaded_objects
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
-from paceline.models.gpu.runner import GpuRunner, bucket
+from paceline.models.gpu.runner import GpuRunner
 from paceline.models.loading.load import open_checkpoint
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
@@ -37,7 +38,7 @@ CHEAP_DRAFT, SLOW_DRAFT = 1e-4, 5e-3
 
 def build(count: int) -> Engine:
     model, methods = tiny_model(config=SHAPE), frozenset({"fake"})
-    policy = GoodputDepth(8, padded=[PaddedBatch(methods, bucket, lambda depth: depth)])
+    policy = GoodputDepth(8, padded=[PaddedBatch(methods, padded_size, lambda depth: depth)])
     sizes = SHAPE.vocab_size, SHAPE.vocab_size, True, 64 * ROWS
     proposer = DraftModelProposer(GpuRunner(model, 200_000 // 16), ROWS, *sizes)
     policy.calibrate({1 << n: PASS + ROW * (1 << n) for n in range(11)})

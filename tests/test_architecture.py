@@ -21,10 +21,10 @@ SOURCE = ROOT / "src" / "paceline"
 MAY_IMPORT = {
     "core": set(),
     "kernels": {"core"},
-    "models": {"kernels", "core"},
+    "models": {"kernels", "cluster.step", "core"},
     "kv": {"kernels.layout", "core"},
-    "speculation": {"models", "kv", "kernels", "core"},
-    "engine": {"speculation", "models", "kv", "kernels", "core"},
+    "speculation": {"models", "kv", "kernels", "cluster.step", "core"},
+    "engine": {"speculation", "models", "kv", "kernels", "cluster.step", "core"},
     "cluster": {"core"},
     "planning": {"cluster", "speculation.depth", "core"},
     "endpoints": {"engine.stats", "speculation.depth", "speculation.depth_rule", "core"},

@@ -6,7 +6,6 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence, Status
 from paceline.core.speculation import SpeculationParams
-from paceline.engine import prompt_pacing
 from paceline.engine.schedule import Schedule
 from paceline.engine.scheduler import Scheduler
 from paceline.kernels.layout import BLOCK_SIZE
@@ -495,7 +494,7 @@ def test_removing_frees_blocks_in_either_queue() -> None:
 def test_random_traffic_keeps_every_promise_and_finishes(
     seed: int, piece: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_pacing, "LEAST_PIECE_ROWS", 16)
+    monkeypatch.setattr("paceline.cluster.step.LEAST_PIECE_ROWS", 16)
     rng = random.Random(seed)
     max_num_seqs = rng.randint(1, 6)
     part = scheduler(rng.randint(7, 24), max_num_seqs, rng.randint(max_num_seqs, 40), rng.random() < 0.7, piece)

@@ -7,6 +7,9 @@ from enum import Enum
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams, Verification
 
+LEAST_PIECE_ROWS = 7168
+"""Rows of a chunk from which padding to a piece takes less time than the kernel that needs no padding."""
+
 
 class Status(Enum):
     WAITING = "waiting"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from paceline.cluster.step import padded_size
 from paceline.core.clock import Clock, WallClock
 from paceline.core.config import EngineConfig
 from paceline.engine.engine import Engine
@@ -129,11 +130,10 @@ def _padded_batches(
     """How many rows a graph step has, and how many a pass with drafts that are made on the host."""
     from paceline.engine.executors.graph.drafters.selection import draft_shape
     from paceline.models.cuda_graph import MAX_GRAPH_ROWS
-    from paceline.models.gpu.runner import bucket
 
     return (
-        PaddedBatch(in_graph, bucket, lambda depth: draft_shape(proposer, depth).nodes, max_draft_tokens),
-        PaddedBatch(methods - in_graph, bucket, lambda depth: bucket(1 + depth) - 1, MAX_GRAPH_ROWS // 2),
+        PaddedBatch(in_graph, padded_size, lambda depth: draft_shape(proposer, depth).nodes, max_draft_tokens),
+        PaddedBatch(methods - in_graph, padded_size, lambda depth: padded_size(1 + depth) - 1, MAX_GRAPH_ROWS // 2),
     )
 
 

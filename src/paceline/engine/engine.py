@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from paceline.cluster.step import PromptPacer
 from paceline.core.clock import Clock, WallClock
 from paceline.core.kv_events import CacheEvent
 from paceline.core.output import StepOutput
@@ -24,7 +25,6 @@ from paceline.engine.isolation.engine_recovery import EngineRecovery
 from paceline.engine.isolation.failures import RequestFailure, contained
 from paceline.engine.isolation.step_watch import StepWatch
 from paceline.engine.output import OutputProcessor
-from paceline.engine.prompt_pacing import PromptPacer
 from paceline.engine.requests.committer import Committer
 from paceline.engine.requests.requests import Requests
 from paceline.engine.scheduler import Scheduler

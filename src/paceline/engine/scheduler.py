@@ -4,9 +4,9 @@ import bisect
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 
+from paceline.cluster.step import admits, chunk_tokens, ends_inside_piece
 from paceline.core.sequence import Sequence, Status
 from paceline.engine.hooks.tiers import Tiers
-from paceline.engine.prompt_pacing import chunk_tokens, cuts_piece
 from paceline.engine.schedule import Schedule, Scheduled
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables, blocks_for
@@ -82,8 +82,9 @@ class Scheduler:
             return False
         for sequence in self.waiting:
             if self.tiers is None or not self.tiers.is_fetching(sequence):
-                spare = self.tables.pool.num_free - self._needed(sequence, len(self.running))
-                return spare >= 0 or spare + self._num_idle >= 0
+                need, free = self._needed(sequence, len(self.running)), self.tables.pool.num_free
+                free = free if need <= free else free + self._num_idle
+                return admits(need, free, len(self.running), self.max_num_seqs)
         return False
 
     def prompt_rows(self, excluded: Collection[int] = ()) -> int:
@@ -212,7 +213,8 @@ class Scheduler:
                 continue
             if self.tiers is not None and not self.tiers.is_ready(sequence):
                 continue
-            if self.running and self._needed(sequence, taken) > self.tables.pool.num_free:
+            free, most = self.tables.pool.num_free, self.max_num_seqs
+            if self.running and not admits(self._needed(sequence, taken), free, taken, most):
                 return
             if self._waits_for_room(sequence, budget, rows.values()):
                 return
@@ -246,7 +248,7 @@ class Scheduler:
             return False
         cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)
         num_cached = len(cached) * BLOCK_SIZE
-        if not cuts_piece(num_cached, len(sequence.ids) - num_cached, budget, self._prompt_piece):
+        if not ends_inside_piece(num_cached, len(sequence.ids) - num_cached, budget, self._prompt_piece):
             return False
         self._held_back = sequence
         return True

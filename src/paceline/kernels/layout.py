@@ -20,9 +20,6 @@ LONG_ROWS = 2048
 PIECE = 8064
 """Rows and keys of a piece of a long prompt. It leaves 128 of the 8,192 tokens of a step to sequences that decode."""
 
-LEAST_PIECE_ROWS = 7168
-"""Rows of a chunk from which padding to a piece takes less time than the kernel that needs no padding."""
-
 
 @dataclass(frozen=True, slots=True)
 class LongPrompt:

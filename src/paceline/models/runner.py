@@ -188,7 +188,7 @@ class ModelRunner:
             after_layer,
         )
 
-    def padded_size(self, spans: Sequence[Span]) -> tuple[int, int] | None:
+    def padded_shape(self, spans: Sequence[Span]) -> tuple[int, int] | None:
         """Sequences and rows of the pass over `spans`, padding included; None: nothing is padded."""
         return None
 

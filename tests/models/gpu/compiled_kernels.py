@@ -11,6 +11,7 @@ from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any 
 
 import triton
 
+from paceline.cluster.step import padded_size
 from paceline.engine.executors.graph.mixed import MixedSteps, SlotInputs
 from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot
 from paceline.kernels import linear
@@ -25,7 +26,7 @@ from paceline.models.gpu import eagle as gpu_eagle
 from paceline.models.gpu.decoder import gpu_forward
 from paceline.models.gpu.eagle import gpu_eagle_forward, gpu_eagle_norm, plan_eagle
 from paceline.models.gpu.forward_pass import PassKind
-from paceline.models.gpu.runner import GpuRunner, bucket
+from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import Span
 from tests.fakes import TINY, RandomWeights
 from tests.heads import tiny_eagle
@@ -117,7 +118,7 @@ def missing_for_mixed(config: ModelConfig, max_num_seqs: int, max_depth: int) ->
     beside any prompts."""
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
-    slots = DeviceSlots(bucket(max_num_seqs), runner.device)
+    slots = DeviceSlots(padded_size(max_num_seqs), runner.device)
     most_decoding = slots.size * (1 + max_depth)
     steps = MixedSteps(runner, slots, MAX_ROWS, min(MAX_ROWS, most_decoding), 2)
     runner.warm_up(max_num_seqs, MAX_ROWS, LONGEST)
@@ -129,7 +130,7 @@ def missing_for_mixed(config: ModelConfig, max_num_seqs: int, max_depth: int) ->
         slots.load([Slot((0, 0), draw.choice(WARM_UP_SAMPLING), 0, 0)])
         depth = draw.randint(0, max_depth)
         count = draw.randint(0, min(max_num_seqs - 1, MAX_ROWS // (2 * (1 + depth))))
-        size = bucket(count or 1)
+        size = padded_size(count or 1)
         tables = torch.zeros(size, runner.table_width, dtype=torch.int32)
         active, limits = torch.zeros(2 * size, dtype=torch.int32).split(size)  # adjacent, as in a batch
         drafts = torch.zeros(size, depth, dtype=torch.int64) if depth else None

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.cluster.step import padded_size
 from paceline.core.clock import VirtualClock
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.gpu import runner as gpu_runner
 from paceline.models.gpu.forward_pass import PassGraph, PassKind
 from paceline.models.gpu.ragged import RaggedGraph
-from paceline.models.gpu.runner import GpuRunner, bucket, captured_passes
+from paceline.models.gpu.runner import GpuRunner, captured_passes
 from paceline.models.runner import ModelRunner, Span, early_exit
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
@@ -97,13 +98,9 @@ def test_an_early_exit_shares_the_cache() -> None:
 def test_the_size_of_a_padded_pass_is_that_of_its_longest_span() -> None:
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
     spans = [Span([4], 0, tokens(3), 3), Span([2], 0, tokens(1), 1), Span([8], 0, tokens(1), 1)]
-    assert runner.padded_size(spans) == (4, 16)
-    assert ModelRunner(models(SHAPE)[1], BLOCKS).padded_size(spans) is None
-    assert runner.padded_size([Span([4], 0, tokens(1), 1)] * (gpu_runner.MAX_GRAPH_ROWS + 1)) is None
-
-
-def test_padded_batch_sizes() -> None:
-    assert [bucket(count) for count in (1, 2, 3, 5, 64, 65, 129)] == [1, 2, 4, 8, 64, 128, 192]
+    assert runner.padded_shape(spans) == (4, 16)
+    assert ModelRunner(models(SHAPE)[1], BLOCKS).padded_shape(spans) is None
+    assert runner.padded_shape([Span([4], 0, tokens(1), 1)] * (gpu_runner.MAX_GRAPH_ROWS + 1)) is None
 
 
 @pytest.mark.parametrize(("max_num_seqs", "longest"), [(1, 2048), (5, 100), (200, 2048), (256, 30)])
@@ -112,7 +109,7 @@ def test_warm_up_captures_every_padded_pass(max_num_seqs: int, longest: int) -> 
         (batch, rows, PassKind(is_tree))
         for count in range(1, max_num_seqs + 1)
         for most in range(1, longest + 1)
-        if (batch := bucket(count)) * (rows := bucket(most)) <= gpu_runner.MAX_GRAPH_ROWS
+        if (batch := padded_size(count)) * (rows := padded_size(most)) <= gpu_runner.MAX_GRAPH_ROWS
         for is_tree in (False, True)
         # a tree has 2 to 64 rows; in a batch with a prompt the pass may have more
         if not is_tree or (most > 1 and (most <= MAX_TREE_ROWS or count > 1))

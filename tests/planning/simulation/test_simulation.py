@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.step import prompt_budget
 from paceline.core.errors import InvalidConfig
 from paceline.planning.profiles.curve import Figure
 from paceline.planning.profiles.profile_file import load_profile
@@ -12,7 +13,6 @@ from paceline.planning.simulation.config import Mode, SimulationConfig, Speculat
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationReport, summarize
 from paceline.planning.simulation.simulation import simulate
-from paceline.planning.simulation.workers.worker import prompt_budget
 from paceline.planning.traces.synthetic import Traffic, synthesize
 from paceline.planning.traces.trace import Trace, TraceRequest
 
@@ -43,14 +43,6 @@ def test_long_prompts_are_computed_in_chunks_by_the_rule_of_the_executor() -> No
         seconds += H200.prompt_seconds.at(rows)
         waiting -= rows
     assert job.ttft == pytest.approx(seconds + H200.prompt_context_seconds.value * 1e8 / 2)
-
-
-def test_the_rule_for_prompt_rows_is_that_of_the_graph_executor() -> None:
-    pytest.importorskip("triton")
-    from paceline.engine.executors.graph import mixed
-
-    cases = [(batch, waiting) for batch in (0, 1, 100, 500, 600) for waiting in (0, 1, 500, 3000, 9000, 50_000)]
-    assert [prompt_budget(*case) for case in cases] == [mixed.prompt_budget(*case) for case in cases]
 
 
 def test_plain_steps_in_closed_form_are_the_steps_one_by_one() -> None:

@@ -85,7 +85,7 @@ class HostExecutor:
             hook.after_pass(schedule, drafts, output)
         seconds = self._clock.now() - drafted
         decodes = after_layer is None and all(item.num_tokens == 1 for item in schedule.items)
-        padded = self._runner.padded_size(spans) if decodes else None
+        padded = self._runner.padded_shape(spans) if decodes else None
         self._submitted = _Submitted(schedule, drafts, wanted, output, padded, self._began, drafted, seconds)
 
     def collect(self) -> StepResult | None:

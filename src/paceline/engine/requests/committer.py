@@ -1,10 +1,10 @@
 """Commits a verified step: appends its tokens, frees the blocks of rejected drafts, and ends sequences."""
 
+from paceline.cluster.step import PromptPacer
 from paceline.core.output import StepOutput
 from paceline.engine.executors.executor import SequenceResult, StepResult
 from paceline.engine.hooks.hook import StepHooks
 from paceline.engine.isolation.failures import contained
-from paceline.engine.prompt_pacing import PromptPacer
 from paceline.engine.requests.requests import Requests
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from paceline.cluster.step import padded_size
 from paceline.core.clock import Clock
+from paceline.core.sequence import LEAST_PIECE_ROWS
 from paceline.kernels.cpu.decoder_pass import Sampler
 from paceline.kernels.gpu.attention.pieces import has_pieces
-from paceline.kernels.gpu.attention.plan import power_of_two
 from paceline.kernels.gpu.attention.prompts import supports_prompts
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
-from paceline.kernels.layout import BLOCK_SIZE, LEAST_PIECE_ROWS, MAX_TREE_ROWS, PIECE
+from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS, PIECE
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.cuda_graph import MAX_GRAPH_ROWS, GraphPool, StreamTimer
@@ -40,22 +41,17 @@ if TYPE_CHECKING:
     from paceline.models.gpu.ranks.leader import Leader
 
 
-def bucket(count: int) -> int:
-    """Batch size that a batch of `count` is padded to."""
-    return power_of_two(count) if count <= 64 else -(-count // 64) * 64
-
-
-def buckets(most: int) -> list[int]:
+def padded_sizes(most: int) -> list[int]:
     """Batch sizes that batches of up to `most` are padded to."""
-    return sorted({bucket(count) for count in range(1, most + 1)})
+    return sorted({padded_size(count) for count in range(1, most + 1)})
 
 
 def captured_passes(max_num_seqs: int, longest: int, kinds: Collection[PassKind]) -> list[tuple[int, int, PassKind]]:
     """(batch, rows, kind) of every padded pass that has a graph, the largest first."""
     return [
         (batch, rows, kind)
-        for batch in reversed(buckets(max_num_seqs))
-        for rows in reversed(buckets(min(MAX_GRAPH_ROWS // batch, longest)))
+        for batch in reversed(padded_sizes(max_num_seqs))
+        for rows in reversed(padded_sizes(min(MAX_GRAPH_ROWS // batch, longest)))
         for kind in kinds
         # A tree has few rows; in a batch with a prompt it is padded to more
         if not kind.is_tree or 1 < rows <= MAX_TREE_ROWS or (rows > 1 and batch > 1)
@@ -132,7 +128,7 @@ class GpuRunner(ModelRunner):
         """Device time of one pass over `spans`, without the time of the host. A pass that serving runs as a graph is captured
         for it: the kernels of a small model take longer to launch than to run."""
         num_rows = sum(len(span.tokens) for span in spans)
-        if self.padded_size(spans) is None and num_rows <= max_captured_rows(self.model.weight_bytes):
+        if self.padded_shape(spans) is None and num_rows <= max_captured_rows(self.model.weight_bytes):
             self._capture_ragged(ragged_size(len(spans), num_rows), PassKind())
         graph = self._graph_of(spans)
         self.forward(spans)  # keeps the device busy while the host prepares the next pass
@@ -143,8 +139,8 @@ class GpuRunner(ModelRunner):
             graph.replay()
         return timer.seconds()
 
-    def padded_size(self, spans: Sequence[Span]) -> tuple[int, int] | None:
-        batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
+    def padded_shape(self, spans: Sequence[Span]) -> tuple[int, int] | None:
+        batch, rows = padded_size(len(spans)), padded_size(max(len(span.tokens) for span in spans))
         return (batch, batch * rows) if batch * rows <= MAX_GRAPH_ROWS else None
 
     def _graph_of(
@@ -152,7 +148,7 @@ class GpuRunner(ModelRunner):
     ) -> PassGraph | RaggedGraph | None:
         """Graph for this pass; None: it fits no graph."""
         kind = PassKind(any(span.ancestors is not None for span in spans), state_layers, last_hidden)
-        if (padded := self.padded_size(spans)) is not None:
+        if (padded := self.padded_shape(spans)) is not None:
             batch, rows = padded
             return self._graph(batch, rows // batch, kind)
         total = sum(len(span.tokens) for span in spans)
@@ -231,7 +227,7 @@ class GpuRunner(ModelRunner):
         """Padded and ragged passes that have graphs."""
         longest = self._longest(limits)
         padded = captured_passes(limits.max_num_seqs, longest, limits.kinds)
-        if bucket(limits.max_num_seqs) * bucket(longest) <= MAX_GRAPH_ROWS:
+        if padded_size(limits.max_num_seqs) * padded_size(longest) <= MAX_GRAPH_ROWS:
             return padded, []
         return padded, self._ragged_passes(limits.max_num_seqs, limits.max_rows, limits.kinds)
 

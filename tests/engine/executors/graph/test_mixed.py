@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
 from paceline.engine.executors.graph import executor as graph_executor
-from paceline.engine.executors.graph import graph_scheduler, mixed
+from paceline.engine.executors.graph import graph_scheduler
 from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
 from paceline.engine.executors.reason import GRAPH, HostReason
 from paceline.kernels.layout import BLOCK_SIZE
@@ -92,8 +92,8 @@ def test_a_long_prompt_whose_neighbour_ends_is_completed_by_the_host(max_tokens)
 
 
 def test_prompt_rows_of_a_step_are_bounded(monkeypatch):
-    monkeypatch.setattr(mixed, "MIXED_PROMPT_ROWS", 8)
-    monkeypatch.setattr(mixed, "CHEAP_ROWS", 8)
+    monkeypatch.setattr("paceline.cluster.step.MIXED_PROMPT_ROWS", 8)
+    monkeypatch.setattr("paceline.cluster.step.CHEAP_ROWS", 8)
     engine, rows = graph_engine(None), []
     submit = engine.graph._submit_mixed
     engine.graph._submit_mixed = lambda schedule, drafts: rows.append(schedule.num_tokens) or submit(schedule, drafts)
@@ -101,14 +101,6 @@ def test_prompt_rows_of_a_step_are_bounded(monkeypatch):
     check(engine, [first, *arriving(3, longest=20)], arrivals=1)
     assert rows
     assert max(rows) <= BLOCK_SIZE
-
-
-@pytest.mark.parametrize(
-    ("num_decoding", "num_waiting", "budget"),
-    [(128, 300, 384), (128, 4000, 4000), (128, 90_000, 8192), (600, 300, 300), (600, 10, BLOCK_SIZE)],
-)
-def test_prompt_rows_grow_with_those_that_wait(num_decoding, num_waiting, budget):
-    assert mixed.prompt_budget(num_decoding, num_waiting) == budget
 
 
 def test_cancelled_while_its_prompt_is_in_flight():

@@ -6,14 +6,14 @@ from statistics import fmean
 
 import pytest
 
-from paceline.models.gpu.runner import bucket
+from paceline.cluster.step import DRAFT_PREFILL_SLOWDOWN
 from paceline.planning.profiles.curve import Figure
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.simulation import simulate
 from paceline.planning.simulation.workers.batches import SteppedBatch, num_accepted
-from paceline.planning.simulation.workers.depths import BESIDE_DECODING, PolicyDepths, padded_slots
+from paceline.planning.simulation.workers.depths import PolicyDepths
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.prompt_blocks import NO_PROMPT
 from paceline.planning.simulation.workers.rounds import Rounds
@@ -51,7 +51,7 @@ def test_a_sequence_has_one_draft_prefill_before_its_first_draft() -> None:
     steps = run_steps(PolicyDepths(PROFILE, 8), [job(0)])
     costs = [extra for _, extra in steps]
     [prefill] = [number for number, cost in enumerate(costs) if cost > 1e-9]
-    assert costs[prefill] == pytest.approx(BESIDE_DECODING * PROFILE.draft_prefill_seconds.value * 301)
+    assert costs[prefill] == pytest.approx(DRAFT_PREFILL_SLOWDOWN * PROFILE.draft_prefill_seconds.value * 301)
     assert all(depths == [0] for depths, _ in steps[: prefill + 1])
     assert any(depths[0] for depths, _ in steps[prefill + 1 :])
 
@@ -94,10 +94,6 @@ def test_a_slow_draft_prefill_costs_time_while_drafting_pays() -> None:
         return simulate(SimulationConfig(profile, speculation=SPECULATION, mode="stepwise", streams=4), trace).seconds
 
     assert seconds(slow_prefill(0.0)) < seconds(slow_prefill(1e-5)) < seconds(slow_prefill(1e-4))
-
-
-def test_slots_of_a_padded_pass_are_those_of_the_gpu_runner() -> None:
-    assert all(padded_slots(count) == bucket(count) for count in range(1, 300))
 
 
 @pytest.mark.parametrize(("is_padded", "prompt_rows", "rows"), [(False, 0, 10), (True, 0, 20), (True, 64, 15)])

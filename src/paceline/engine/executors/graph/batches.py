@@ -2,6 +2,7 @@
 
 from typing import cast
 
+from paceline.cluster.step import padded_size
 from paceline.engine.executors.graph.batch import GraphBatch
 from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
@@ -10,7 +11,7 @@ from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.graph.slots import DeviceSlots
 from paceline.engine.hooks.idle_captures import Capture
 from paceline.engine.scheduler import Scheduler
-from paceline.models.gpu.runner import GpuRunner, bucket, buckets
+from paceline.models.gpu.runner import GpuRunner, padded_sizes
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 
 
@@ -50,7 +51,7 @@ class GraphBatches:
 
     def captures(self) -> tuple[list[Capture], list[Capture]]:
         """Functions that capture the graphs of all batches: those that any traffic needs, and the others."""
-        batches = [self.of(size) for size in reversed(buckets(self._scheduler.max_num_seqs))]
+        batches = [self.of(size) for size in reversed(padded_sizes(self._scheduler.max_num_seqs))]
         most = max(batch.most_rows(self.max_depth, self.max_rows(batch.size)) for batch in batches)
         self._runner.workspace.logits(most)  # all batches share it
         both = [batch.captures(self.max_depth, self.max_rows(batch.size)) for batch in batches]
@@ -58,18 +59,18 @@ class GraphBatches:
 
     def draft_seconds(self, size: int) -> dict[int, float]:
         """{draft tokens of a sequence: seconds of drafting} in steps of about `size` sequences."""
-        batch = self.of(bucket(size))
+        batch = self.of(padded_size(size))
         shapes = batch.shapes(self.max_depth, self.max_rows(batch.size))
         return {shape.nodes: batch.draft_seconds(shape) for shape in shapes if shape.nodes}
 
     def load(self) -> GraphBatch:
         """The batch for sequences that were just put into the slots; its drafter has not loaded them."""
-        self.current = self.of(bucket(len(self._slots)))
+        self.current = self.of(padded_size(len(self._slots)))
         return self.current
 
     def fit(self) -> None:
         """Continue in a batch of the size that the slots need."""
-        batch = self.of(bucket(len(self._slots)))
+        batch = self.of(padded_size(len(self._slots)))
         if batch is self.current or not self._slots:
             return
         old, new = self.current.drafter, batch.drafter

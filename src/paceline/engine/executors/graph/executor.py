@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 
+from paceline.cluster.step import MIXED_PROMPT_ROWS, padded_size
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
 from paceline.engine.executors.executor import StepResult
@@ -22,7 +23,6 @@ from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.graph_scheduler import GraphSchedule, GraphScheduler
 from paceline.engine.executors.graph.inflight import InflightStep
 from paceline.engine.executors.graph.mixed import (
-    MIXED_PROMPT_ROWS,
     Decoding,
     InflightMixed,
     MixedSteps,
@@ -38,7 +38,7 @@ from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
-from paceline.models.gpu.runner import GpuRunner, bucket
+from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.depth.prompt_load import MANY_ROWS
 
 
@@ -56,7 +56,7 @@ class GraphExecutor:
         self._runner, self._scheduler, self._speculator, self._validator = runner, scheduler, speculator, validator
         self._clock = clock
         self._slots = SlotTable()
-        self._device_slots = DeviceSlots(bucket(scheduler.max_num_seqs), runner.device)
+        self._device_slots = DeviceSlots(padded_size(scheduler.max_num_seqs), runner.device)
         self._batches = GraphBatches(runner, proposer, scheduler, max_depth, self._device_slots, self._slots)
         most, most_decoding = scheduler.max_batched_tokens, self._batches.max_rows(self._device_slots.size)
         self._mixed = MixedSteps(runner, self._device_slots, most, most_decoding, IN_FLIGHT)

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
+from paceline.cluster.step import padded_size, prompt_budget
 from paceline.core.sequence import Sequence
 from paceline.engine.executors.graph.batch import IN_FLIGHT, GraphBatch
 from paceline.engine.executors.graph.batches import GraphBatches
@@ -11,7 +12,7 @@ from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape
 from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.inflight import InflightStep
-from paceline.engine.executors.graph.mixed import InflightMixed, prompt_budget
+from paceline.engine.executors.graph.mixed import InflightMixed
 from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.reason import HostReason
 from paceline.engine.hooks.idle_captures import IdleCaptures
@@ -20,7 +21,6 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.gpu.runner import bucket
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
 from paceline.speculation.depth.prompt_load import MANY_ROWS, drafts_beside
 
@@ -244,6 +244,6 @@ class GraphScheduler:
         depths = [sequence.depth for sequence in decoding if sequence.depth]
         if not depths or 2 * sum(depths) >= max(depths) * len(decoding):
             return False
-        drafter = self._batches.of(bucket(len(decoding))).drafter
+        drafter = self._batches.of(padded_size(len(decoding))).drafter
         is_small = drafter is not None and drafter.shape(max(depths)).nodes == 1
         return not (is_small and len(depths) <= PROBED)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.cluster.step import padded_size
 from paceline.core.clock import Clock
 from paceline.core.output import StepTimes
 from paceline.core.sequence import Sequence, Status
@@ -22,19 +23,9 @@ from paceline.kernels.gpu.speculation.slot_rows import commit_rows
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
 from paceline.models.gpu.mixed import MixedPasses
-from paceline.models.gpu.runner import GpuRunner, bucket
+from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import Span
 from paceline.speculation.verification.verify import PLAIN, Verdict
-
-CHEAP_ROWS = 512
-"""Rows up to which a pass hides most of the work of prompts behind reading the weights."""
-MIXED_PROMPT_ROWS = 8192
-"""Most prompt rows of a mixed step: decoding sequences wait for them, 160 ms with an 8B model on an H200."""
-
-
-def prompt_budget(num_decoding: int, num_waiting: int) -> int:
-    """Prompt rows of the next mixed step, beside `num_decoding` sequences, of `num_waiting` rows in all."""
-    return max(BLOCK_SIZE, CHEAP_ROWS - num_decoding, min(MIXED_PROMPT_ROWS, num_waiting))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +100,7 @@ class InflightMixed:
     def kind(self) -> tuple[int, int, int]:
         """Slots, draft nodes and prompt rows: steps of one kind take about the same time."""
         num_rows = sum(prompt.item.num_tokens for prompt in self.prompts)
-        return self.begun.num_slots, self.shape.nodes, bucket(num_rows)
+        return self.begun.num_slots, self.shape.nodes, padded_size(num_rows)
 
     @property
     def prompt_ids(self) -> list[int]:

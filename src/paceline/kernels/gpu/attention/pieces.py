@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.core.sequence import LEAST_PIECE_ROWS
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
-from paceline.kernels.layout import LEAST_PIECE_ROWS, PIECE
+from paceline.kernels.layout import PIECE
 
 _HEADS = 8
 """Heads of one row per program."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from paceline.cluster.step import DRAFT_PREFILL_SLOWDOWN, padded_size
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.rounds import Round, Rounds
@@ -12,13 +13,6 @@ from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 
 METHOD, CATEGORY = "draft_model", "draft_model/simulated"
-BESIDE_DECODING = 3.0
-"""Time of a draft prefill beside decoding steps over its time alone, as `speculation/depth/costs/start_costs.py` has it."""
-
-
-def padded_slots(count: int) -> int:
-    """Sequences that a padded pass over `count` has rows for, as `models/gpu/runner.py` has it."""
-    return 1 << (count - 1).bit_length() if count <= 64 else -(-count // 64) * 64
 
 
 class PolicyDepths:
@@ -32,13 +26,13 @@ class PolicyDepths:
     def __init__(self, profile: WorkerProfile, max_depth: int, on_device: bool = True) -> None:
         """`on_device`: the target's device computes the prompts of the draft model."""
         self._max_depth, self._is_padded = max_depth, profile.is_padded
-        padded = PaddedBatch(frozenset({METHOD}), padded_slots, lambda depth: depth)
+        padded = PaddedBatch(frozenset({METHOD}), padded_size, lambda depth: depth)
         self._policy = GoodputDepth(max_depth, padded=(padded,) if profile.is_padded else ())
         self._policy.calibrate(dict(profile.pass_seconds.points), profile.context_seconds.value)
         lines = {sequences: LinearCost(0.0, seconds) for sequences, seconds in profile.draft_seconds.points}
         self._policy.calibrate_drafts(METHOD, lines, profile.draft_prefill_seconds.value)
         self._context_seconds = profile.context_seconds.value
-        self._row_seconds = BESIDE_DECODING * profile.draft_prefill_seconds.value if on_device else 0.0
+        self._row_seconds = DRAFT_PREFILL_SLOWDOWN * profile.draft_prefill_seconds.value if on_device else 0.0
         self._behind: dict[int, int] = {}
         """Depth that was granted to each sequence that has a draft prefill in the present step."""
         self._prefill_tokens = 0
@@ -70,8 +64,8 @@ class PolicyDepths:
         """A round with these depths; `tokens` and `variance` are those of the deepest."""
         batch, deepest, rows = len(depths), max(depths), len(depths) + sum(depths)
         if self._is_padded:
-            rows = (batch if prompt_rows else padded_slots(batch)) * (1 + deepest)
-            drafting = padded_slots(drafting)
+            rows = (batch if prompt_rows else padded_size(batch)) * (1 + deepest)
+            drafting = padded_size(drafting)
         full = rounds.at_depth(batch, deepest, drafting)
         waiting = full.waiting + self._prefill_seconds
         return replace(full, seconds=waiting + rounds.pass_seconds(rows), rows=rows, waiting=waiting)
@@ -106,7 +100,7 @@ class PolicyDepths:
                 rounds=tuple(self._rounds(jobs, depths, accepted)),
                 is_timed=not self._behind,
                 context=context,
-                slots=padded_slots(len(jobs)) if self._is_padded else None,
+                slots=padded_size(len(jobs)) if self._is_padded else None,
             )
         )
 

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
 
+from paceline.cluster.step import admits, prompt_budget
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.workers.batches import Batch
 from paceline.planning.simulation.workers.job import Job
@@ -11,19 +12,9 @@ from paceline.planning.simulation.workers.prefix_cache import PrefixCache
 from paceline.planning.simulation.workers.rounds import Round, Rounds, prompt_bucket
 from paceline.planning.simulation.workers.segment import DecodeSegment, PromptSegment, Segment
 
-MIN_ROWS, CHEAP_ROWS, MIXED_PROMPT_ROWS = 16, 512, 8192
-"""The rule of the graph executor for the prompt rows of a mixed step (`engine/executors/graph/mixed.py`)."""
 MAX_STEPS = 256
 """Decoding steps after which the depth is decided again."""
 _PLAIN = Round(0, 1.0, 0.0, ())
-
-
-def prompt_budget(num_decoding: int, num_waiting: int) -> int:
-    """Prompt rows of the next mixed step, as the graph executor schedules them."""
-    rows = CHEAP_ROWS - num_decoding
-    if num_waiting > rows:
-        rows = num_waiting if num_waiting < MIXED_PROMPT_ROWS else MIXED_PROMPT_ROWS
-    return rows if rows > MIN_ROWS else MIN_ROWS
 
 
 class Drafting(Protocol):
@@ -263,10 +254,10 @@ class SimulatedWorker:
                     return PromptSegment(now, step, ends, cumulative)
 
     def _admit(self) -> None:
-        while self._waiting and self.batch.count + len(self._prefilling) < self._max_num_seqs:
+        while self._waiting:
             job = self._waiting[0]
-            need = self._need(job)
-            if self._reserved + need > self._capacity:
+            need, running = self._need(job), self.batch.count + len(self._prefilling)
+            if not admits(need, self._capacity - self._reserved, running, self._max_num_seqs):
                 return
             self._waiting.popleft()
             self._waiting_tokens -= job.length

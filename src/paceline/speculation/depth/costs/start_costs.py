@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from statistics import median_low
 
+from paceline.cluster.step import DRAFT_PREFILL_SLOWDOWN
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 
 HORIZON = 256
@@ -22,9 +23,6 @@ _CALIBRATED_TOKENS = 1024.0
 """Tokens as which the measurement of a warm-up counts."""
 _MAX_RATIO = 4.0
 """Measured over usual time of a draft prefill: a larger ratio is clipped. Below its inverse the old rate is discarded."""
-_BESIDE_DECODING = 3.0
-"""Time of a draft prefill beside decoding steps over its time in a warm-up. It slows the steps down, and the sequence does not
-draft until it is complete. With a factor of 1, 128 sequences of 128 tokens lost 7% on an H200."""
 _SWITCHES = 3
 """Switches remembered. The median counts, so that a single pause does not keep drafting off."""
 
@@ -45,7 +43,7 @@ class DraftPrefillCost:
 
     def calibrate(self, method: str, seconds: float) -> None:
         """Start from the time per token that a warm-up has measured, of several prompts at once."""
-        self._rates[method] = _BESIDE_DECODING * seconds * _CALIBRATED_TOKENS, _CALIBRATED_TOKENS
+        self._rates[method] = DRAFT_PREFILL_SLOWDOWN * seconds * _CALIBRATED_TOKENS, _CALIBRATED_TOKENS
         self._calibrated[method] = seconds
 
     def prompt_seconds(self, methods: Iterable[str]) -> float:
