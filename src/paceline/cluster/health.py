@@ -149,10 +149,10 @@ class CanaryVote:
         self._tokens[worker] = tokens
         votes = Counter(self._tokens.values())
         most = max(votes.values())
-        candidates = [one for one, count in votes.items() if count == most]
+        candidates = [worker_tokens for worker_tokens, count in votes.items() if count == most]
         if self._majority not in candidates:
             self._majority = candidates[0]
-        return {name: one == self._majority for name, one in self._tokens.items()}
+        return {name: worker_tokens == self._majority for name, worker_tokens in self._tokens.items()}
 
     def forget(self, worker: str) -> None:
         """Drop the result of a worker that left or restarted."""

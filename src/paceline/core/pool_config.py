@@ -251,7 +251,9 @@ def pool_config(value: Any, index: int) -> PoolConfig:
         values.setdefault("replicas", len(values["endpoints"]))
     if isinstance(values.get("upstream"), Mapping):
         lists = ("arguments", "kv_events", "kv_replays")
-        given = {key: _texts(one, f"{where}upstream.{key}") for key, one in values["upstream"].items() if key in lists}
+        given = {
+            key: _texts(texts, f"{where}upstream.{key}") for key, texts in values["upstream"].items() if key in lists
+        }
         values["upstream"] = {**values["upstream"], **given}
     pool = from_mapping(PoolConfig, values, where)
     return replace(pool, devices=tuple(devices), placement=Placement(placement.get("with")))

@@ -58,7 +58,7 @@ class ValidatedRequest(Request):
     @classmethod
     def of(cls, request: Request) -> Self:
         """The request with its seed, or with a new seed if it has none. The caller has validated the request."""
-        values = {one.name: getattr(request, one.name) for one in fields(Request)}
+        values = {request_field.name: getattr(request, request_field.name) for request_field in fields(Request)}
         if request.sampling.seed is None:
             values["sampling"] = replace(request.sampling, seed=draw_seed())
         return cls(**values)

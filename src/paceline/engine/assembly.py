@@ -117,8 +117,8 @@ def _make_validator(
 
 def _graph_drafting(proposers: Mapping[str, Proposer], max_draft_tokens: int) -> GraphDrafting:
     """The first proposer that can run inside a graph drafts there."""
-    proposer = next((one for one in proposers.values() if one.traits.can_run_in_graph), None)
-    methods = frozenset(name for name, one in proposers.items() if one is proposer)
+    proposer = next((candidate for candidate in proposers.values() if candidate.traits.can_run_in_graph), None)
+    methods = frozenset(name for name, candidate in proposers.items() if candidate is proposer)
     in_graph = cast("GraphProposer | None", proposer)
     padded = _padded_batches(in_graph, methods, frozenset(proposers), max_draft_tokens)
     return GraphDrafting(in_graph, methods, padded)

@@ -156,13 +156,13 @@ class LLM:
     ) -> list[Generation]:
         """Like `generate`, for an event loop."""
 
-        async def one(request: ValidatedRequest) -> Generation:
+        async def generate_one(request: ValidatedRequest) -> Generation:
             transcript = Transcript(request, self.engine.validator.limits.max_depth)
             async for output in self._astream(request):
                 transcript.add(output)
             return transcript.generation()
 
-        return list(await asyncio.gather(*map(one, self._requests(prompts, sampling, **options))))
+        return list(await asyncio.gather(*map(generate_one, self._requests(prompts, sampling, **options))))
 
     async def achat(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any
@@ -225,7 +225,7 @@ class LLM:
         many = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
         if len(many) != len(prompts):
             raise InvalidRequest(f"{len(prompts)} prompts and {len(many)} sampling parameters", field="sampling")
-        return [self._request(prompt, one, **options) for prompt, one in zip(prompts, many, strict=True)]  # type: ignore[arg-type]
+        return [self._request(prompt, params, **options) for prompt, params in zip(prompts, many, strict=True)]  # type: ignore[arg-type]
 
     def _request(
         self,

@@ -27,7 +27,9 @@ class OutputProcessor:
 
     def add(self, sequences: Seq[Sequence], grammar: Grammar | None) -> None:
         """Add the sequences of one request; raises `InvalidRequest` and adds none if committed tokens break the grammar."""
-        self._sequences.update({one.id: SequenceOutput(one, self._tokenizer, grammar) for one in sequences})
+        self._sequences.update(
+            {sequence.id: SequenceOutput(sequence, self._tokenizer, grammar) for sequence in sequences}
+        )
 
     def remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]

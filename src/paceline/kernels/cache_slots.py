@@ -20,9 +20,9 @@ class CacheSlots:
         self._caches, first = caches, caches[0]
         self._num_slots = len(first) * BLOCK_SIZE
         self._addresses: ctypes.Array[ctypes.c_void_p] | None = None
-        if first.is_cpu and all(one.is_contiguous() and one.nbytes == first.nbytes for one in caches):
+        if first.is_cpu and all(cache.is_contiguous() and cache.nbytes == first.nbytes for cache in caches):
             # Collected once: it takes longer than the copies of a few slots
-            self._addresses = (ctypes.c_void_p * len(caches))(*(one.data_ptr() for one in caches))
+            self._addresses = (ctypes.c_void_p * len(caches))(*(cache.data_ptr() for cache in caches))
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots of every cache. All slots are read before any is written."""
@@ -68,9 +68,12 @@ class Planes:
     def of(tensors: Sequence[Tensor]) -> "Planes":
         """Contiguous tensors of one shape and type; their first dimension is that of the rows."""
         first = tensors[0]
-        assert all(one.is_contiguous() and one.shape == first.shape and one.device == first.device for one in tensors)
+        assert all(
+            tensor.is_contiguous() and tensor.shape == first.shape and tensor.device == first.device
+            for tensor in tensors
+        )
         row = first.nbytes // len(first)
-        return Planes(first.device, tuple(one.data_ptr() for one in tensors), row, row)
+        return Planes(first.device, tuple(tensor.data_ptr() for tensor in tensors), row, row)
 
     @staticmethod
     def interleaved(device: torch.device, address: int, num_planes: int, row_bytes: int) -> "Planes":

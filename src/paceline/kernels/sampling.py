@@ -59,10 +59,10 @@ def _call(logits: Tensor, rows: Sequence[SampledRow], outputs: Sequence[int | No
     assert loaded is not None
     params = [row.params for row in rows]
     inputs = (  # arrays: a tensor takes longer to create than its values
-        array("f", [one.temperature for one in params]),
-        array("f", [log_min_p(one) for one in params]),
-        array("d", [one.top_p if one.top_p < 1.0 else math.inf for one in params]),
-        array("q", [min(one.top_k or width, width) for one in params]),
+        array("f", [row_params.temperature for row_params in params]),
+        array("f", [log_min_p(row_params) for row_params in params]),
+        array("d", [row_params.top_p if row_params.top_p < 1.0 else math.inf for row_params in params]),
+        array("q", [min(row_params.top_k or width, width) for row_params in params]),
         array("Q", [row.stream for row in rows]),
         array("q", [row.position for row in rows]),
     )

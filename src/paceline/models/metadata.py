@@ -94,7 +94,7 @@ class Metadata:
     def array(self, name: str, kind: type | tuple[type, ...], length: int | None = None) -> list[Any]:
         """A list of `kind`, of `length` items if that is given."""
         value = self._get(name, None)
-        if not isinstance(value, list) or not all(issubclass(one, kind) for one in set(map(type, value))):
+        if not isinstance(value, list) or not all(issubclass(item_type, kind) for item_type in set(map(type, value))):
             raise self._error(name, value, "a list of one type")
         if length is not None and len(value) != length:
             raise UnsupportedModel(f"{self._source} has {len(value)} items in {name}, expected {length}")
@@ -108,7 +108,7 @@ class Metadata:
         """The ids of a number or a list of numbers."""
         value = self._values.get(name)
         values = value if isinstance(value, list) else [] if value is None else [value]
-        return tuple(Metadata(self._source, {name: one}).count(name, MAX_TOKEN_ID, least=0) for one in values)
+        return tuple(Metadata(self._source, {name: number}).count(name, MAX_TOKEN_ID, least=0) for number in values)
 
     def _get(self, name: str, default: Any) -> Any:
         value = self._values.get(name)

@@ -56,10 +56,10 @@ class Application(FastAPI):
 
 def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" = None) -> FastAPI:
     """The application of a server. Without `tracing` it makes no spans."""
-    names = [one.model for one in models]
-    overviews = {one.model: Overview(one, names, access.has_admin_routes) for one in models}
-    most_values = max_values(max(one.target.max_model_len for one in models))
-    large = BodyProcess(BodyLimits(most_values, {one.model: one.max_chars for one in models}))
+    names = [gateway.model for gateway in models]
+    overviews = {gateway.model: Overview(gateway, names, access.has_admin_routes) for gateway in models}
+    most_values = max_values(max(gateway.target.max_model_len for gateway in models))
+    large = BodyProcess(BodyLimits(most_values, {gateway.model: gateway.max_chars for gateway in models}))
     app = Application(
         title="Paceline",
         version=VERSION,
@@ -101,9 +101,9 @@ def _lifespan(
 
 
 def _register_learning_metrics(models: ServedModels) -> None:
-    for one in models:
-        if one.samples is not None:
-            one.metrics.registry.register(LearningMetrics(one.model, one.samples))
+    for gateway in models:
+        if gateway.samples is not None:
+            gateway.metrics.registry.register(LearningMetrics(gateway.model, gateway.samples))
 
 
 def _include_routes(app: FastAPI, models: ServedModels, overviews: Mapping[str, Overview]) -> None:

@@ -92,7 +92,9 @@ def draft_report(drafts: Mapping[str, DraftStatus]) -> DraftReport:
         verdict = workers[0].verdict
     gains = [worker.gain for worker in workers if worker.gain is not None]
     tried = [worker for worker in workers if worker.verdict == verdict] or workers
-    reason = tried[0].reason if len(workers) == 1 else "; ".join(f"{one.worker}: {one.reason}" for one in workers)
+    reason = (
+        tried[0].reason if len(workers) == 1 else "; ".join(f"{worker.worker}: {worker.reason}" for worker in workers)
+    )
     return DraftReport(
         draft=workers[0].draft,
         candidate=next((worker.candidate for worker in workers if worker.candidate is not None), None),
@@ -164,10 +166,10 @@ def draft_routes(models: ServedModels) -> APIRouter:
         number = gateway.target.swap_draft(body.draft, body.seconds, body.period)
         for _ in range(int(ANSWER_SECONDS / PAUSE)):
             drafts = gateway.target.drafts()
-            if drafts and all(one.swap is not None and one.swap.number == number for one in drafts.values()):
+            if drafts and all(report.swap is not None and report.swap.number == number for report in drafts.values()):
                 return draft_report(drafts)
             await asyncio.sleep(PAUSE)
-        if any(one.swap is not None and one.swap.number == number for one in drafts.values()):
+        if any(report.swap is not None and report.swap.number == number for report in drafts.values()):
             return draft_report(drafts)
         if drafts and draft_report(drafts).verdict == "continue":
             raise SwapRunning

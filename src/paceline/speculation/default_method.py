@@ -75,7 +75,7 @@ class _Measured:
         if not (self.is_known and other.is_known):
             return False
         gain = self.goodput - (1.0 + MARGIN) * other.goodput
-        error = sqrt(sum(variance(one.windows) / len(one.windows) for one in (self, other)))
+        error = sqrt(sum(variance(method.windows) / len(method.windows) for method in (self, other)))
         return gain > 0.0 and self.goodput - other.goodput > ERRORS * error
 
 
@@ -195,7 +195,7 @@ class DefaultMethod:
 
     def _nearest(self, scale: int) -> str:
         """The choice at the nearest load that has one; the present choice if none has."""
-        chosen = [(abs(one - scale), one, load.choice) for one, load in self._loads.items() if load.choice]
+        chosen = [(abs(size - scale), size, load.choice) for size, load in self._loads.items() if load.choice]
         return min(chosen)[2] if chosen else self.method
 
     def _other(self, method: str) -> str:

@@ -60,11 +60,11 @@ def advise(target: Target, methods: Sequence[Method], max_depth: int) -> Advice:
     """The fastest prospect that fits the device and gains more than `MARGIN`, or none."""
     baseline = plain(target)
     by_method = {method.name: prospects(target, method, max_depth) for method in methods}
-    every = [one for some in by_method.values() for one in some]
+    every = [estimate for some in by_method.values() for estimate in some]
     table = (baseline, *every)
     if not every:
         return Advice(baseline, table, "Do not speculate: there is no method to draft with.", (), ())
-    fitting = [one for one in every if one.fits]
+    fitting = [estimate for estimate in every if estimate.fits]
     best = _fastest(fitting or every)
     method = next(method for method in methods if method.name == best.method)
     cautions = _cautions(target, best)
@@ -91,7 +91,7 @@ def advise(target: Target, methods: Sequence[Method], max_depth: int) -> Advice:
 
 def _fastest(candidates: Sequence[Prospect]) -> Prospect:
     """Ties go to the first, which has the smallest depth."""
-    return max(candidates, key=lambda one: one.speedup)
+    return max(candidates, key=lambda estimate: estimate.speedup)
 
 
 def _arithmetic(target: Target, best: Prospect) -> str:
@@ -105,7 +105,7 @@ def _arithmetic(target: Target, best: Prospect) -> str:
 
 def _depth_reasons(depths: Sequence[Prospect], method: Method, best: Prospect) -> list[str]:
     reasons = []
-    after = next((one for one in depths if one.depth > best.depth), None)
+    after = next((estimate for estimate in depths if estimate.depth > best.depth), None)
     if after is not None:
         reasons.append(
             f"Deeper does not pay: depth {after.depth} adds {after.tokens - best.tokens:.2f} tokens and "
@@ -129,14 +129,14 @@ def _depth_reasons(depths: Sequence[Prospect], method: Method, best: Prospect) -
 
 def _next_best(by_method: dict[str, list[Prospect]], best: Prospect) -> list[str]:
     others = [_fastest(some) for name, some in by_method.items() if name != best.method and some]
-    others = sorted((one for one in others if one.fits), key=lambda one: -one.speedup)
-    return [f"Next best: {_name(one)}, {one.speedup:.2f}x." for one in others[:1]]
+    others = sorted((estimate for estimate in others if estimate.fits), key=lambda estimate: -estimate.speedup)
+    return [f"Next best: {_name(estimate)}, {estimate.speedup:.2f}x." for estimate in others[:1]]
 
 
 def _placement(by_method: dict[str, list[Prospect]]) -> list[str]:
     """Where to place the draft, if it was priced on the target's device and in a pool."""
     pools = by_method.get(POOL)
-    locals_ = [one for name, some in by_method.items() if name != POOL for one in some]
+    locals_ = [estimate for name, some in by_method.items() if name != POOL for estimate in some]
     if not pools or not locals_:
         return []
     pool, local = _fastest(pools), _fastest(locals_)
@@ -247,13 +247,13 @@ def _cautions(target: Target, best: Prospect) -> tuple[Caution, ...]:
     return tuple(found)
 
 
-def _too_large(target: Target, one: Prospect) -> str:
+def _too_large(target: Target, estimate: Prospect) -> str:
     assert target.memory_bytes is not None
-    return f"{_name(one)} needs {one.memory_bytes / 1e9:.1f} GB of the device's {target.memory_bytes / 1e9:.1f} GB."
+    return f"{_name(estimate)} needs {estimate.memory_bytes / 1e9:.1f} GB of the device's {target.memory_bytes / 1e9:.1f} GB."
 
 
-def _name(one: Prospect) -> str:
-    return f"{one.method} at depth {one.depth}"
+def _name(estimate: Prospect) -> str:
+    return f"{estimate.method} at depth {estimate.depth}"
 
 
 def _ms(seconds: float) -> str:

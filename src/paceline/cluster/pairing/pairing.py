@@ -105,6 +105,10 @@ def colocated_pools(config: ClusterConfig, pool: PoolConfig, worker: int) -> lis
     Only `pool` if no pool is placed beside it, or if the pool it is placed beside has fewer workers.
     """
     host = pool.placement.with_pool or pool.name
-    group = [one for one in config.pools if host in (one.name, one.placement.with_pool) and worker < one.replicas]
-    group.sort(key=lambda one: one.name != host)
+    group = [
+        member
+        for member in config.pools
+        if host in (member.name, member.placement.with_pool) and worker < member.replicas
+    ]
+    group.sort(key=lambda member: member.name != host)
     return group if group and group[0].name == host else [pool]

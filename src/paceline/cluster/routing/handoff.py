@@ -119,15 +119,15 @@ class HandoffPolicy:
 
     def add_handoff(self, worker: str, tokens: int, seconds: float) -> None:
         """A hand-off took `seconds` until the last byte arrived."""
-        one = self._worker(worker)
-        one.rate.add(seconds, tokens, self._clock.now())
-        one.backoff = Backoff()
+        state = self._worker(worker)
+        state.rate.add(seconds, tokens, self._clock.now())
+        state.backoff = Backoff()
 
     def add_failure(self, worker: str) -> None:
         """Exclude the worker, longer after each failure. Failures while it is excluded do not count."""
-        one, now = self._worker(worker), self._clock.now()
-        if now >= one.excluded_until:
-            one.excluded_until = now + one.backoff.delay(uptime=0.0)
+        state, now = self._worker(worker), self._clock.now()
+        if now >= state.excluded_until:
+            state.excluded_until = now + state.backoff.delay(uptime=0.0)
 
     def _worker(self, name: str) -> _Worker:
         return self._workers.setdefault(name, _Worker())

@@ -175,7 +175,7 @@ class KvIndex:
         for blocks in worker.blocks:
             if key in blocks:
                 return self._chain(worker, key, blocks[key]) == tuple(own)
-        return not any(self._tree.has(holders, one) for one in own)
+        return not any(self._tree.has(holders, block) for block in own)
 
     @staticmethod
     def _chain(worker: _Worker, key: Hashable, end: int) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ def plan(state: DesiredState, config: ClusterConfig) -> Plan:
 def _worker_changes(state: DesiredState, goal: WorkerGoal, config: ClusterConfig) -> list[str]:
     """Settings in which the worker's revision differs from `config`."""
     own = state.revisions[goal.revision]
-    old, new = (next(pool for pool in one.pools if pool.name == goal.pool) for one in (own, config))
+    old, new = (next(pool for pool in revision.pools if pool.name == goal.pool) for revision in (own, config))
     return [
         *_differences(_cluster_settings(own), _cluster_settings(config)),
         *_differences(_pool_settings(old), _pool_settings(new)),

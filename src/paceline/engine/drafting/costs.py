@@ -88,7 +88,9 @@ class DraftCosts:
     def take(self, result: StepResult, rounds: Iterable[SequenceResult]) -> StepCost:
         """The cost of this step, whose drafts were requested for `rounds`. The sums restart."""
         if result.draft_seconds is not None:  # a graph step, with drafts of one method
-            draft_seconds: Mapping[str, float] = {one.sequence.method: result.draft_seconds for one in rounds}
+            draft_seconds: Mapping[str, float] = {
+                sequence_result.sequence.method: result.draft_seconds for sequence_result in rounds
+            }
             network, is_timed, host = 0.0, result.is_timed, None
             self._last_verified = None
         else:
@@ -98,7 +100,9 @@ class DraftCosts:
             network, self._network_seconds = self._network_seconds, 0.0
             host = self._host_seconds(result)
             # A host step of a graph method only starts it or computes its draft prefill
-            is_timed = not any(one.sequence.method in self._graph_methods for one in result.sequences)
+            is_timed = not any(
+                sequence_result.sequence.method in self._graph_methods for sequence_result in result.sequences
+            )
         prefills = {method: self._prefills.pop(method, NO_PREFILL) for method in draft_seconds}
         idle, self._idle_seconds = max(0.0, self._idle_seconds - _seconds(prefills)), 0.0
         return StepCost(draft_seconds, prefills, network, idle, is_timed, host)

@@ -28,15 +28,15 @@ class StepContents:
     @classmethod
     def of(cls, result: StepResult) -> "StepContents":
         rounds, plain, prefill_rows = [], [], 0
-        for one in result.sequences:
-            if one.verdict is None or one.sequence.draft is not None:
-                prefill_rows += one.num_tokens + one.num_nodes
+        for sequence_result in result.sequences:
+            if sequence_result.verdict is None or sequence_result.sequence.draft is not None:
+                prefill_rows += sequence_result.num_tokens + sequence_result.num_nodes
                 continue
-            prefill_rows += one.num_tokens - 1
-            if one.asked:
-                rounds.append(one)
+            prefill_rows += sequence_result.num_tokens - 1
+            if sequence_result.asked:
+                rounds.append(sequence_result)
             else:
-                plain.append(one.sequence)
+                plain.append(sequence_result.sequence)
         return cls(rounds, plain, prefill_rows)
 
 
@@ -45,17 +45,17 @@ def observe_rounds(
 ) -> tuple[RoundObservation, ...]:
     """The outcomes of rounds, by traffic class. `behind`: sequences whose draft prefill goes on."""
     observed = []
-    for one in rounds:
-        assert one.verdict is not None
-        sequence_id, path = one.sequence.id, one.verdict.path
+    for sequence_result in rounds:
+        assert sequence_result.verdict is not None
+        sequence_id, path = sequence_result.sequence.id, sequence_result.verdict.path
         observed.append(
             RoundObservation(
                 sequence_id,
-                class_of(one.sequence),
-                one.levels,
+                class_of(sequence_result.sequence),
+                sequence_result.levels,
                 len(path),
-                one.asked,
-                one.num_nodes,
+                sequence_result.asked,
+                sequence_result.num_nodes,
                 path,
                 sequence_id in behind,
             )
@@ -86,9 +86,9 @@ def observe_step(
 def _drafting(rounds: list[SequenceResult], cost: StepCost) -> tuple[DraftingObservation, ...]:
     """The deepest request and the cost of every method."""
     deepest: dict[str, int] = {}
-    for one in rounds:
-        method = one.sequence.method
-        deepest[method] = max(deepest.get(method, 0), one.asked)
+    for sequence_result in rounds:
+        method = sequence_result.sequence.method
+        deepest[method] = max(deepest.get(method, 0), sequence_result.asked)
     observed = []
     for method, depth in deepest.items():
         prefill = cost.prefills.get(method, NO_PREFILL)

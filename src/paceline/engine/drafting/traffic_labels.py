@@ -30,14 +30,14 @@ class TrafficLabels:
 
     def forget(self, methods: Collection[str], label: str) -> dict[str, float]:
         """Discard what was learned under `label`. Returns the classes to restart, with the new acceptance of each."""
-        return {f"{one.method}/{one.category}": PRIOR_ALPHA for one in self._labelled(methods, label)}
+        return {f"{status.method}/{status.category}": PRIOR_ALPHA for status in self._labelled(methods, label)}
 
     def adopt(self, methods: Collection[str], label: str) -> dict[str, float]:
         """Let what was learned under `label` hold for the classes without it. Returns the same as `forget`."""
         return {
-            f"{one.method}/{one.category.removesuffix(label)}": one.alphas[0]
-            for one in self._labelled(methods, label)
-            if one.alphas
+            f"{status.method}/{status.category.removesuffix(label)}": status.alphas[0]
+            for status in self._labelled(methods, label)
+            if status.alphas
         }
 
     def _labelled(self, methods: Collection[str], label: str) -> list[TrafficStatus]:

@@ -68,7 +68,7 @@ class StepResult:
     @property
     def num_tokens(self) -> int:
         """Committed tokens computed, prompts included."""
-        return sum([one.num_tokens for one in self.sequences])
+        return sum([sequence.num_tokens for sequence in self.sequences])
 
 
 class StepExecutor(Protocol):

@@ -116,7 +116,11 @@ class HostExecutor:
         prompt_rows = self._scheduler.prompt_rows()
         self._speculator.prepare_next(
             self._scheduler.running,
-            {one.sequence.id: one.verdict for one in result.sequences if one.verdict is not None},
+            {
+                sequence_result.sequence.id: sequence_result.verdict
+                for sequence_result in result.sequences
+                if sequence_result.verdict is not None
+            },
             result.hidden,
             has_room=not self._scheduler.is_full(prompt_rows),
             prompt_rows=prompt_rows,

@@ -49,35 +49,47 @@ class MethodAssignment(StepHook):
         if not self._added:
             return
         added, self._added = self._added, []
-        added = [one for one in added if not (one.is_finished or self._validator.named_method(one.speculation))]
+        added = [
+            sequence
+            for sequence in added
+            if not (sequence.is_finished or self._validator.named_method(sequence.speculation))
+        ]
         if not added:
             return
         scheduler, before = self._scheduler, self.default.method
         load = min(scheduler.max_num_seqs, len(scheduler.running) + len(scheduler.waiting))
-        method = self.default.assign(len(added), load, [one for one in self.default.methods if self._can_draft(one)])
+        method = self.default.assign(len(added), load, [name for name in self.default.methods if self._can_draft(name)])
         for sequence in added:
             sequence.method = method
         if self.default.method != before:
-            rates = [(one, self.default.goodput(one, load)) for one in self.default.methods]
+            rates = [(name, self.default.goodput(name, load)) for name in self.default.methods]
             logger.info(
                 "requests that name no method now use %s: %s tokens per second of a sequence at a load of %d",
                 self.default.method,
-                ", ".join(f"{one} {'unknown' if rate is None else format(rate, '.1f')}" for one, rate in rates),
+                ", ".join(f"{name} {'unknown' if rate is None else format(rate, '.1f')}" for name, rate in rates),
                 load,
             )
 
     def committed(self, result: StepResult) -> None:
-        now, ids = self._clock.now(), frozenset([one.sequence.id for one in result.sequences])
+        now, ids = self._clock.now(), frozenset([sequence_result.sequence.id for sequence_result in result.sequences])
         is_continued, seconds = not ids.isdisjoint(self._last_ids), now - self._last_end  # else the engine was idle
         self._last_ids, self._last_end = ids, now
-        methods = {one.sequence.method if one.sequence.speculation.enabled else "" for one in result.sequences}
+        methods = {
+            sequence_result.sequence.method if sequence_result.sequence.speculation.enabled else ""
+            for sequence_result in result.sequences
+        }
         if not (is_continued and result.is_timed and len(methods) == 1):
             return
         (method,) = methods
-        if any(one.verdict is None or one.num_tokens > 1 or one.sequence.draft is not None for one in result.sequences):
+        if any(
+            sequence_result.verdict is None
+            or sequence_result.num_tokens > 1
+            or sequence_result.sequence.draft is not None
+            for sequence_result in result.sequences
+        ):
             return
         if method in self.default.methods and self._can_draft(method):
-            tokens = sum([one.accepted + 1 for one in result.sequences])
+            tokens = sum([sequence_result.accepted + 1 for sequence_result in result.sequences])
             self.default.observe(method, len(result.sequences), tokens, seconds)
 
     def _can_draft(self, method: str) -> bool:

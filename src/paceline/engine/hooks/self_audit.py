@@ -90,8 +90,8 @@ class SelfAudit(StepHook):
         """Rejection rounds of audited sequences: keep the probability of every committed token."""
         if not self._watched:
             return
-        for one in result.sequences:
-            watched, verdict = self._watched.get(one.sequence.id), one.verdict
+        for sequence_result in result.sequences:
+            watched, verdict = self._watched.get(sequence_result.sequence.id), sequence_result.verdict
             if watched is None or watched.is_coupled or verdict is None or verdict.p is None:
                 continue
             rows = [0, *(1 + node for node in verdict.path)]
@@ -170,9 +170,10 @@ class SelfAudit(StepHook):
     def _judge(self, work: _Work, rescored: Rescored) -> None:
         if work.watched.is_coupled:
             work.wrong.extend(
-                f"output token {one.index} is {one.token} where plain decoding picks {one.pick}, {one.gap:.3g} above it"
-                for one in differences(rescored, computed_in(self._runner))
-                if not one.is_rounding
+                f"output token {difference.index} is {difference.token} where plain decoding picks {difference.pick}, "
+                f"{difference.gap:.3g} above it"
+                for difference in differences(rescored, computed_in(self._runner))
+                if not difference.is_rounding
             )
         else:
             work.wrong.extend(self._unlike(work.watched, rescored))

@@ -151,7 +151,7 @@ class Tiers(StepHook):
         if result.is_graph:
             return
         self._measured = self._measured[0] + result.num_tokens, self._measured[1] + result.verify_seconds
-        if any(one.verdict is not None for one in result.sequences):
+        if any(sequence_result.verdict is not None for sequence_result in result.sequences):
             self._store.rates.computed(*self._measured)
             self._measured = 0, 0.0
 

@@ -38,14 +38,15 @@ class ProposerGuard:
         except Exception as error:
             self._note(method, error)
         drafts: dict[int, Draft] = {}
-        for one in sequence_ids:
-            drafts.update(self._alone(method, one, lambda one=one: collect([one]).split()) or {})  # type: ignore[misc]
+        for sequence_id in sequence_ids:
+            alone = self._alone(method, sequence_id, lambda i=sequence_id: collect([i]).split())  # type: ignore[misc]
+            drafts.update(alone or {})
         return drafts, NO_COST
 
     def observe(self, method: str, batch: Sequence[Progress]) -> None:
         """Report progress, without that of excluded sequences."""
         if self._excluded:
-            batch = [one for one in batch if one.sequence_id not in self._excluded]
+            batch = [progress for progress in batch if progress.sequence_id not in self._excluded]
         observe = self._proposers[method].observe
         try:
             if batch:
@@ -53,8 +54,8 @@ class ProposerGuard:
             return
         except Exception as error:
             self._note(method, error)
-        for one in batch:
-            self._alone(method, one.sequence_id, lambda one=one: observe([one]))  # type: ignore[misc]
+        for progress in batch:
+            self._alone(method, progress.sequence_id, lambda progress=progress: observe([progress]))  # type: ignore[misc]
 
     def close(self, method: str, sequence_id: int) -> None:
         """End the sequence at its proposer. It may start again, after a preemption or with another method."""

@@ -34,13 +34,13 @@ class Committer:
         for hook in self._hooks:
             hook.verified(result)
         outputs = []
-        for one in result.sequences:
-            if one.sequence.is_finished:  # another choice of its request failed in this step
+        for sequence_result in result.sequences:
+            if sequence_result.sequence.is_finished:  # another choice of its request failed in this step
                 continue
             try:
-                output = self._commit_one(one, result)
+                output = self._commit_one(sequence_result, result)
             except BaseException as error:
-                self._requests.fail(one.sequence, error)
+                self._requests.fail(sequence_result.sequence, error)
             else:
                 outputs += [] if output is None else [output]
         self.num_generated += sum(len(output.tokens) for output in outputs)
@@ -48,15 +48,18 @@ class Committer:
             self._learn(result)
         return outputs
 
-    def _commit_one(self, one: SequenceResult, result: StepResult) -> StepOutput | None:
-        sequence, verdict, tables, output = one.sequence, one.verdict, self._scheduler.tables, None
-        sequence.num_computed += one.num_tokens
+    def _commit_one(self, sequence_result: SequenceResult, result: StepResult) -> StepOutput | None:
+        sequence, verdict = sequence_result.sequence, sequence_result.verdict
+        tables, output = self._scheduler.tables, None
+        sequence.num_computed += sequence_result.num_tokens
         if verdict is not None:
             sequence.num_computed += len(verdict.path)
             if not result.is_graph:  # a step in flight still writes to the blocks reserved for it
                 tables.shrink(sequence.id, sequence.num_computed)
             room = self._validator.remaining(sequence)
-            output = self._requests.output.append(sequence, verdict, one.num_nodes, room, one.logits, result.times)
+            output = self._requests.output.append(
+                sequence, verdict, sequence_result.num_nodes, room, sequence_result.logits, result.times
+            )
         # Full blocks are shared even if the sequence ended: the next turn of a conversation starts with them.
         tables.publish(sequence.id, sequence.ids, min(sequence.num_computed, len(sequence.ids)))
         if sequence.finish_reason is not None:

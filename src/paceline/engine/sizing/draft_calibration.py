@@ -35,8 +35,8 @@ def measure_drafts(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> Draf
     others one. The passes overwrite the cache."""
     lines = {}
     for count in sorted({min(size, max_num_seqs) for size in SIZES}, reverse=True):
-        two, one = (median_seconds(runner, _spans(runner, count, rows), clock) for rows in (2, 1))
-        lines[count] = LinearCost(max(0.0, two - one), one)
+        two, one_token = (median_seconds(runner, _spans(runner, count, rows), clock) for rows in (2, 1))
+        lines[count] = LinearCost(max(0.0, two - one_token), one_token)
     rows = min(CONTEXT, runner.model.config.max_position, (runner.num_blocks - 1) * BLOCK_SIZE)
     num_blocks = -(-rows // BLOCK_SIZE)
     count = max(1, min(PREFILL_ROWS // rows, (runner.num_blocks - 1) // num_blocks))

@@ -43,7 +43,7 @@ class _Rounds:
         start = max(0, len(self._tokens) - 1)
         self._tokens += [0] * num_committed
         states = self._states(len(self._tokens) - 1 - start)
-        batch = [self._progress(one, depth, Hidden(start, states, None)) for one in self._ids]
+        batch = [self._progress(sequence_id, depth, Hidden(start, states, None)) for sequence_id in self._ids]
         began = clock.now()
         self._proposer.observe(batch)
         self._proposer.collect(self._ids, began)

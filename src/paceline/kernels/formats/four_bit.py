@@ -100,7 +100,7 @@ class FourBitWeight:
         scales = parts[..., 0].contiguous().view(dtype).float()
         zeros = parts[..., 1].contiguous().view(torch.bfloat16).float() - 128.0
         repeats = self.group // 32
-        fine, offsets = (one.repeat_interleave(repeats, 1) for one in (scales, -zeros * scales))
+        fine, offsets = (values.repeat_interleave(repeats, 1) for values in (scales, -zeros * scales))
         return FourBit(codes.contiguous(), fine, offsets, 32, stored_group=self.group, scale_dtype=dtype)
 
 
@@ -126,7 +126,7 @@ def concat(weights: Sequence[FourBitWeight]) -> FourBitWeight | None:
     is_even = all(weight.shape[0] % TILE == 0 for weight in weights[:-1])
     if not is_even or len({(weight.group, weight.kind, weight.shape[1]) for weight in weights}) > 1:
         return None
-    codes, words = torch.cat([one.codes for one in weights]), torch.cat([one.words for one in weights], 1)
+    codes, words = torch.cat([weight.codes for weight in weights]), torch.cat([weight.words for weight in weights], 1)
     shape = sum(weight.shape[0] for weight in weights), first.shape[1]
     return FourBitWeight(codes, words.contiguous(), shape, first.group, first.kind)
 

@@ -63,7 +63,7 @@ class DiskFolder:
                 logger.warning("%s cannot be read: %s", path, error)
             else:
                 found.append((used, block))
-        found.sort(key=lambda one: one[0])
+        found.sort(key=lambda entry: entry[0])
         return (block for _, block in found)
 
     def write(self, block: TieredBlock, contents: memoryview) -> bool:

@@ -76,7 +76,7 @@ def describe_mismatch(target: Fingerprint, draft: Fingerprint) -> str | None:
     part = target.differing_part(draft)
     if part is None:
         return None
-    expected, found = (str(getattr(one, part))[:SHA256_LENGTH] for one in (target, draft))
+    expected, found = (str(getattr(model_fingerprint, part))[:SHA256_LENGTH] for model_fingerprint in (target, draft))
     return f"target and draft differ in their {_words(part)}: sha256 of the target's {expected}, of the draft's {found}"
 
 

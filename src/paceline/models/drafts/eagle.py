@@ -134,8 +134,8 @@ class EagleRunner:
             else:
                 tensors = [states[layer] for layer in layers]
                 pitch = tensors[0].stride(0)
-                assert all(one.stride() == (pitch, 1) and one.dtype is torch.float32 for one in tensors)
-                firsts = [one.data_ptr() for one in tensors]
+                assert all(tensor.stride() == (pitch, 1) and tensor.dtype is torch.float32 for tensor in tensors)
+                firsts = [tensor.data_ptr() for tensor in tensors]
                 places = [4 * pitch * row for row in range(len(tensors[0]))[chosen]]
             addresses += [first + place for place in places for first in firsts]
         return InnerRows(addresses, len(layers))

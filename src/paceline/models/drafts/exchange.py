@@ -103,12 +103,12 @@ def _tensors(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
         case Layer():
             yield from _tensors(path, vars(value))
         case list() | tuple():
-            for i, one in enumerate(value):
-                yield from _tensors(f"{path}.{i}", one)
+            for i, item in enumerate(value):
+                yield from _tensors(f"{path}.{i}", item)
         case dict():
-            for name, one in value.items():
+            for name, item in value.items():
                 if not name.startswith("_") and name not in _COMPUTED:  # private: caches, and the checkpoint itself
-                    yield from _tensors(f"{path}.{name}" if path else name, one)
+                    yield from _tensors(f"{path}.{name}" if path else name, item)
 
 
 def _settings(current: AnyDraft, other: AnyDraft) -> Iterator[tuple[str, object, object]]:
@@ -119,8 +119,8 @@ def _settings(current: AnyDraft, other: AnyDraft) -> Iterator[tuple[str, object,
     else:
         assert not isinstance(current, MedusaModel)
         assert not isinstance(other, MedusaModel)
-        for one in fields(current.config):
-            yield one.name, getattr(current.config, one.name), getattr(other.config, one.name)
+        for field in fields(current.config):
+            yield field.name, getattr(current.config, field.name), getattr(other.config, field.name)
         yield "the number format", current.dtype, other.dtype
     if not isinstance(current, DistilledModel | EagleModel | MedusaModel):
         return

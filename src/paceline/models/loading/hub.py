@@ -58,7 +58,7 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
 def shipped_drafts() -> tuple[str, ...]:
     """Names of the drafts for the embedded model, which a checkout or the package `paceline-smollm2` has."""
     folder = _drafts()
-    return tuple(sorted(one.name for one in folder.iterdir() if one.is_dir())) if folder.is_dir() else ()
+    return tuple(sorted(path.name for path in folder.iterdir() if path.is_dir())) if folder.is_dir() else ()
 
 
 def pick_draft(draft: str | None, model: str) -> str | None:

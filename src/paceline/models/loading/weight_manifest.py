@@ -171,7 +171,9 @@ def weight_form(
 
 
 def piece_form(name: str, piece: Piece) -> PieceForm:
-    tensors = tuple(TensorForm(str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in piece_tensors(piece))
+    tensors = tuple(
+        TensorForm(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)) for tensor in piece_tensors(piece)
+    )
     if isinstance(piece, PackedWeight):
         return PieceForm(name, "packed", tensors, piece.form)
     if isinstance(piece, FourBitWeight):
@@ -244,7 +246,7 @@ def config_from_json(text: str) -> ModelConfig:
         values = json.loads(text)
         scaling: Mapping[str, object] | None = values.pop("rope_scaling")
         if scaling is not None:
-            given = {name: tuple(one) if isinstance(one, list) else one for name, one in scaling.items()}
+            given = {name: tuple(value) if isinstance(value, list) else value for name, value in scaling.items()}
             values["rope_scaling"] = _SCALINGS[str(given.pop("kind"))](**given)  # type: ignore[arg-type]
         values |= {name: tuple(values[name]) for name in ("eos_ids", "full_layers")}
         return ModelConfig(**values)

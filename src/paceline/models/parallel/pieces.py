@@ -63,22 +63,22 @@ class PieceSplit:
         found: dict[str, Piece] = {}
         for name, piece in shares[0].items():
             if isinstance(piece, Tensor):
-                biases = [one[name] for one in shares] if name.endswith(BIAS) else []
-                divided = [self._divide(one) for one in biases if isinstance(one, Tensor)]
+                biases = [share[name] for share in shares] if name.endswith(BIAS) else []
+                divided = [self._divide(bias) for bias in biases if isinstance(bias, Tensor)]
                 found[name] = torch.cat(self._in_order(divided)) if divided else piece.cpu()
                 continue
             if name not in MATRICES:
                 found[name] = on_host(piece)
                 continue
-            weights = [unpack(on_host(_matrix(one[name]))) for one in shares]
+            weights = [unpack(on_host(_matrix(share[name]))) for share in shares]
             if name in ("output", "down"):
                 found[name] = self._prepare(_concat_columns(weights))
             elif name == "gate_up":
                 inner = self._own.ffn_size
-                halves = [rows(one, start, start + inner) for start in (0, inner) for one in weights]
+                halves = [rows(weight, start, start + inner) for start in (0, inner) for weight in weights]
                 found[name] = self._prepare(concat(halves))
             else:
-                found[name] = self._prepare(concat(self._in_order([self._divide_rows(one) for one in weights])))
+                found[name] = self._prepare(concat(self._in_order([self._divide_rows(weight) for weight in weights])))
         return found
 
     def _qkv(self, rank: int) -> list[tuple[int, int]]:
@@ -107,7 +107,7 @@ class PieceSplit:
     def _in_order(self, shares: Sequence[Sequence[T]]) -> list[T]:
         """q, k and v of each share: q of all ranks, then k and v of the first of those with the same heads."""
         distinct = shares[:: self._copies]
-        return [*(one[0] for one in shares), *(one[1] for one in distinct), *(one[2] for one in distinct)]
+        return [*(share[0] for share in shares), *(share[1] for share in distinct), *(share[2] for share in distinct)]
 
     def _prepare(self, weight: Weight) -> LinearWeight:
         """The weight in the format of the ranks' device, where it is."""
@@ -151,7 +151,7 @@ def unpack(piece: LinearWeight) -> Weight:
     if not scales:
         return Dense(values)
     group = piece.form.group
-    flat = [one.transpose(1, 2).flatten(0, 1)[:outputs, : inputs // group].float().contiguous() for one in scales]
+    flat = [scale.transpose(1, 2).flatten(0, 1)[:outputs, : inputs // group].float().contiguous() for scale in scales]
     offsets = flat[1] if len(flat) > 1 else None
     return Grouped(values, flat[0], offsets, group, "int8" if piece.form.rounds_activations else "float32")
 
@@ -168,17 +168,19 @@ def _concat_columns(weights: Sequence[Weight]) -> Weight:
     """One matrix with the inputs of all, in order. All have the same format."""
     first = weights[0]
     if isinstance(first, Dense):
-        return Dense(torch.cat([one.values for one in weights if isinstance(one, Dense)], 1))
-    scales = [one.scales for one in weights if not isinstance(one, Dense)]
+        return Dense(torch.cat([weight.values for weight in weights if isinstance(weight, Dense)], 1))
+    scales = [weight.scales for weight in weights if not isinstance(weight, Dense)]
     if isinstance(first, Grouped):
-        parts = [one for one in weights if isinstance(one, Grouped)]
-        offsets = [one.offsets for one in parts if one.offsets is not None]
-        codes = torch.cat([one.codes for one in parts], 1)
+        parts = [weight for weight in weights if isinstance(weight, Grouped)]
+        offsets = [part.offsets for part in parts if part.offsets is not None]
+        codes = torch.cat([part.codes for part in parts], 1)
         return replace(
             first, codes=codes, scales=torch.cat(scales, 1), offsets=torch.cat(offsets, 1) if offsets else None
         )
-    values = torch.cat([one.values.view(torch.uint8) for one in weights if isinstance(one, QuantizedWeight)], 1)
-    has_one = first.scales.shape[1] == 1 and all(torch.equal(first.scales, one) for one in scales)
+    values = torch.cat(
+        [weight.values.view(torch.uint8) for weight in weights if isinstance(weight, QuantizedWeight)], 1
+    )
+    has_one = first.scales.shape[1] == 1 and all(torch.equal(first.scales, scale) for scale in scales)
     return QuantizedWeight(values.view(first.values.dtype), first.scales if has_one else torch.cat(scales, 1))
 
 

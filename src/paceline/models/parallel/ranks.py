@@ -148,7 +148,9 @@ class Ranks:
         """The caches with this number of the ranks from 1 on, in the memory of this process."""
         with self.lock:
             self.send(Share(cache))
-            return [receive_cache(self._receive(one, "failed"), one.connection, shape) for one in self._members]
+            return [
+                receive_cache(self._receive(member, "failed"), member.connection, shape) for member in self._members
+            ]
 
     @contextlib.contextmanager
     def report_lost_ranks(self) -> Iterator[None]:

@@ -113,7 +113,7 @@ def serve_weights(connection: Connection, model: DecoderModel) -> None:
     with contextlib.suppress(EOFError, OSError):
         while True:
             pieces = part_of(model, connection.recv())
-            send_pieces(connection, {name: one for name, one in pieces.items() if _is_divided(name, one)})
+            send_pieces(connection, {name: piece for name, piece in pieces.items() if _is_divided(name, piece)})
 
 
 class RankExport(ExportedWeights):

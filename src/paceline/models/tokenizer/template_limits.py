@@ -62,7 +62,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], optimized=False, finalize=_finalize
         )
         self._clock = clock
-        filters = {name: one for name, one in self.filters.items() if name not in _REMOVED} | {"tojson": to_json}
+        filters = {name: function for name, function in self.filters.items() if name not in _REMOVED} | {
+            "tojson": to_json
+        }
         del self.globals["lipsum"]
         self.filters = {name: _limited(name, function) for name, function in filters.items()}
 
@@ -113,9 +115,9 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, str | list | tuple) and isinstance(other, int):
-                    _check_size(len(one) * other)
+            for repeated, times in ((left, right), (right, left)):
+                if isinstance(repeated, str | list | tuple) and isinstance(times, int):
+                    _check_size(len(repeated) * times)
         elif operator == "**":
             _check_numbers((left, right))
             if isinstance(right, int) and abs(right) > 64:
@@ -140,7 +142,7 @@ def _replace_concats(parent: nodes.Node) -> None:
         if isinstance(value, nodes.Concat):
             setattr(parent, name, _call("concat_texts", value.nodes))
         elif isinstance(value, list):
-            value[:] = [_call("concat_texts", one.nodes) if isinstance(one, nodes.Concat) else one for one in value]
+            value[:] = [_call("concat_texts", node.nodes) if isinstance(node, nodes.Concat) else node for node in value]
 
 
 @pass_context
@@ -155,7 +157,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         _budget.get().spend(1)
         _check_numbers((*args, *kwargs.values()))
         given = [arg for arg in args if not isinstance(arg, Context)]
-        texts = [one for one in (*given, *kwargs.values()) if isinstance(one, str)]
+        texts = [value for value in (*given, *kwargs.values()) if isinstance(value, str)]
         if name in ("replace", "join", "indent", "wordwrap", "format") and len(texts) > 1:
             lengths = sorted(map(len, texts))
             _check_size(lengths[-1] * max(1, lengths[-2]))
@@ -163,7 +165,7 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             _check_join(given, kwargs)
         if name == "format" and texts:
             _check_format(texts[0], [*given[1:], *kwargs.values()])
-        if name == "sum" and any(isinstance(one, list | tuple) for one in (*given[1:], *kwargs.values())):
+        if name == "sum" and any(isinstance(value, list | tuple) for value in (*given[1:], *kwargs.values())):
             raise TemplateLimit("it adds lists with `sum`")
         return _charged(function(*args, **kwargs))
 
@@ -171,18 +173,18 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_join(given: list[Any], kwargs: dict[str, Any]) -> None:
-    sized = [one for one in given if isinstance(one, list | tuple)]
-    separators = [one for one in (*given, *kwargs.values()) if isinstance(one, str)]
+    sized = [value for value in given if isinstance(value, list | tuple)]
+    separators = [value for value in (*given, *kwargs.values()) if isinstance(value, str)]
     for items in sized:
-        _check_size(sum(len(str(one)) for one in items) + len(items) * max(map(len, separators), default=0))
+        _check_size(sum(len(str(item)) for item in items) + len(items) * max(map(len, separators), default=0))
 
 
 def _check_method(owner: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuses methods of a string whose result is much larger than their arguments."""
-    if method == "replace" and len(args) > 1 and all(isinstance(one, str) for one in args[:2]):
+    if method == "replace" and len(args) > 1 and all(isinstance(argument, str) for argument in args[:2]):
         _check_size(len(owner) + owner.count(args[0]) * len(args[1]))
     elif method == "join" and args and isinstance(args[0], Collection):
-        _check_size(sum(len(str(one)) for one in args[0]) + len(args[0]) * len(owner))
+        _check_size(sum(len(str(item)) for item in args[0]) + len(args[0]) * len(owner))
     elif method in ("format", "format_map"):
         _check_format(owner, [*args, *kwargs.values()])
     elif method == "translate":

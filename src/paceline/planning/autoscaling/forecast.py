@@ -139,8 +139,8 @@ class Forecast:
         """The forecast of the best method, with an upper bound from its own errors."""
         if not self._values:
             return Prediction(0.0, 0.0, "none")
-        judged = [one for one in self._methods if len(self._records[one.name].errors) >= MIN_ERRORS]
-        best = min(judged, key=lambda one: _mean_size(self._records[one.name].errors), default=self._methods[0])
+        judged = [method for method in self._methods if len(self._records[method.name].errors) >= MIN_ERRORS]
+        best = min(judged, key=lambda method: _mean_size(self._records[method.name].errors), default=self._methods[0])
         expected = max(0.0, best.ahead(self._horizon))
         errors = sorted(self._records[best.name].errors)
         surplus = errors[min(len(errors) - 1, math.ceil(share * len(errors)))] if errors else 0.0

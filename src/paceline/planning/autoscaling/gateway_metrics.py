@@ -126,5 +126,5 @@ def _above(samples: Samples, name: str, limit: float) -> float:
     below: dict[float, float] = defaultdict(float)
     for labels, value in samples[f"{name}_bucket"]:
         below[float(labels.get("le", "inf"))] += value
-    bound = min((one for one in below if one >= limit), default=math.inf)
+    bound = min((edge for edge in below if edge >= limit), default=math.inf)
     return max(0.0, _sum(samples, f"{name}_count") - below.get(bound, 0.0)) if below else 0.0

@@ -60,7 +60,7 @@ class Planner:
         """Times that the target pool grew after it shrank, or the reverse."""
         sizes = [decision.sizes.get("target", 0) for decision in self.decisions]
         steps = [after - before for before, after in pairwise(sizes) if after != before]
-        return sum((one > 0) != (other > 0) for one, other in pairwise(steps))
+        return sum((before > 0) != (after > 0) for before, after in pairwise(steps))
 
     def scenario(self, now: float, predicted: Prediction) -> Sequence[Span]:
         """The load that the size is for: that of the last minutes, and the forecast."""

@@ -86,6 +86,6 @@ class WorkerProfile:
 
     def assumed(self) -> list[str]:
         """Names of the fields that were not measured."""
-        named = [(one.name, getattr(self, one.name)) for one in fields(self)]
+        named = [(profile_field.name, getattr(self, profile_field.name)) for profile_field in fields(self)]
         named += [(f"links.{kind}", figure) for kind, figure in self.links.items()]
         return [name for name, value in named if isinstance(value, Figure | Curve) and value.origin == "assumed"]

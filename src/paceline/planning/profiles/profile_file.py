@@ -50,7 +50,7 @@ def from_document(document: Any, where: str) -> WorkerProfile:
             f"profile {where}: version {document.get('version')!r} is not supported, this release reads {VERSION}: "
             "measure the worker again"
         )
-    known = {one.name for one in fields(WorkerProfile)}
+    known = {field.name for field in fields(WorkerProfile)}
     required = known - set(OPTIONAL)
     given = set(document) - {"version"}
     if given - known or required - given:
@@ -75,7 +75,7 @@ def _value(key: str, value: Any, where: str) -> Any:
     if key == "links":
         if not isinstance(value, Mapping):
             raise InvalidConfig("links must be an object")
-        return {kind: _figure(f"links.{kind}", one) for kind, one in value.items()}
+        return {kind: _figure(f"links.{kind}", link) for kind, link in value.items()}
     return _curve(key, value) if key in CURVES else _figure(key, value)
 
 

@@ -62,7 +62,7 @@ class SimulatedCluster:
 
     @property
     def kv_use(self) -> float:
-        used = [one.worker.kv_use for one in self.members.of("target", "ready") if one.worker is not None]
+        used = [member.worker.kv_use for member in self.members.of("target", "ready") if member.worker is not None]
         return sum(used) / len(used) if used else 0.0
 
     def busy_seconds(self, member: Member) -> float:
@@ -131,13 +131,13 @@ class SimulatedCluster:
         for _ in range(-surplus):
             draining = self.members.of(role, "draining")
             if draining:
-                self._become_ready(max(draining, key=lambda one: one.assigned))
+                self._become_ready(max(draining, key=lambda member: member.assigned))
                 continue
             member = self.members.add(role, self._clock.now(), "starting")
             ready = member.since + self._config.profile.start_seconds.value
             self._at(ready, partial(self._become_ready, member))
         if surplus > 0:
-            leaving = sorted(serving, key=lambda one: (one.state == "ready", one.assigned, -one.id))
+            leaving = sorted(serving, key=lambda member: (member.state == "ready", member.assigned, -member.id))
             for member in leaving[:surplus]:
                 self._drain(member)
 

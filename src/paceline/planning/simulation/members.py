@@ -50,11 +50,11 @@ class Members:
         return member
 
     def of(self, role: Role, *states: MemberState) -> list[Member]:
-        return [one for one in self.all.values() if one.role == role and one.state in states]
+        return [member for member in self.all.values() if member.role == role and member.state in states]
 
     def pool(self, role: Role) -> PoolState:
         counted = {state: len(self.of(role, state)) for state in ("ready", "starting", "draining")}
         return PoolState(counted["ready"], counted["starting"], counted["draining"])
 
     def paid_seconds(self, role: Role, now: float) -> float:
-        return sum(one.seconds(now) for one in self.all.values() if one.role == role)
+        return sum(member.seconds(now) for member in self.all.values() if member.role == role)

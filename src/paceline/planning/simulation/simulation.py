@@ -162,7 +162,7 @@ class _Simulation:
 
     def _busy_now(self) -> float:
         members = self._cluster.members.of("target", "ready", "draining")
-        return sum(self._cluster.busy_seconds(one) for one in members)
+        return sum(self._cluster.busy_seconds(member) for member in members)
 
     def _observation(self, seconds: float) -> Observation:
         window, cluster = self._window, self._cluster
@@ -203,13 +203,15 @@ class _Simulation:
             rejected=self._rejected,
             seconds=end,
             workers=tuple(
-                WorkerUse(one.name, one.role, one.seconds(end), cluster.busy_seconds(one))
-                for one in members
-                if one.since < end or not end
+                WorkerUse(member.name, member.role, member.seconds(end), cluster.busy_seconds(member))
+                for member in members
+                if member.since < end or not end
             ),
             busy_seconds=busy,
             paid_seconds={role: cluster.members.paid_seconds(role, end) for role in ROLES},
-            steps=sum(one.worker.steps for one in members if one.worker is not None and one.role == "target"),
+            steps=sum(
+                member.worker.steps for member in members if member.worker is not None and member.role == "target"
+            ),
             handoffs=cluster.handoffs.num_done if cluster.handoffs else 0,
             failed_handoffs=cluster.handoffs.num_failed if cluster.handoffs else 0,
             sizes=tuple(self._sizes),

@@ -38,8 +38,8 @@ def fit_texts(texts: Sequence[TextRounds]) -> tuple[tuple[float, ...], float]:
 
     low, high = 0.0, MAX_SPREAD
     for _ in range(_SEARCHES):
-        one, other = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        low, high = (low, other) if likelihood(one) >= likelihood(other) else (one, high)
+        lower, upper = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+        low, high = (low, upper) if likelihood(lower) >= likelihood(upper) else (lower, high)
     spread = max(found, key=likelihood)
     return tuple(fmean(alphas_around(median, spread)) for median in found[spread].medians), spread
 
@@ -56,7 +56,7 @@ def _fit(texts: Mapping[TextRounds, int], spread: float) -> _Fit:
     """The most likely medians for this spread. `texts`: how often each occurred."""
     tested, accepted = (
         [sum(map(mul, column, texts.values())) for column in zip(*rows, strict=True)]
-        for rows in ([one.tested for one in texts], [one.accepted for one in texts])
+        for rows in ([text.tested for text in texts], [text.accepted for text in texts])
     )
     medians = [log((yes + 0.5) / (all_ - yes + 0.5)) for all_, yes in zip(tested, accepted, strict=True)]
     total = 0.0
@@ -85,6 +85,6 @@ def _shares(text: TextRounds, alphas: Sequence[Sequence[float]]) -> tuple[list[f
         for kind, alpha in enumerate(row):
             logs[kind] += accepted * log(max(alpha, _LEAST)) + (tested - accepted) * log(max(1.0 - alpha, _LEAST))
     most = max(logs)
-    odds = [exp(one - most) for one in logs]
+    odds = [exp(log_odds - most) for log_odds in logs]
     total = sum(odds)
-    return [one / total for one in odds], most + log(total / KINDS)
+    return [share / total for share in odds], most + log(total / KINDS)

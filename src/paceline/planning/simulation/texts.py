@@ -19,8 +19,8 @@ _BISECTIONS = 60
 def _deviations() -> tuple[float, ...]:
     """Quantiles of the normal distribution, with a standard deviation of 1."""
     found = [NormalDist().inv_cdf((kind + 0.5) / KINDS) for kind in range(KINDS)]
-    scale = sqrt(fmean(one * one for one in found))
-    return tuple(one / scale for one in found)
+    scale = sqrt(fmean(deviation * deviation for deviation in found))
+    return tuple(deviation / scale for deviation in found)
 
 
 DEVIATIONS = _deviations()

@@ -65,7 +65,14 @@ def candidates(profile: WorkerProfile, speculation: Speculation | None, limits: 
         for drafts, placement in _drafts(targets, speculation is not None)
         if targets + drafts <= limits.workers and (price := _price(profile, targets, drafts)) <= limits.dollars_per_hour
     ]
-    return sorted(found, key=lambda one: (one.dollars_per_hour, one.targets + one.drafts, one.placement != "none"))
+    return sorted(
+        found,
+        key=lambda candidate: (
+            candidate.dollars_per_hour,
+            candidate.targets + candidate.drafts,
+            candidate.placement != "none",
+        ),
+    )
 
 
 def _drafts(targets: int, speculates: bool) -> Iterator[tuple[int, Placement]]:

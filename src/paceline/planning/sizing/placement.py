@@ -38,4 +38,4 @@ def placements(profile: WorkerProfile, speculation: Speculation, batch: int, con
         DraftPlacement("pool", share, (1.0 + ratio / share) * plain / rate(remote, batch * share))
         for share in TARGETS_PER_DRAFT
     ]
-    return sorted(found, key=lambda one: one.cost)
+    return sorted(found, key=lambda placement: placement.cost)

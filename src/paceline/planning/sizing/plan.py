@@ -70,21 +70,25 @@ def plan(
         )
     known: dict[Candidate, Evaluation] = {}
 
-    def evaluate(one: Candidate) -> Evaluation:
-        if one not in known:
-            progress(one)
-            report = summarize(simulate(one.config(profile, speculation, seed), trace), objective)
-            known[one] = Evaluation(one, report)
-        return known[one]
+    def evaluate(candidate: Candidate) -> Evaluation:
+        if candidate not in known:
+            progress(candidate)
+            report = summarize(simulate(candidate.config(profile, speculation, seed), trace), objective)
+            known[candidate] = Evaluation(candidate, report)
+        return known[candidate]
 
     def cheapest(some: Sequence[Candidate]) -> Evaluation | None:
-        return next((found for one in some if (found := evaluate(one)).attainment >= objective.share), None)
+        return next((found for candidate in some if (found := evaluate(candidate)).attainment >= objective.share), None)
 
     choice = cheapest(offered)
-    plain = cheapest([one for one in offered if one.placement == "none"]) if choice is not None else None
+    plain = (
+        cheapest([candidate for candidate in offered if candidate.placement == "none"]) if choice is not None else None
+    )
     is_met = choice is not None
     if choice is None:
-        choice = max(known.values(), key=lambda one: (one.attainment, -one.candidate.dollars_per_hour))
+        choice = max(
+            known.values(), key=lambda evaluation: (evaluation.attainment, -evaluation.candidate.dollars_per_hour)
+        )
     reasons = _reasons(choice, plain, is_met, tuple(known.values()), objective, speculation)
     return Plan(choice, is_met, plain, reasons, tuple(known.values()))
 
@@ -104,9 +108,13 @@ def _reasons(
             f"The best of {len(evaluations)} is {reached}. Raise the limits, or relax the objective.",
         )
     found = [f"{reached}, at ${choice.candidate.dollars_per_hour:.2f} an hour."]
-    cheaper = [one for one in evaluations if one.candidate.dollars_per_hour < choice.candidate.dollars_per_hour]
+    cheaper = [
+        evaluation
+        for evaluation in evaluations
+        if evaluation.candidate.dollars_per_hour < choice.candidate.dollars_per_hour
+    ]
     if cheaper:
-        best = max(cheaper, key=lambda one: one.attainment)
+        best = max(cheaper, key=lambda evaluation: evaluation.attainment)
         found.append(f"No cheaper cluster meets it: the best, {best.candidate}, reaches {best.attainment:.2%}.")
     if speculation is None:
         return tuple(found)

@@ -48,7 +48,7 @@ class Trace:
 
     def first(self, seconds: float) -> "Trace":
         """The requests that arrive in the first `seconds`."""
-        return replace(self, requests=tuple(one for one in self.requests if one.arrival < seconds))
+        return replace(self, requests=tuple(request for request in self.requests if request.arrival < seconds))
 
     def scaled(self, factor: float, seed: int = 0) -> "Trace":
         """`factor` times as many requests in the same time.
@@ -64,16 +64,18 @@ class Trace:
         copies, rest = divmod(factor, 1.0)
         for copy in range(int(copies) + (rest > 0.0)):
             share = 1.0 if copy < copies else rest
-            for one in self.requests:
+            for request in self.requests:
                 if share == 1.0 or dice.random() < share:
                     delay = dice.uniform(0.0, JITTER_SECONDS) if copy else 0.0
-                    requests.append(replace(one, arrival=one.arrival + delay, copy=copy))
-        requests.sort(key=lambda one: one.arrival)
+                    requests.append(replace(request, arrival=request.arrival + delay, copy=copy))
+        requests.sort(key=lambda request: request.arrival)
         return Trace(f"{self.name} x {factor:g}", tuple(requests), self.block_tokens)
 
 
 def ordered(name: str, requests: Sequence[TraceRequest], block_tokens: int = BLOCK_TOKENS) -> Trace:
     """A trace of requests in any order; the first arrives at 0."""
-    start = min((one.arrival for one in requests), default=0.0)
-    moved = sorted((replace(one, arrival=one.arrival - start) for one in requests), key=lambda one: one.arrival)
+    start = min((request.arrival for request in requests), default=0.0)
+    moved = sorted(
+        (replace(request, arrival=request.arrival - start) for request in requests), key=lambda request: request.arrival
+    )
     return Trace(name, tuple(moved), block_tokens)

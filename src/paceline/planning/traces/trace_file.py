@@ -67,7 +67,7 @@ def _mooncake(text: str) -> TraceRequest:
     row = json.loads(text)
     length = int(row["input_length"])
     # The last id may stand for part of a block, which a cache does not store
-    full = tuple(int(one) for one in row["hash_ids"][: length // MOONCAKE_BLOCK])
+    full = tuple(int(number) for number in row["hash_ids"][: length // MOONCAKE_BLOCK])
     return _request(float(row["timestamp"]) / 1000.0, length, int(row["output_length"]), full)
 
 

@@ -187,7 +187,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _hash(record: dict[str, Any]) -> str:
-    return hashlib.sha256(_canonical({name: one for name, one in record.items() if name != "hash"})).hexdigest()
+    return hashlib.sha256(_canonical({name: value for name, value in record.items() if name != "hash"})).hexdigest()
 
 
 def _canonical(record: dict[str, Any]) -> bytes:

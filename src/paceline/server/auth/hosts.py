@@ -23,7 +23,7 @@ _LOCAL_ENDINGS = ("localhost", "local", "internal", "svc", "cluster.local", "hom
 
 def parse_hosts(text: str | None) -> tuple[str, ...]:
     """The names of the setting `allowed_hosts`. Raises `InvalidConfig`."""
-    hosts = tuple(one.strip().lower() for one in (text or "").split(",") if one.strip())
+    hosts = tuple(host.strip().lower() for host in (text or "").split(",") if host.strip())
     for host in hosts:
         if host != ANY_HOST and not _NAME.fullmatch(host) and not _is_address(host):
             raise InvalidConfig(
@@ -41,7 +41,7 @@ def is_allowed(host: str, hosts: tuple[str, ...], has_keys: bool) -> bool:
     if _is_address(name) or name == "localhost":
         return True
     if hosts:
-        return any(name == one or (one.startswith("*.") and name.endswith(one[1:])) for one in hosts)
+        return any(name == pattern or (pattern.startswith("*.") and name.endswith(pattern[1:])) for pattern in hosts)
     return "." not in name or any(name.endswith(f".{end}") for end in _LOCAL_ENDINGS)
 
 

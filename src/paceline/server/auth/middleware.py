@@ -61,7 +61,7 @@ async def reject(error: ApiError, scope: Scope, receive: Receive, send: Send) ->
 
 def parse_origins(text: str | None) -> tuple[str, ...]:
     """The origins of the setting `cors_origins`. Raises `InvalidConfig`."""
-    origins = tuple(one.strip().lower() for one in (text or "").split(",") if one.strip())
+    origins = tuple(origin.strip().lower() for origin in (text or "").split(",") if origin.strip())
     for origin in origins:
         if origin != ANY_ORIGIN and not ORIGIN.fullmatch(origin):
             raise InvalidConfig(

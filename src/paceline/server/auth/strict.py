@@ -57,11 +57,11 @@ class StrictMode:
         if the log cannot be written."""
         entry = AuditEntry(self, request_id, requests, with_text=decode is not None)
         prompts: list[dict[str, Any]] = [
-            {"tokens": len(one.prompt_ids), "token_sha256": token_hash(one.prompt_ids)} for one in requests
+            {"tokens": len(request.prompt_ids), "token_sha256": token_hash(request.prompt_ids)} for request in requests
         ]
         if decode is not None:
-            for prompt, one in zip(prompts, requests, strict=True):
-                prompt["text"] = decode(one.prompt_ids)
+            for prompt, request in zip(prompts, requests, strict=True):
+                prompt["text"] = decode(request.prompt_ids)
         started = asyncio.create_task(
             self.append(
                 "started",
@@ -95,7 +95,9 @@ class AuditEntry:
 
     def __init__(self, strict: StrictMode, request_id: str, requests: Sequence[Request], with_text: bool) -> None:
         self._strict, self._id, self._with_text = strict, request_id, with_text
-        self._outputs = {(one.id, choice): _ChoiceOutput() for one in requests for choice in range(one.sampling.n)}
+        self._outputs = {
+            (request.id, choice): _ChoiceOutput() for request in requests for choice in range(request.sampling.n)
+        }
         self._is_finished = False
 
     def add(self, outputs: Iterable[StepOutput]) -> None:
@@ -112,13 +114,13 @@ class AuditEntry:
         self._is_finished = True
         outputs = [
             {
-                "tokens": len(one.tokens),
-                "token_sha256": token_hash(one.tokens),
-                "text_sha256": text_hash("".join(one.text)),
-                "finish": one.finish_reason,
-                **({"text": "".join(one.text)} if self._with_text else {}),
+                "tokens": len(choice.tokens),
+                "token_sha256": token_hash(choice.tokens),
+                "text_sha256": text_hash("".join(choice.text)),
+                "finish": choice.finish_reason,
+                **({"text": "".join(choice.text)} if self._with_text else {}),
             }
-            for one in self._outputs.values()
+            for choice in self._outputs.values()
         ]
         await self._strict.append("finished", request=self._id, outputs=outputs)
 

@@ -136,9 +136,9 @@ def read_file(path: Path, settings: Mapping[str, Setting], section: str | None =
     given = dict(_flatten(document if section is None else document.get(section) or {}, path))
     for key, value in given.items():
         name = SWITCHES.get(key) or ALIASES.get(key, key)
-        if value is None and any(one.startswith(f"{key}.") for one in settings):
+        if value is None and any(setting.startswith(f"{key}.") for setting in settings):
             continue  # an empty section
-        if name not in settings and (inside := [one for one in settings if one.startswith(f"{key}.")]):
+        if name not in settings and (inside := [setting for setting in settings if setting.startswith(f"{key}.")]):
             raise InvalidConfig(f"{key!r} in {path} is a section: write settings below it, such as {inside[0]}")
         if name not in settings:
             raise InvalidConfig(f"unknown key {key!r} in {path}; {suggest(key, [*settings, *ALIASES])}")
@@ -173,6 +173,6 @@ def _flatten(document: Any, path: Path) -> Iterator[tuple[str, Any]]:
         raise InvalidConfig(f"{path} must be a mapping of settings, got {document!r}")
     for key, value in document.items():
         if isinstance(value, Mapping):
-            yield from ((f"{key}.{inner}", one) for inner, one in value.items())
+            yield from ((f"{key}.{inner}", inner_value) for inner, inner_value in value.items())
         else:
             yield str(key), value

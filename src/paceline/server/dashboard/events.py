@@ -53,7 +53,7 @@ def _worker_changes(before: dict[str, WorkerStatus], now: dict[str, WorkerStatus
             changes.append((f"{name} restarted; its last exit: {worker.life.last_exit or 'unknown'}", True))
         if worker.state != old.state and not worker.state.startswith("loading"):
             changes.append((f"{name} is {worker.state}", worker.state in ("suspected", "unhealthy")))
-        names, old_names = ({symptom.name for symptom in one.symptoms} for one in (worker, old))
+        names, old_names = ({symptom.name for symptom in status.symptoms} for status in (worker, old))
         changes += [(f"{name}: {_words(symptom)}", True) for symptom in sorted(names - old_names)]
         changes += [(f"{name}: no more {_words(symptom)}", False) for symptom in sorted(old_names - names)]
     return changes

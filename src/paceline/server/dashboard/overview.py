@@ -85,12 +85,12 @@ class DriftDetector:
 
     def update(self, traffic: Iterable[TrafficStatus], now: float) -> None:
         """Compares with the previous call. The first call adds no events: their time is unknown."""
-        current = {(one.category, one.method): one for one in traffic}
+        current = {(report.category, report.method): report for report in traffic}
         if self._counts is not None:
-            for key, one in current.items():
-                if one.drift is not None and one.drifts > self._counts.get(key, 0):
-                    self._events.append(DriftEvent(now, one.category, one.method, *one.drift))
-        self._counts = (self._counts or {}) | {key: one.drifts for key, one in current.items()}
+            for key, report in current.items():
+                if report.drift is not None and report.drifts > self._counts.get(key, 0):
+                    self._events.append(DriftEvent(now, report.category, report.method, *report.drift))
+        self._counts = (self._counts or {}) | {key: report.drifts for key, report in current.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class Overview:
             Sample(
                 time=now,
                 tokens_per_second=_rates(before, totals),
-                depth={f"{one.category} · {one.method}": one.mean_depth for one in _client_traffic(status)},
+                depth={f"{report.category} · {report.method}": report.mean_depth for report in _client_traffic(status)},
                 ttft=_percentiles(metrics.recent_first_token, metrics.clock()),
                 tpot=_percentiles(metrics.recent_per_token, metrics.clock()),
                 running=status.running,

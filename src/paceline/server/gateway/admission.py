@@ -81,15 +81,17 @@ class AdmissionQueue:
 
         A full queue refuses the newest entries of the key that has the most waiting, if that is more than `entry`'s key has.
         """
-        own = [one for one in (*self._running, *self._all_waiting()) if one.key.id == entry.key.id]
+        own = [other for other in (*self._running, *self._all_waiting()) if other.key.id == entry.key.id]
         places = self._places(entry.key.id, capacity)
-        if places and sum(one.left for one in own) + entry.num_choices <= places:
+        if places and sum(other.left for other in own) + entry.num_choices <= places:
             return []
         choices = self.num_admitted + entry.num_choices - capacity.max_running - capacity.max_waiting
         tokens = self.waiting_tokens + entry.prompt_tokens - capacity.max_waiting_tokens
         if not self._waiting:  # a prompt that is longer than the queue may wait alone
             tokens = 0
-        load = {key: sum(one.left / one.key.share.weight for one in queue) for key, queue in self._waiting.items()}
+        load = {
+            key: sum(queued.left / queued.key.share.weight for queued in queue) for key, queue in self._waiting.items()
+        }
         refused: list[AdmissionEntry] = []
         while choices > 0 or tokens > 0:
             victim = self._victim(entry, load, refused)
@@ -160,10 +162,10 @@ class AdmissionQueue:
         """Whether the target has places and KV for the entry, beside the share `kept` for other keys."""
         if not self._running:
             return True
-        choices = sum(one.left for one in self._running) + entry.num_choices
+        choices = sum(admitted.left for admitted in self._running) + entry.num_choices
         if choices > capacity.max_running * (1 - kept) + capacity.ahead * (kept == 0):
             return False
-        kv = sum(one.kv_tokens for one in self._running) + entry.kv_tokens
+        kv = sum(admitted.kv_tokens for admitted in self._running) + entry.kv_tokens
         return kv <= capacity.kv_tokens * (1 - kept)
 
     def _kept_from(self, key: str, capacity: Capacity) -> float:
@@ -182,10 +184,10 @@ class AdmissionQueue:
     ) -> AdmissionEntry | None:
         """The entry to refuse next, so that the keys' waiting choices become more equal."""
         own = load.get(entry.key.id, 0.0) + entry.num_choices / entry.key.share.weight
-        for key in sorted(load, key=lambda one: load[one], reverse=True):
+        for key in sorted(load, key=lambda key_id: load[key_id], reverse=True):
             if key == entry.key.id or load[key] <= own:
                 return None
-            for one in reversed(self._waiting[key]):
-                if one.is_displaceable and one not in refused and one.priority >= entry.priority:
-                    return one
+            for candidate in reversed(self._waiting[key]):
+                if candidate.is_displaceable and candidate not in refused and candidate.priority >= entry.priority:
+                    return candidate
         return None

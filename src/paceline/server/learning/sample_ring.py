@@ -128,7 +128,9 @@ class SampleCollector:
     def __init__(self, ring: SampleRing, key: ApiKey, requests: Sequence[ValidatedRequest]) -> None:
         self._ring, self._tenant = ring, ring.tenant(key.id)
         # A resumed stream lacks the origins of its first tokens, and a verification has no output of its own.
-        self._requests = {one.id: one for one in requests if not one.committed and one.draft is None}
+        self._requests = {
+            request.id: request for request in requests if not request.committed and request.draft is None
+        }
         self._choices: dict[tuple[str, int], _Choice] = {}
 
     def add(self, outputs: Sequence[StepOutput]) -> None:

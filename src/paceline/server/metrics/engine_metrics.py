@@ -170,8 +170,8 @@ class EngineCollector(Collector):
             drifts.add_metric(values, report.drifts)
             for side, level in zip(("before", "after"), report.drift or (), strict=False):
                 levels.add_metric([*values, side], level)
-            for position, one in enumerate(report.alphas, start=1):
-                alpha.add_metric([*values, str(position)], one)
+            for position, rate in enumerate(report.alphas, start=1):
+                alpha.add_metric([*values, str(position)], rate)
             depth.add_metric(values, report.mean_depth)
             breaker.add_metric(values, BREAKER_VALUES[report.breaker])
             for reason, count in report.fallbacks.items():

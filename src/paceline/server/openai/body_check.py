@@ -76,7 +76,7 @@ def _check_length(body: Body, max_chars: Mapping[str, int]) -> None:
     if isinstance(body, ChatBody | TokenizeBody) and body.messages is not None:
         length, field = conversation_length(body.messages, body.tools or ()), "messages"
     elif isinstance(body, CompletionBody):
-        length, field = max((len(one) for one in body.prompts if isinstance(one, str)), default=0), "prompt"
+        length, field = max((len(prompt) for prompt in body.prompts if isinstance(prompt, str)), default=0), "prompt"
     elif isinstance(body, TokenizeBody):
         length, field = len(body.prompt or ""), "prompt"
     else:

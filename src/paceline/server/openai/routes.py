@@ -165,7 +165,7 @@ def model_routes(models: ServedModels) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        return ModelList(object="list", data=[one.card for one in served.values()])
+        return ModelList(object="list", data=[model.card for model in served.values()])
 
     @router.get("/v1/models/{name:path}")
     async def read_model(name: str) -> Model:
@@ -173,24 +173,24 @@ def model_routes(models: ServedModels) -> APIRouter:
 
     @router.post("/tokenize", response_model_exclude_none=True)
     async def tokenize(body: TokenizeBody, http: Request) -> TokenizeResponse:
-        one = served[models.of(body.model)]
-        RequestSession.open(one.gateway, http).charge_call()
+        model = served[models.of(body.model)]
+        RequestSession.open(model.gateway, http).charge_call()
         if body.messages is not None:
-            ids = await one.encoder.encode_messages(body.messages, body.tools or ())
+            ids = await model.encoder.encode_messages(body.messages, body.tools or ())
         else:
-            ids = await one.encoder.encode_text(body.prompt or "", body.add_special_tokens)
-        texts = [one.tokenizer.token(token) or "" for token in ids] if body.return_token_strs else None
+            ids = await model.encoder.encode_text(body.prompt or "", body.add_special_tokens)
+        texts = [model.tokenizer.token(token) or "" for token in ids] if body.return_token_strs else None
         return TokenizeResponse(
-            count=len(ids), max_model_len=one.target.max_model_len, tokens=list(ids), token_strs=texts
+            count=len(ids), max_model_len=model.target.max_model_len, tokens=list(ids), token_strs=texts
         )
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody, http: Request) -> DetokenizeResponse:
-        one = served[models.of(body.model)]
-        RequestSession.open(one.gateway, http).charge_call()
-        unknown = next((token for token in body.tokens if one.tokenizer.token(token) is None), None)
+        model = served[models.of(body.model)]
+        RequestSession.open(model.gateway, http).charge_call()
+        unknown = next((token for token in body.tokens if model.tokenizer.token(token) is None), None)
         if unknown is not None:
             raise InvalidRequest(f"the vocabulary has no token {unknown}", field="tokens")
-        return DetokenizeResponse(prompt=one.tokenizer.decode(body.tokens, skip_special=False))
+        return DetokenizeResponse(prompt=model.tokenizer.decode(body.tokens, skip_special=False))
 
     return router

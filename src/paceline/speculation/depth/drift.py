@@ -116,7 +116,7 @@ class DriftTest:
 
     def close(self, sequence_ids: Iterable[int]) -> list[Change]:
         """End these sequences; unknown ids are ignored. Returns the changes that were found with them."""
-        units = [self._open.pop(one) for one in sequence_ids if one in self._open]
+        units = [self._open.pop(sequence_id) for sequence_id in sequence_ids if sequence_id in self._open]
         return [change for unit in units if (change := self._end(unit)) is not None]
 
     def forget(self, category: str) -> None:

@@ -169,7 +169,9 @@ class GoodputDepth:
             costs.verify(shape.rows(len(batch), len(drafting), deepest + change)) for change in (-1, 0, 1)
         )
         survival = [(0.0, *self._acceptance.survival(batch[i].category), 0.0) for i in drafting]
-        gained, lost = (sum([one[min(depth, len(one) - 1)] for one in survival]) for depth in (deepest + 1, deepest))
+        gained, lost = (
+            sum([probs[min(depth, len(probs) - 1)] for probs in survival]) for depth in (deepest + 1, deepest)
+        )
         rate, drafted = self.advantage * len(batch) / plain, max([line.per_depth for line in costs.lines.values()])
         return rate * (more - same + drafted) - gained <= lost - rate * (same - less + drafted)
 

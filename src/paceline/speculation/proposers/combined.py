@@ -44,10 +44,10 @@ class CombinedProposer:
         """Seconds that each model's last `observe` took."""
         traits = [model.traits for model in models.values()]
         self.traits = ProposerTraits(
-            hidden=_union([one.hidden for one in traits if one.hidden is not None]),
-            runners=tuple(runner for one in traits for runner in one.runners),
-            heads=tuple(head for one in traits for head in one.heads),
-            weights=next((one.weights for one in traits if one.weights is not None), None),
+            hidden=_union([model_traits.hidden for model_traits in traits if model_traits.hidden is not None]),
+            runners=tuple(runner for model_traits in traits for runner in model_traits.runners),
+            heads=tuple(head for model_traits in traits for head in model_traits.heads),
+            weights=next((model_traits.weights for model_traits in traits if model_traits.weights is not None), None),
         )
 
     def method(self, sequence_id: int) -> str:

@@ -78,10 +78,10 @@ class DraftModelProposer:
         sequences, cost = self._prefill(i for i in sequence_ids if self._levels.get(i))
         if not sequences:
             return DraftBatch.empty(cost)
-        chains = [one for one in sequences if not self._grows_tree(one)]
+        chains = [sequence for sequence in sequences if not self._grows_tree(sequence)]
         if len(chains) == len(sequences):
             return self._draft_chains(chains, cost)
-        trees = self._draft_trees([one for one in sequences if self._grows_tree(one)], cost)
+        trees = self._draft_trees([sequence for sequence in sequences if self._grows_tree(sequence)], cost)
         return replace(merge_batches([self._draft_chains(chains, cost), trees]), cost=cost) if chains else trees
 
     def _grows_tree(self, sequence: DraftSequence) -> bool:
@@ -89,22 +89,26 @@ class DraftModelProposer:
 
     def _draft_trees(self, sequences: Sequence[DraftSequence], cost: DraftCost) -> DraftBatch:
         assert self._trees is not None
-        requests = [TreeRequest(one, self._depths[one.id], self._levels[one.id]) for one in sequences]
-        return DraftBatch.trees(zip([one.id for one in sequences], self._trees.draft(requests), strict=True), cost)
+        requests = [
+            TreeRequest(sequence, self._depths[sequence.id], self._levels[sequence.id]) for sequence in sequences
+        ]
+        return DraftBatch.trees(
+            zip([sequence.id for sequence in sequences], self._trees.draft(requests), strict=True), cost
+        )
 
     def _draft_chains(self, sequences: Sequence[DraftSequence], cost: DraftCost) -> DraftBatch:
         probs: dict[tuple[int, int], Tensor] = {}  # (sequence, step) -> q [V]
         active = sequences
-        for step in range(max(self._levels[one.id] for one in sequences)):
-            active = [one for one in active if self._levels[one.id] > step]
-            logits = self.drafter.forward([Chunk(one, one.num_missing) for one in active])
+        for step in range(max(self._levels[sequence.id] for sequence in sequences)):
+            active = [sequence for sequence in active if self._levels[sequence.id] > step]
+            logits = self.drafter.forward([Chunk(sequence, sequence.num_missing) for sequence in active])
             assert logits is not None
-            chosen = self.drafter.choose(logits, active, [one.row() for one in active])
+            chosen = self.drafter.choose(logits, active, [sequence.row() for sequence in active])
             for sequence, (token, q) in zip(active, chosen, strict=True):
                 sequence.ids.append(token)
                 if q is not None:
                     probs[sequence.id, step] = q
-        drafts = [(one.id, one.ids[one.num_committed :]) for one in sequences]
+        drafts = [(sequence.id, sequence.ids[sequence.num_committed :]) for sequence in sequences]
         return DraftBatch.chains(drafts, self._pack(drafts, probs), cost)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
@@ -129,8 +133,12 @@ class DraftModelProposer:
         """Sequences that can draft now, and the cost of the draft prefill."""
         sequences = [self._sequences[i] for i in sequence_ids]
         # The last drafted token is not computed
-        fitting = [one for one in sequences if self.drafter.is_in_window(len(one.ids) + self._levels[one.id] - 1)]
-        return self.drafter.prefill(fitting, [self._levels[one.id] for one in fitting], self.max_gap)
+        fitting = [
+            sequence
+            for sequence in sequences
+            if self.drafter.is_in_window(len(sequence.ids) + self._levels[sequence.id] - 1)
+        ]
+        return self.drafter.prefill(fitting, [self._levels[sequence.id] for sequence in fitting], self.max_gap)
 
     def _new_sequence(self, progress: Progress) -> DraftSequence:
         params = SequenceParams(

@@ -71,7 +71,9 @@ class EagleProposer:
         cost = DraftCost(self._cache.take_prefill())
         if not sequences:
             return DraftBatch.empty(cost)
-        return DraftBatch.trees(zip([one.progress.sequence_id for one in sequences], trees, strict=True), cost)
+        return DraftBatch.trees(
+            zip([sequence.progress.sequence_id for sequence in sequences], trees, strict=True), cost
+        )
 
     @torch.inference_mode()
     def begin_graph(self, sequence_ids: Sequence[int]) -> tuple[dict[int, GraphStart], DraftPrefill]:
@@ -114,7 +116,7 @@ class EagleProposer:
         head = None if self.grows_on_device else self._model.native(self._runner.cache)
         updates = self._cache.next_updates(sequences)
         # Penalties depend on the grown tokens and need the host. A draft prefill is timed apart from the trees.
-        if head is None or not updates or any(one.is_prefill or one.is_processed for one in updates):
+        if head is None or not updates or any(update.is_prefill or update.is_processed for update in updates):
             return self._draft_in_parts(head, updates)
         return self._draft_natively(head, updates)
 

@@ -195,7 +195,7 @@ class ModelDrafter(Generic[Q]):
         if not is_whole or not self.runner.can_pick or any(_needs_logits(chunk.sequence) for chunk in chunks):
             return None
         params = [chunk.sequence.params for chunk in chunks]
-        samplers = [Sampler(one.sampling, stream(Purpose.SHARED, one.seed, one.choice)) for one in params]
+        samplers = [Sampler(param.sampling, stream(Purpose.SHARED, param.seed, param.choice)) for param in params]
         picks = self.runner.forward([self.span(chunk) for chunk in chunks], samplers=samplers).picks
         for chunk in chunks:
             self.advance(chunk)
@@ -220,13 +220,13 @@ class ModelDrafter(Generic[Q]):
     ) -> list[tuple[int, Q | None]]:
         """The next token of each sequence from logits [R, V], and its distribution where verification needs one."""
         chosen: list[tuple[int, Q | None]] = [(0, None)] * len(rows)
-        picked = [i for i, one in enumerate(sequences) if not one.params.needs_distribution]
+        picked = [i for i, sequence in enumerate(sequences) if not sequence.params.needs_distribution]
         if len(picked) == len(rows):  # a selection of rows would copy their logits
             return [(token, None) for token in pick(logits, rows).tolist()]
         if picked:
             for i, token in zip(picked, pick(logits[picked], [rows[i] for i in picked]).tolist(), strict=True):
                 chosen[i] = token, None
-        sampled = [i for i, one in enumerate(sequences) if one.params.needs_distribution]
+        sampled = [i for i, sequence in enumerate(sequences) if sequence.params.needs_distribution]
         if sampled:
             for i, (token, q) in zip(sampled, self._sample_q(logits[sampled], [rows[i] for i in sampled]), strict=True):
                 chosen[i] = token, q

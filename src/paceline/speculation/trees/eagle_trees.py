@@ -105,7 +105,9 @@ class EagleTrees:
         return roots, width, min(BRANCHES, max(root.budget for root in roots))
 
     def _rules(self, starts: Sequence[TreeStart], level: int, width: int, states: Tensor) -> RankRules:
-        rows = [replace(row, position=row.position + level) for row in (draft_row(one.progress, ()) for one in starts)]
+        rows = [
+            replace(row, position=row.position + level) for row in (draft_row(start.progress, ()) for start in starts)
+        ]
         coupled = [start.progress.verification == "coupled" for start in starts for _ in range(width)]
         like = states.new_empty(()).expand(len(coupled), self._model.vocabulary.head.shape[0])
         return RankRules.of([row for row in rows for _ in range(width)], coupled, self._model.vocabulary.ids, like)

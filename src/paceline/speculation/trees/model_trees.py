@@ -59,8 +59,10 @@ class ModelTrees(Generic[Q]):
 
     def draft(self, requests: Sequence[TreeRequest]) -> list[DraftTree]:
         """The tree of each request; a full cache makes it smaller."""
-        trees = [Growth(min(one.num_nodes, MAX_NODES), one.max_levels) for one in requests]
-        lanes = [_Lane(one.sequence, tree, -1, one.sequence) for one, tree in zip(requests, trees, strict=True)]
+        trees = [Growth(min(request.num_nodes, MAX_NODES), request.max_levels) for request in requests]
+        lanes = [
+            _Lane(request.sequence, tree, -1, request.sequence) for request, tree in zip(requests, trees, strict=True)
+        ]
         width = max(1, min(WIDTH, self._drafter.max_rows // len(trees)))
         for level in range(1, LEVELS + 1):
             logits = self._drafter.forward([Chunk(lane.sequence, lane.sequence.num_missing) for lane in lanes])

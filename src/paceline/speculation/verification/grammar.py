@@ -122,7 +122,7 @@ class GrammarState:
                 self._fill(masks, draft, child)
                 self._matcher.rollback(1)
             elif self._matcher.is_error():  # a draft must not end a sequence that may never reach this token
-                path = [draft.tokens[one] for one in draft.path(node)]
+                path = [draft.tokens[ancestor] for ancestor in draft.path(node)]
                 self._matcher = self._grammar.start([*self._tokens, *path])._matcher
 
     def _end_mask(self) -> "Tensor":

@@ -55,7 +55,7 @@ class GraphBatches:
         most = max(batch.most_rows(self.max_depth, self.max_rows(batch.size)) for batch in batches)
         self._runner.workspace.logits(most)  # all batches share it
         both = [batch.captures(self.max_depth, self.max_rows(batch.size)) for batch in batches]
-        return [one for first, _ in both for one in first], [one for _, later in both for one in later]
+        return [capture for first, _ in both for capture in first], [capture for _, later in both for capture in later]
 
     def draft_seconds(self, size: int) -> dict[int, float]:
         """{draft tokens of a sequence: seconds of drafting} in steps of about `size` sequences."""

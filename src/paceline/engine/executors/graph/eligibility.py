@@ -81,7 +81,7 @@ class GraphEligibility:
     def draft_on_host(self, sequences: Iterable[Sequence]) -> bool:
         """Whether one of these sequences is to draft now, by a proposer that cannot run inside the graph."""
         proposers = self._speculator.proposers
-        return any(one.depth and proposers[one.method] is not self._proposer for one in sequences)
+        return any(sequence.depth and proposers[sequence.method] is not self._proposer for sequence in sequences)
 
     def _can_draft(self, sequence: Sequence) -> bool:
         """Whether its proposer drafts inside the graph, it wants no drafts, or it can decode here until it is to draft."""

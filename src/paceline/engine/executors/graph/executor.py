@@ -215,7 +215,7 @@ class GraphExecutor:
         self._drafts.catch_up(schedule.catching_up, begun.drafted, len(self._inflight) - 1)
         self._batches.fit()
         # A probe drafts for few sequences: those that join need no draft prefill for it. A large one would delay other prompts
-        is_drafting = 2 * sum([bool(one.limit) for one in decoding]) >= len(decoding)
+        is_drafting = 2 * sum([bool(entry.limit) for entry in decoding]) >= len(decoding)
         if is_drafting and schedule.num_tokens < MANY_ROWS:
             self._drafts.join([prompt.item.sequence for prompt in prompts if prompt.slot is not None], begun.drafted)
 

@@ -76,7 +76,7 @@ class GraphScheduler:
         num_tokens = self._num_inflight_tokens
         if not num_tokens or self._has_prompts:
             return False
-        return all(self._validator.remaining(one) <= num_tokens for one in self._slots.members())
+        return all(self._validator.remaining(sequence) <= num_tokens for sequence in self._slots.members())
 
     def load_reason(self, decoding: Seq[Sequence], can_prefill: bool) -> HostReason | None:
         """Why the running sequences that decode cannot be loaded into the slots, which are empty; None: they can."""
@@ -98,7 +98,9 @@ class GraphScheduler:
     def _num_prompts(self) -> int:
         """Running sequences with prompt tokens to submit."""
         inflight = self.inflight_prompts
-        return sum([one not in self._slots and one.id not in inflight for one in self._scheduler.running])
+        return sum(
+            [sequence not in self._slots and sequence.id not in inflight for sequence in self._scheduler.running]
+        )
 
     @property
     def _has_prompts(self) -> bool:
@@ -124,7 +126,9 @@ class GraphScheduler:
         if not inflight:
             return 0
         running = self._scheduler.running
-        return sum([one.num_uncomputed for one in running if one.id in inflight and one not in self._slots])
+        return sum(
+            [sequence.num_uncomputed for sequence in running if sequence.id in inflight and sequence not in self._slots]
+        )
 
     def _schedule_prompts(self, decoding: GraphSchedule, prompt_rows: int) -> GraphSchedule | HostReason:
         """`decoding` with prompts beside it, or why the host has to take the step. `prompt_rows` wait."""

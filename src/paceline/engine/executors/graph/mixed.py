@@ -194,7 +194,7 @@ class MixedSteps:
         ending = [prompt.slot for prompt in prompts if prompt.slot is not None]
         spans = [prompt.span for prompt in prompts]
         first = 0
-        for tokens in self._compute(buffers, inputs, [one.slot for one in decoding], spans, ending):
+        for tokens in self._compute(buffers, inputs, [entry.slot for entry in decoding], spans, ending):
             buffers.tokens[first : first + len(tokens)].copy_(tokens, non_blocking=True)
             first += len(tokens)
         buffers.end.record()

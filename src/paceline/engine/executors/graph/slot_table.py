@@ -45,7 +45,11 @@ class SlotTable:
     def remove_ended(self) -> dict[int, Sequence]:
         """Empty the slots of sequences that no longer run, and return these by slot."""
         running = Status.RUNNING
-        ended = {i: one for i, one in enumerate(self.sequences) if one is not None and one.status is not running}
+        ended = {
+            i: sequence
+            for i, sequence in enumerate(self.sequences)
+            if sequence is not None and sequence.status is not running
+        }
         for slot, sequence in ended.items():
             del self._slots[sequence.id]
             self.sequences[slot], self.blocks[slot] = None, ()

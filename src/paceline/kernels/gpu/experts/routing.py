@@ -80,7 +80,7 @@ def _sort_many(ids: Tensor, num_experts: int, block_rows: int) -> PairBlocks:
     begins = starts[experts] + (number - (last - blocks)[experts]) * block_rows
     # A block that does not exist begins at the end of the last expert, or after it
     ends = torch.minimum(begins + block_rows, starts[experts + 1])
-    return PairBlocks(*(one.to(torch.int32) for one in (order, experts, begins, ends)))
+    return PairBlocks(*(tensor.to(torch.int32) for tensor in (order, experts, begins, ends)))
 
 
 @triton.jit

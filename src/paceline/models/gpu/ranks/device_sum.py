@@ -23,7 +23,9 @@ class DeviceSum:
         opened: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = [own] * size
         dist.all_gather_object(opened, own)
         self._memories = [memory if i == rank else rebuild(*arguments) for i, (rebuild, arguments) in enumerate(opened)]
-        self._addresses = torch.tensor([one.data_ptr() for one in self._memories], dtype=torch.int64, device=device)
+        self._addresses = torch.tensor(
+            [memory.data_ptr() for memory in self._memories], dtype=torch.int64, device=device
+        )
         self._turns = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
         dist.barrier()  # a rank that ends early would take its memory with it
 

@@ -47,4 +47,6 @@ class LastEvent:
                 code="invalid_event_id",
             )
         counts = match[2].split(".")
-        return LastEvent(match[1], tuple(ChoicePosition(int(one.rstrip("f")), one.endswith("f")) for one in counts))
+        return LastEvent(
+            match[1], tuple(ChoicePosition(int(count.rstrip("f")), count.endswith("f")) for count in counts)
+        )

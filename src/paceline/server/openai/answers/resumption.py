@@ -45,12 +45,12 @@ async def respond(session: RequestSession, answer: Answer, body: GenerationBody,
             code="stream_not_found",
         )
     seen = [
-        _seen(request, choice, recalled.choices[choice][: one.num_tokens], one.is_finished)
-        for choice, one in enumerate(event.choices)
+        _seen(request, choice, recalled.choices[choice][: position.num_tokens], position.is_finished)
+        for choice, position in enumerate(event.choices)
     ]
     committed = tuple(
-        None if one.is_finished else tuple(recalled.choices[choice][: one.num_tokens])
-        for choice, one in enumerate(event.choices)
+        None if position.is_finished else tuple(recalled.choices[choice][: position.num_tokens])
+        for choice, position in enumerate(event.choices)
     )
     assert recalled.seed is not None
     sampling = replace(request.sampling, seed=recalled.seed)
@@ -58,7 +58,7 @@ async def respond(session: RequestSession, answer: Answer, body: GenerationBody,
     for output in seen:
         session.add_text(output)
     answer.resume(event.answer_id, seen)
-    if all(one.is_finished for one in event.choices):
+    if all(position.is_finished for position in event.choices):
         headers = {name.decode(): value.decode() for name, value in EVENT_STREAM["headers"]}  # type: ignore[attr-defined]
         return Response(answer.chunks([]) + DONE, headers=headers)
     return GenerationResponse(session, answer, is_stream=True)
@@ -75,7 +75,9 @@ def _covers(recalled: Recalled, event: LastEvent, num_choices: int) -> bool:
     """Whether the worker has the tokens that the client has seen."""
     if len(event.choices) != num_choices or len(recalled.choices) != num_choices:
         return False
-    return all(len(tokens) >= one.num_tokens for tokens, one in zip(recalled.choices, event.choices, strict=True))
+    return all(
+        len(tokens) >= position.num_tokens for tokens, position in zip(recalled.choices, event.choices, strict=True)
+    )
 
 
 def _seen(request: ValidatedRequest, choice: int, tokens: list[int], is_finished: bool) -> StepOutput:

@@ -127,13 +127,13 @@ def _value_length(value: Any) -> int:
     if isinstance(value, Function):
         return _value_length((value.name, value.description, value.parameters))
     if isinstance(value, dict):
-        return sum(len(name) + _value_length(one) for name, one in value.items())
+        return sum(len(name) + _value_length(item) for name, item in value.items())
     return sum(map(_value_length, value)) if isinstance(value, list | tuple) else 0
 
 
 def last_user_text(messages: Sequence[Message]) -> str:
     """Content of the last user message, or of the last message if no user message exists."""
-    message = next((one for one in reversed(messages) if one.role == "user"), messages[-1])
+    message = next((message for message in reversed(messages) if message.role == "user"), messages[-1])
     content: str = template_message(message)["content"]
     return content
 
