@@ -86,7 +86,8 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
 def _lifespan(
     models: ServedModels, overviews: Mapping[str, Overview], large: BodyProcess
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """What runs beside the application: the watchdog of its event loop, the overviews, and the process for large bodies."""
+    """Starts and stops what runs during the application's life: the watchdog of its event loop, the overviews, and the process
+    for large bodies."""
     watchdog = LoopWatchdog(models.first.metrics.loop_lag.observe)
 
     @asynccontextmanager

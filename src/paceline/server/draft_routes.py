@@ -31,9 +31,9 @@ class DraftSwapBody(Body):
     model: str | None = None
     """The served model; needed if there are several."""
     seconds: Annotated[float, Field(ge=0.0, le=86400.0)] = 600.0
-    """Longest time of the trial. Without a proven gain the draft before it stays. 0: use the new draft at once."""
+    """Longest time of the trial. Without a proven gain the current draft stays. 0 uses the new draft at once."""
     period: Annotated[float, Field(ge=0.1, le=3600.0)] = 4.0
-    """Seconds for which one of both drafts is used before the other may follow."""
+    """Seconds for which the current or the new draft is used before the trial may change to the other draft."""
 
 
 class SwapCounts(BaseModel):

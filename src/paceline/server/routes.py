@@ -176,7 +176,7 @@ def dashboard_routes() -> APIRouter:
 
 
 def overview_routes(models: ServedModels, overviews: Mapping[str, Overview]) -> APIRouter:
-    """/v1/paceline/overview: the data of the dashboard. `overviews`: by name of the model."""
+    """The route /v1/paceline/overview returns the data of the dashboard. `overviews` holds one overview per model name."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/v1/paceline/overview")

@@ -22,7 +22,7 @@ from paceline.server.auth.access import Access
 from paceline.server.auth.audit_log import AuditLog
 from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import GatewayConfig, ServerConfig
-from paceline.server.learning.learner_process import learner_beside, learner_plan
+from paceline.server.learning.learner_process import learner_plan, open_learner
 from paceline.server.model_connections import ModelConnection, start_workers
 from paceline.server.tls import TlsFiles
 
@@ -86,7 +86,7 @@ def _run(
     check_settings(config)
     with _open_tracing(config) as tracing, _open_audit_log(config) as log, ExitStack() as stack:
         url = _url(config.host, listener.getsockname()[1], tls is not None)
-        learner = stack.enter_context(learner_beside(None if plan is None else plan | {"server": url}))
+        learner = stack.enter_context(open_learner(None if plan is None else plan | {"server": url}))
         configs = [connection.config for connection in connections]
         strict = [_strict_mode(log, own) for own in configs]
         targets = [stack.enter_context(connection.connect()) for connection in connections]
@@ -105,7 +105,8 @@ def _run(
 
 
 def _learner_plan(served: ServerConfig | GatewayConfig, key: str) -> dict[str, Any] | None:
-    """The plan of the learner beside this server, without its URL; None: it has none. Raises `InvalidConfig`."""
+    """The plan of this server's learner, without the server's URL. None if the server starts no learner. Raises
+    `InvalidConfig`."""
     name = None
     if isinstance(served, GatewayConfig):
         config = served.models()[0][0]

@@ -11,7 +11,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.learning import LearningConfig
-from paceline.server.learning.learner_process import LearnerProcess, learner_beside, learner_plan
+from paceline.server.learning.learner_process import LearnerProcess, learner_plan, open_learner
 from paceline.server.serve import _learner_plan
 
 ECHO = """
@@ -72,5 +72,5 @@ def test_a_child_that_fails_is_started_again(tmp_path: Path) -> None:
 
 
 def test_no_plan_no_learner() -> None:
-    with learner_beside(None) as learner:
+    with open_learner(None) as learner:
         assert learner is None

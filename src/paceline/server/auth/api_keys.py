@@ -24,7 +24,8 @@ from paceline.core.config import from_mapping
 from paceline.core.errors import InvalidConfig
 
 SCOPES = ("generate", "metrics", "admin")
-"""`generate`: the API. `metrics`: metrics and dashboard data. `admin`: run-time flags, and `metrics`."""
+"""`generate` permits the API, `metrics` the metrics and the dashboard's data, `admin` the run-time flags and all that `metrics`
+permits."""
 MAX_RESERVED = 0.9
 """Largest share of the server that all keys together may reserve."""
 NAME = re.compile(r"[\w.@+-]{1,64}")

@@ -79,7 +79,7 @@ class BodyCharge:
     """What one request body took from its key before it was read. It stays taken if the request is not admitted."""
 
     def __init__(self, account: Account | None, tokens: int) -> None:
-        """`account`: None for a key without limits."""
+        """`account` pays for the body. It is None for a key without limits."""
         self._account, self._tokens = account, tokens
 
     def take(self, now: float) -> None:
@@ -101,7 +101,7 @@ class RateLimits:
     """One account per key. All calls must come from the event loop's thread."""
 
     def __init__(self, clock: Callable[[], float], num_gateways: int = 1) -> None:
-        """`num_gateways`: gateways that serve the same keys; each enforces its share of a limit, at least 1."""
+        """`num_gateways` is the number of gateways that serve the same keys. Each enforces its share of a limit, at least 1."""
         self._clock, self._num_gateways = clock, num_gateways
         self._accounts: dict[str, Account] = {}
 

@@ -10,8 +10,8 @@ from paceline.models.loading.recommended_sampling import recommended_sampling
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling parameters of requests that do not set them; see `SamplingParams`. None: what the model recommends
-    (`models/loading/recommended_sampling.py`), or no change of the model's distribution."""
+    """Sampling parameters of requests that do not set them; see `SamplingParams`. If a parameter is None, the model's
+    recommendation holds (`models/loading/recommended_sampling.py`), or the model's distribution stays unchanged."""
 
     max_tokens: int | None = None
     """Output tokens; none: the rest of the context window, and 16 for /v1/completions, as OpenAI does."""

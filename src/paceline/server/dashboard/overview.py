@@ -118,7 +118,7 @@ class Report:
     events: tuple[Event, ...]
     """Recent changes of workers, symptoms and flags, oldest first."""
     dollars_per_hour: float | None
-    """Price of all workers; None: no prices are given."""
+    """Price of all workers. None if no prices are given."""
     dollars_per_million: float | None
     """Price per million tokens generated over the last minute; None without prices or tokens."""
     drafts_last_minute: int
@@ -146,7 +146,7 @@ class Overview:
         has_switches: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`models`: all models of the server. `has_switches`: the server has the routes that change flags."""
+        """`models` names all models of the server. `has_switches` is true if the server has the routes that change flags."""
         self._gateway, self._has_switches, self._clock = gateway, has_switches, clock
         self._models = tuple(models) or (gateway.model,)
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)

@@ -61,7 +61,7 @@ class AdmissionQueue:
     """Entries that wait, and entries that run. All calls must come from one thread; any thread may read the two counts."""
 
     def __init__(self, reserved: Callable[[], Mapping[str, float]] = dict) -> None:
-        """`reserved`: shares of the target by key id that other keys may not use."""
+        """`reserved` returns, by key id, the share of the target that other keys may not use."""
         self._reserved = reserved
         self._waiting: dict[str, list[AdmissionEntry]] = {}  # by key id, in order of arrival
         self._running: set[AdmissionEntry] = set()
@@ -77,7 +77,7 @@ class AdmissionQueue:
         return self.num_waiting + sum(entry.left for entry in self._running)
 
     def displaced(self, entry: AdmissionEntry, capacity: Capacity) -> list[AdmissionEntry] | None:
-        """Entries to refuse in favour of `entry`; None if `entry` itself must be refused.
+        """Entries to refuse in favour of `entry`. None if `entry` itself must be refused.
 
         A full queue refuses the newest entries of the key that has the most waiting, if that is more than `entry`'s key has.
         """
@@ -159,7 +159,7 @@ class AdmissionQueue:
         return None
 
     def _fits(self, entry: AdmissionEntry, capacity: Capacity, kept: float) -> bool:
-        """Whether the target has places and KV for the entry, beside the share `kept` for other keys."""
+        """Whether the target has places and KV for the entry. `kept` is the share that stays free for other keys."""
         if not self._running:
             return True
         choices = sum(admitted.left for admitted in self._running) + entry.num_choices

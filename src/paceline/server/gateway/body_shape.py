@@ -10,8 +10,8 @@ from paceline.server.openai.errors import BadRequest
 
 MAX_DEPTH = 64
 """Levels of lists and objects."""
-VALUES_BESIDE_PROMPT = 16384
-"""Values of a body beside the token ids of prompts."""
+MAX_OTHER_VALUES = 16384
+"""Most values of a body, without the token ids of prompts."""
 PROMPTS, MAX_IDS = 8, 131072
 """Prompts of the largest size that a body may hold as token ids, and ids of all of them."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -20,7 +20,7 @@ NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 def max_values(max_model_len: int) -> int:
     """Most values of a body for a model with this context window."""
-    return VALUES_BESIDE_PROMPT + min(PROMPTS * max_model_len, MAX_IDS)
+    return MAX_OTHER_VALUES + min(PROMPTS * max_model_len, MAX_IDS)
 
 
 def check_shape(body: bytes, most: int) -> None:

@@ -52,7 +52,8 @@ _QUESTIONS = ("how many", "how much", "how old", "how far", "how long", "how tal
 
 
 def categorise(text: str, tokens: int, is_json: bool = False) -> str:
-    """`code`, `json`, `maths` or `prose`, with a suffix for long contexts. `is_json`: the answer must be JSON."""
+    """Returns `code`, `json`, `maths` or `prose`, with a suffix for long contexts. `is_json` is true if the answer must be
+    JSON."""
     kind = "json" if is_json else kind_of(text)
     return kind + next((name for minimum, name in TIERS if tokens >= minimum), "")
 

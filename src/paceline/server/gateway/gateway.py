@@ -61,8 +61,8 @@ class Gateway:
         reserved: Callable[[], Mapping[str, float]] = dict,
         limits: RateLimits | None = None,
     ) -> None:
-        """`strict`: the strict mode of this server; None if it has no audit log. `reserved`: shares that keys have reserved.
-        `limits`: shared with the gateways of other models; None: new ones."""
+        """`strict` is the strict mode of this server. None if it has no audit log. `reserved` returns the shares that keys have
+        reserved. `limits` are the rate limits that the gateways of all models share. If None, the gateway makes its own."""
         self.target, self.config, self.metrics, self.flags, self.strict = target, config, metrics, flags, strict
         self.model, self.tokenizer = config.model_name, target.tokenizer
         self.max_chars = target.max_model_len * target.tokenizer.longest_token
@@ -77,7 +77,7 @@ class Gateway:
         """Traffic categories that clients have named."""
         learning = config.learning
         self.samples = SampleRing(learning.max_samples, learning.max_tokens) if learning.is_collecting else None
-        """Samples for `paceline learn`; None: this server collects none."""
+        """Samples for `paceline learn`. None if this server collects no samples."""
         self.is_draining = False
         self._next_number = itertools.count()
         self._schemas = ThreadPoolExecutor(SCHEMA_THREADS, "paceline-schemas")

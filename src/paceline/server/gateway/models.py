@@ -40,7 +40,7 @@ class ServedModels:
 
     @property
     def failure(self) -> str | None:
-        """Why requests of some model will not be served without an operator; None: they are, or may be soon."""
+        """Why requests of some model will not be served until an operator acts. None if all are served, or may be soon."""
         return next((failure for gateway in self if (failure := gateway.target.failure) is not None), None)
 
     @property

@@ -15,7 +15,7 @@ class OutputStream:
     def __init__(
         self, requests: Sequence[ValidatedRequest], entries: Sequence[AdmissionEntry], deadline: float
     ) -> None:
-        """`entries`: the places of the requests in the queue, in the same order."""
+        """`entries` are the places of the requests in the queue, in the same order."""
         self.deadline = deadline
         """Time of the event loop at which the stream fails."""
         self.entries = {entry.id: entry for entry in entries}

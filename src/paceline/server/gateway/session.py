@@ -30,7 +30,7 @@ class RequestSession:
     """
 
     def __init__(self, gateway: Gateway, key: ApiKey, is_strict: bool, charge: BodyCharge | None = None) -> None:
-        """`charge`: what the body took from the key before it was read."""
+        """`charge` is what the body took from the key's allowance before it was read."""
         self.gateway, self.key, self.is_strict, self._charge = gateway, key, is_strict, charge
         self._requests: Sequence[ValidatedRequest] = ()
         self._texts: dict[str, RequestText] = {}

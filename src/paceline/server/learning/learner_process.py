@@ -1,4 +1,4 @@
-"""The learner beside a server: a child process that is restarted if it fails and ends with the server."""
+"""The learner of a server is a child process. It is restarted if it fails, and it ends with the server."""
 
 import json
 import logging
@@ -100,8 +100,8 @@ class LearnerProcess:
 
 
 @contextmanager
-def learner_beside(plan: dict[str, Any] | None) -> Iterator[LearnerProcess | None]:
-    """The learner for the duration of the block; `start` starts it. None without a plan."""
+def open_learner(plan: dict[str, Any] | None) -> Iterator[LearnerProcess | None]:
+    """Yields the learner, which ends with the block; `start` starts it. Yields None without a plan."""
     if plan is None:
         yield None
         return

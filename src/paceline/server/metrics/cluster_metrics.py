@@ -149,7 +149,7 @@ class ClusterCollector(Collector):
     def __init__(
         self, model: str, status: Callable[[], ClusterStatus], tokens_per_second: Callable[[], float] = lambda: 0.0
     ) -> None:
-        """`tokens_per_second`: recent rate of all workers."""
+        """`tokens_per_second` returns the recent rate of all workers together."""
         self._model = model
         self._status, self._tokens_per_second = status, tokens_per_second
 

@@ -44,7 +44,7 @@ class PromptEncoder:
     """Token ids of texts and conversations."""
 
     def __init__(self, tokenizer: Tokenizer, max_chars: int) -> None:
-        """`max_chars`: characters beyond which a text is refused without encoding it."""
+        """`max_chars` is the length beyond which a text is refused without encoding it."""
         self._tokenizer, self._max_chars = tokenizer, max_chars
 
     def _check_length(self, num_chars: int, field: str) -> None:

@@ -49,7 +49,7 @@ class AutoCallParser:
     """For `tool_choice: auto`: the model decides whether to call a tool."""
 
     def __init__(self, tools: Collection[str], limit: int | None = None) -> None:
-        """`limit`: number of calls to return; the parser drops later ones."""
+        """`limit` is the number of calls to return. The parser drops later calls."""
         self._tools = tools
         self._limit = limit
         self._held = ""

@@ -104,7 +104,7 @@ class Answer(ABC):
         """All choices, finished."""
 
     def root_fields(self) -> dict[str, Any]:
-        """Fields beside `choices`, in a response or in the first chunk of a stream."""
+        """Fields in addition to `choices`, in a response or in the first chunk of a stream."""
         return {}
 
     def add(self, output: StepOutput) -> dict[str, Any] | None:

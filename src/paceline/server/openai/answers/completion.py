@@ -121,8 +121,8 @@ def completion_logprobs(
     top_n: int | None = None,
     as_ids: bool = False,
 ) -> dict[str, Any]:
-    """`logprobs` of a choice: parallel lists. `offset` is the position of the first token in the text; `top_n` limits the
-    likeliest tokens. A token id alone has no log-probability. `as_ids`: tokens are named `token_id:123`."""
+    """Returns the parallel lists of `logprobs` of a choice. `offset` is the position of the first token in the text. `top_n`
+    limits the number of likeliest tokens. A token id alone has no log-probability. `as_ids` names tokens `token_id:123`."""
 
     def name_of(token: int) -> str:
         return f"token_id:{token}" if as_ids else _text(tokenizer, token)

@@ -222,7 +222,7 @@ class GenerationBody(Body):
     prompt_logprobs: int | None = Field(None, ge=0, le=20)
     """Alternatives reported with each prompt token."""
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_TOKENS)
-    """Last prompt tokens to keep; -1: as many as fit beside `max_tokens`."""
+    """Number of prompt tokens to keep, counted from the end. -1 keeps as many as leave room for `max_tokens`."""
     return_token_ids: bool = False
     """Adds the token ids of the prompt and of the output."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None

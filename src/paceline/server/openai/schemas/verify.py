@@ -56,5 +56,5 @@ class VerifyResponse(BaseModel):
     accepted: int
     """Accepted draft tokens, including those after an end token."""
     finish_reason: Literal["stop", "length"] | None
-    """None: the text continues with the next round."""
+    """Why the text ended. None if it continues with the next round."""
     usage: Usage
