@@ -41,7 +41,7 @@ from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
-from paceline.speculation.depth.prompt_load import MANY_ROWS, drafts_beside
+from paceline.speculation.depth.prompt_load import MANY_ROWS, may_draft_with_prompts
 
 
 class Served:
@@ -91,7 +91,7 @@ class Served:
     def _step(self, run: Run, waiting: list[Text], running: list[Text], is_on: bool) -> None:
         here = [text for text in waiting if text.arrives <= run.now]
         num_waiting = sum(text.prompt - text.computed for text in here)
-        may_draft = is_on and drafts_beside(num_waiting, len(running))
+        may_draft = is_on and may_draft_with_prompts(num_waiting, len(running))
         self.policy.expect_prompts(num_waiting)
         wanted = self._decide(running) if may_draft and running else [0] * len(running)
         is_probe = 0 < sum(map(bool, wanted)) <= min(PROBED, len(running) // 2)

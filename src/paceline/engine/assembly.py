@@ -58,8 +58,8 @@ def assemble(
     extra_proposers: Mapping[str, Proposer] | None = None,
     weights_id: str = "",
 ) -> Engine:
-    """An engine that is complete and not calibrated. `ranks`: those of a target that is split; the other parameters are those
-    of `build_engine`. Raises `OutOfMemory` if the models do not fit."""
+    """An engine that is complete and not calibrated. `ranks` are the ranks of a target that is split. `build_engine` describes
+    the remaining parameters. Raises `OutOfMemory` if the models do not fit."""
     sizing = size_engine(config, target, draft, target.model.device)
     _log_sizes(config, sizing)
     limits, num_blocks, clock = sizing.limits, sizing.memory.num_blocks, WallClock()

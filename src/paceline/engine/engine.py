@@ -64,7 +64,8 @@ class Engine:
         default_methods: Seq[str] = (),
     ) -> None:
         """`graph` runs steps as CUDA graphs; None on a CPU. `memory` is what the builder computed before it loaded anything.
-        `default_methods`: two, of which a request that names none gets the faster one; empty: the validator's default."""
+        `default_methods` are two methods, of which a request that names none gets the faster one. If it is empty, such a
+        request gets the validator's default method."""
         self.runner = runner
         self.scheduler = scheduler
         self.speculator = speculator
@@ -84,7 +85,7 @@ class Engine:
             if default_methods
             else None
         )
-        """Chooses the method of requests that name none; None: the validator's default."""
+        """Chooses the method of requests that name none. If None, they get the validator's default method."""
         assignment = () if self.assignment is None else (self.assignment,)
         tiers = () if scheduler.tiers is None else (scheduler.tiers,)
         captures = () if graph is None else (graph.captures,)
@@ -130,7 +131,7 @@ class Engine:
             hook.before_step()
         executor, schedule = self.executors.schedule()
         if schedule is not None:
-            # Slots of a graph step decode beside the prompts that it schedules
+            # A graph step decodes the sequences in the slots in addition to the prompts that it schedules
             num_slots = len(self.scheduler.running) if executor is self.graph else 0
             self.watch.begin(schedule.num_tokens + num_slots, monotonic())
             drafts = executor.propose(schedule)
@@ -173,7 +174,7 @@ class Engine:
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
         """Queue a request, which is validated if it was not before; its tokens come out of `step`.
 
-        `grammar`: that of its JSON schema, if the caller has compiled it on another thread.
+        `grammar` is the grammar of its JSON schema, if the caller has compiled it on another thread.
         """
         self.requests.add(request, grammar)
 

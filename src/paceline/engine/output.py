@@ -38,7 +38,7 @@ class OutputProcessor:
         return self._sequences[sequence.id].has_grammar
 
     def masks(self, sequence: Sequence, draft: Draft) -> Seq[Tensor] | None:
-        """What the grammar allows after the newest token and after each node; None: there is no grammar."""
+        """What the grammar allows after the newest token and after each node. None if there is no grammar."""
         return self._sequences[sequence.id].masks(draft)
 
     def add_prompt_logits(self, sequence: Sequence, start: int, logits: Tensor) -> None:
@@ -71,7 +71,8 @@ class SequenceOutput:
         self._error: BaseException | None = None
         has_scores = sequence.choice == 0 and sequence.sampling.prompt_logprobs is not None
         self._prompt_scores: list[TokenLogprobs] | None = [] if has_scores else None
-        """Log-probabilities of the prompt tokens after the first, as far as computed; None: not wanted, or returned."""
+        """Log-probabilities of the prompt tokens after the first, as far as they are computed. None if the request does not
+        want them, or if they are returned."""
         if self._text is not None:
             for token in sequence.output_ids:
                 self._text.push(token)
@@ -81,7 +82,7 @@ class SequenceOutput:
         return self._grammar is not None
 
     def masks(self, draft: Draft) -> Seq[Tensor] | None:
-        """What the grammar allows after the newest token and after each node; None: there is no grammar.
+        """What the grammar allows after the newest token and after each node. None if there is no grammar.
 
         It raises nothing, because the step belongs to other sequences too: `append` raises the error of the grammar.
         """
@@ -106,7 +107,7 @@ class SequenceOutput:
     def append(
         self, verdict: Verdict, num_drafted: int, room: int, rows: Tensor | None = None, times: StepTimes | None = None
     ) -> StepOutput:
-        """Append the verdict's tokens up to the first that ends the sequence, at most `room`. `rows`: the logits
+        """Append the verdict's tokens up to the first that ends the sequence, at most `room`. `rows` are the logits
         [1 + num_drafted, V] of the step, for a sequence with log-probabilities."""
         if self._error is not None:
             raise self._error

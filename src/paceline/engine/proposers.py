@@ -90,7 +90,7 @@ def head_proposer(
 
 
 def default_methods(config: SpeculationConfig, proposers: Mapping[str, Proposer]) -> tuple[str, ...]:
-    """The pool and the in-engine draft, if the engine has both and the configuration names no method."""
+    """The pool and the in-engine draft, if the engine has a pool and a draft and the configuration names no method."""
     drafts = [name for name in DRAFT_METHODS if name in proposers]
     if config.method is not None or "pool" not in proposers or not drafts:
         return ()

@@ -21,7 +21,8 @@ def _shares_prefill(sequence: Sequence, prefilling: Seq[Sequence]) -> bool:
     """Whether this step computes a block of its prompt for a sequence of higher rank, so that the next step finds it cached.
     The wait is short: a step admits sequences only if it completes the prompts of all that run."""
     ids, salt = sequence.cacheable_ids, sequence.cache_salt
-    if len(ids) <= BLOCK_SIZE:  # it has no whole block beside its last token
+    # The last token is always computed, so a prompt this short has no block that could be found in the cache.
+    if len(ids) <= BLOCK_SIZE:
         return False
     for other in prefilling:
         if other.cache_salt != salt or _rank(other) > _rank(sequence):
@@ -49,14 +50,14 @@ class Scheduler:
         max_draft_tokens: int | None = None,
         prompt_piece: int | None = None,
     ) -> None:
-        """`tiers`: the cache tiers below the device; None: there are none. `max_draft_tokens`: draft tokens of one step;
-        None: as many as tokens. `prompt_piece`: that of the runner."""
+        """`tiers` are the cache tiers below the device, None if there are none. `max_draft_tokens` limits the draft tokens of
+        one step. If None, it equals `max_batched_tokens`. `prompt_piece` is `ModelRunner.prompt_piece`."""
         self.tables = tables
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
         self.max_draft_tokens = max_batched_tokens if max_draft_tokens is None else max_draft_tokens
         self.running: list[Sequence] = []
-        self.waiting: list[Sequence] = []  # both kept in rank order
+        self.waiting: list[Sequence] = []  # like `running`, in rank order
         self.num_preemptions = 0
         self.tiers = tiers
         self._prompt_piece = prompt_piece
@@ -117,11 +118,11 @@ class Scheduler:
         sequence.status = Status.FINISHED
 
     def limit_prompts(self, max_tokens: int | None) -> None:
-        """Compute at most so many prompt tokens in a step beside sequences that decode; None: no limit."""
+        """Compute at most `max_tokens` prompt tokens in a step in which other sequences decode. None if there is no limit."""
         self._max_prompt_tokens = max_tokens
 
     def restrict(self, sequences: Collection[Sequence] | None) -> None:
-        """Schedule only these from now on, while a failed step is run again in parts; None: all."""
+        """Schedule only these sequences from now on, while a failed step is run again in parts. None schedules all."""
         self._only = sequences
 
     def schedule(self) -> Schedule:
@@ -242,8 +243,8 @@ class Scheduler:
         return chunk_tokens(sequence.num_computed, sequence.num_uncomputed, budget, self._prompt_piece)
 
     def _waits_for_room(self, sequence: Sequence, budget: int, rows: Collection[int]) -> bool:
-        """Whether a long prompt waits for one step, because it begins with whole pieces if no other prompt is computed beside
-        it. `rows`: those of every sequence in the step."""
+        """Whether a long prompt waits for one step, because it begins with whole pieces if the step computes no other prompt.
+        `rows` are the rows of each sequence in the step."""
         if self._prompt_piece is None or sequence is self._held_back or all(count == 1 for count in rows):
             return False
         cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)

@@ -42,8 +42,8 @@ class Speculator:
         enabled: bool = True,
         graph_methods: frozenset[str] = frozenset(),
     ) -> None:
-        """`graph_methods`: methods that draft inside graph steps, which time them. A host step of such a method only starts
-        it or computes its draft prefill, so that its time is not typical."""
+        """`graph_methods` are the methods that draft inside graph steps, which time them. A host step of such a method only
+        starts it or computes its draft prefill, so that its time is not typical."""
         self.proposers = proposers
         self.depth = depth
         self.enabled = enabled
@@ -120,9 +120,9 @@ class Speculator:
     ) -> None:
         """Decide the next depth of every sequence and report the committed tokens to the proposers.
 
-        `verdicts` and `hidden`: the target's picks and hidden states of the step just committed. `has_room`: the next pass has
-        rows for drafts. Without room only methods that draft on the host are decided for: they draft for the pass after it.
-        `prompt_rows`: prompt tokens that are still to be computed.
+        `verdicts` and `hidden` are the target's picks and hidden states of the step just committed. `has_room` is true if the
+        next pass has rows for drafts. Without room, a depth is decided only for methods that draft on the host: they draft for
+        the pass after it. `prompt_rows` is the number of prompt tokens still to be computed.
         """
         if not running:
             self._costs.has_ended()

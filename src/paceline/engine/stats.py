@@ -19,7 +19,7 @@ DRAFT, NETWORK, VERIFY = "draft", "network", "verify"
 PLAIN = "plain"
 """A step without drafts."""
 PROMPT = "prompt"
-"""A step with prefill: its time is counted apart from the others."""
+"""A step with prefill. Its time is counted apart from that of other steps."""
 
 DECLINED = "declined"
 """The depth policy expects plain decoding to be faster."""
@@ -47,7 +47,7 @@ class StepTotals:
         return dict(self._seconds)
 
     def add(self, prefill_rows: int, drafted: bool, draft: float, network: float, verify: float) -> None:
-        """Add one step. `drafted`: drafts were requested for it."""
+        """Add one step. `drafted` is true if drafts were requested for it."""
         if prefill_rows:
             self._seconds[PROMPT] += draft + network + verify
         elif drafted:
@@ -145,7 +145,8 @@ class TrafficClasses:
         return self._log(self.drift.close(sequence_ids))
 
     def count_decision(self, category: str, depth: int, is_allowed: bool, count: int = 1) -> None:
-        """Count the depth of `count` sequences that may draft by their request. `is_allowed`: also by the breaker."""
+        """Count the depth of `count` sequences that may draft by their request. `is_allowed` is true if the breaker allows it
+        too."""
         counts = self._counts[category]
         counts.add_depth(depth, count)
         if depth == 0:

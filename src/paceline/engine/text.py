@@ -1,7 +1,7 @@
 """Text of committed tokens, up to a stop string.
 
 The engine returns tokens. Their receiver (a gateway, or `LLM`) makes the text, with the class that the engine uses to find
-stop strings: both see the same tokens in the same order, so that they end a sequence at the same token.
+stop strings. Engine and receiver see the same tokens in the same order, so that they end a sequence at the same token.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class TextOutput:
         """Whether a stop string is complete."""
 
     def add(self, tokens: Sequence[int], is_last: bool) -> str:
-        """Text that a step makes certain. `is_last`: no further tokens follow."""
+        """Text that a step makes certain. `is_last` is true if no further tokens follow."""
         if self._stops:
             text = "".join([self.push(token) for token in tokens])
         elif is_last and tokens and tokens[-1] in self._ends:

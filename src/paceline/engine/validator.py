@@ -41,7 +41,8 @@ class RequestValidator:
         tokenizer: Tokenizer | None = None,
         check_schema: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        """`check_schema` raises if a JSON schema cannot be used; None: validation compiles it, as the engine does."""
+        """`check_schema` raises if a JSON schema cannot be used. If None, validation compiles the schema, as the engine
+        does."""
         self.limits = limits
         self._check_schema = check_schema
         self._verification: Verification = verification
@@ -83,7 +84,7 @@ class RequestValidator:
             Grammar.prepare(self._tokenizer_json, self._eos_ids, self.limits.vocab_size)
 
     def grammar(self, request: Request) -> Grammar | None:
-        """The grammar of the request's JSON schema, compiled once per schema; None: it has no schema."""
+        """The grammar of the request's JSON schema, compiled once per schema. None if it has no schema."""
         if request.sampling.json_schema is None:
             return None
         return Grammar.compile(

@@ -18,7 +18,7 @@ class RunTimeFlags:
         speculator: Speculator,
         assignment: MethodAssignment | None,
     ) -> None:
-        """`assignment` chooses the method of requests that name none; None: the validator's default."""
+        """`assignment` chooses the method of requests that name none. If None, they get the validator's default method."""
         self._validator, self._scheduler, self._speculator = validator, scheduler, speculator
         self._assignment = assignment
 

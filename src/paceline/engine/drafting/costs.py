@@ -13,7 +13,7 @@ NO_PREFILL = DraftPrefill()
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What the drafts of one step cost, besides the target's pass."""
+    """What the drafts of one step cost, without the target's pass."""
 
     draft_seconds: Mapping[str, float]
     """Time of drafting by method, without draft prefill and network."""
@@ -25,7 +25,7 @@ class StepCost:
     is_timed: bool
     """Whether these times are typical of later steps."""
     host_seconds: float | None = None
-    """Time of the host between the step before and this one, without drafting; None: not known."""
+    """Time of the host between the step before and this one, without drafting. None if it is not known."""
 
     @property
     def total_draft_seconds(self) -> float:
@@ -37,7 +37,7 @@ class DraftCosts:
     """Adds up costs while a step is prepared; `take` returns those of the step that was observed."""
 
     def __init__(self, clock: Clock, graph_methods: frozenset[str]) -> None:
-        """`graph_methods`: methods that draft inside graph steps."""
+        """`graph_methods` are the methods that draft inside graph steps."""
         self._clock, self._graph_methods = clock, graph_methods
         self._draft_seconds: defaultdict[str, float] = defaultdict(float)
         self._prefills: defaultdict[str, DraftPrefill] = defaultdict(DraftPrefill)
@@ -48,7 +48,7 @@ class DraftCosts:
         self._observe_seconds = 0.0
         """Time of `observe` calls since the last step."""
         self._last_verified: float | None = None
-        """When the host step before was verified; None: the engine was idle since then."""
+        """When the previous host step was verified. None if the engine was idle since then."""
         self._idle_since: float | None = None
         self._idle_seconds = 0.0
 

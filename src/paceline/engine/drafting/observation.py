@@ -43,7 +43,7 @@ class StepContents:
 def observe_rounds(
     rounds: Iterable[SequenceResult], class_of: Callable[[Sequence], str], behind: Container[int]
 ) -> tuple[RoundObservation, ...]:
-    """The outcomes of rounds, by traffic class. `behind`: sequences whose draft prefill goes on."""
+    """The outcomes of rounds, by traffic class. `behind` has the ids of sequences whose draft prefill goes on."""
     observed = []
     for sequence_result in rounds:
         assert sequence_result.verdict is not None

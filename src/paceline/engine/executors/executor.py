@@ -23,7 +23,7 @@ class SequenceResult(NamedTuple):
     num_tokens: int
     """Committed tokens whose KV the step computed; 1 in decoding."""
     verdict: Verdict | None
-    """Accepted drafts and the next token; None: a part of a prompt, whose last token is still to come."""
+    """The accepted draft tokens and the next token. None if the step computed only part of a prompt."""
     asked: int = 0
     """Draft tokens that the schedule reserved."""
     num_nodes: int = 0
@@ -55,9 +55,9 @@ class StepResult:
     context: int
     """Committed tokens of the sequences that decode."""
     draft_seconds: float | None = None
-    """Time of drafting inside a graph; None: the speculator measured it while proposing."""
+    """Time of drafting inside a graph. None if the speculator measured it while proposing."""
     slots: int | None = None
-    """Slots of a padded pass; None: a ragged one."""
+    """Number of slots of a padded pass. None if the pass is ragged."""
     is_timed: bool = True
     """False if the step did something for the first time, such as a capture."""
     is_graph: bool = False
@@ -84,7 +84,7 @@ class StepExecutor(Protocol):
         ...
 
     def collect(self) -> StepResult | None:
-        """The oldest submitted step, verified; None: it stays in flight while the next one is submitted."""
+        """The oldest submitted step, verified. None if it stays in flight while the next step is submitted."""
         ...
 
     def prepare_next(self, result: StepResult) -> None:

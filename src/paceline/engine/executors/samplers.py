@@ -8,7 +8,7 @@ from paceline.speculation.verification.noise import Purpose, stream
 
 
 def samplers_of(schedule: Schedule, output: OutputProcessor) -> list[Sampler] | None:
-    """One for each item; None: a sequence needs its logits."""
+    """The sampler of each item. None if a sequence needs its logits."""
     samplers = []
     for item in schedule.items:
         sequence = item.sequence

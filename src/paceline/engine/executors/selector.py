@@ -22,7 +22,7 @@ FETCH_SECONDS = 0.005
 
 
 class ExecutorSelector:
-    """The graph executor takes every step that it can, the host executor the others."""
+    """The graph executor takes every step that it can. The host executor takes the remaining steps."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class ExecutorSelector:
         self._is_host_only = False
 
     def schedule(self) -> tuple[StepExecutor, Schedule | None]:
-        """The executor of the next step and what it computes; None: it has nothing to submit.
+        """The executor of the next step, and what it computes. The schedule is None if there is nothing to submit.
 
         Before the host executor takes a step, the step in flight is collected.
         """

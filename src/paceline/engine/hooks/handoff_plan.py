@@ -1,4 +1,5 @@
-"""The parts of a hand-off, which both workers derive alike: blocks by segment and layer, and hidden states for a draft."""
+"""The parts of a hand-off: blocks by segment and layer, and hidden states for a draft. The sender and the receiver derive them
+alike."""
 
 import struct
 from collections.abc import Sequence

@@ -73,7 +73,7 @@ class StepHook:
         """The host has launched the pass; nothing is committed yet."""
 
     def verified(self, result: "StepResult") -> None:
-        """The step is verified and not committed yet. Steps of both executors arrive here."""
+        """The step is verified and not committed yet. Steps of the host and of the graph executor arrive here."""
 
     def committed(self, result: "StepResult") -> None:
         """The step is committed and learned from; proposers are informed next."""

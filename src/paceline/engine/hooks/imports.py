@@ -56,8 +56,8 @@ class PromptImport:
         self.finish()
 
     def copy(self, part: NumberPart, data: memoryview, sources: Sequence[Tensor]) -> None:
-        """Start to copy blocks from the planes of another worker's cache, mapped in this process. `data`: their numbers there.
-        Raises ValueError for numbers that the cache does not have."""
+        """Start to copy blocks from the planes of another worker's cache, mapped in this process. `data` holds the numbers of
+        the blocks in that cache. Raises ValueError for numbers that the cache does not have."""
         numbers = unpack_numbers(data, len(sources[0]))
         with self._on_stream():
             shares = head_shares(self.runner)
@@ -102,7 +102,7 @@ class Imports(StepHook):
         self._scheduler = scheduler
         self._tables = scheduler.tables
         self._speculator = speculator
-        # One sequence of full length must fit beside all reservations, so that the engine can always make progress
+        # One sequence of full length must fit in addition to all reservations, so that the engine can always make progress
         self._max_reserved = self._tables.pool.num_blocks - blocks_for(max_model_len) - 1
         self._numbers = itertools.count(1)
         self._reserved = 0

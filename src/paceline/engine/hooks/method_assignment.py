@@ -28,7 +28,7 @@ class MethodAssignment(StepHook):
         validator: RequestValidator,
         clock: Clock,
     ) -> None:
-        """`methods`: those to choose from; the first is used until the others were measured."""
+        """`methods` are the methods to choose from. The first is used until all are measured."""
         self.default = DefaultMethod(methods)
         self._proposers, self._scheduler, self._validator, self._clock = proposers, scheduler, validator, clock
         self._added: list[Sequence] = []

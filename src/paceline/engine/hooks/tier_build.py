@@ -28,7 +28,7 @@ MIN_SLOTS = 16
 def make_tiers(
     config: EngineConfig, runner: ModelRunner, tables: BlockTables, clock: Clock, window: int
 ) -> Tiers | None:
-    """The tiers; None if the device is the only one. `window`: tokens of the longest sequence."""
+    """The tiers. None if the device is the only tier. `window` is the number of tokens of the longest sequence."""
     each, host_bytes = block_bytes(runner), config.kv_host_bytes
     if host_bytes is None and config.kv_disk is not None:
         host_bytes = min(max(DISK_HOST_BYTES, blocks_for(window) * each), total_memory() // 4)

@@ -14,7 +14,7 @@ class StepWatch:
 
     def __init__(self) -> None:
         self.step_seconds: float | None = None
-        """Longest time that the current step should take; None: no step of its size was measured yet."""
+        """Longest time that the current step should take. None if no step of its size was measured yet."""
         self._recent: dict[int, deque[float]] = {}
         self._counts: dict[int, int] = {}
         self._size = 0

@@ -12,7 +12,7 @@ from paceline.engine.validator import RequestValidator
 
 
 class Committer:
-    """A sequence that fails here ends alone: the others of the step are committed."""
+    """If a sequence fails here, it alone ends. The remaining sequences of the step are committed."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class Committer:
         hooks: StepHooks,
         pacer: PromptPacer | None,
     ) -> None:
-        """`pacer` limits the prompt tokens of a step; None: the executor does."""
+        """`pacer` limits the prompt tokens of a step. If None, the executor limits them."""
         self.num_generated = 0
         """Tokens committed."""
         self._requests, self._scheduler, self._speculator = requests, scheduler, speculator

@@ -38,7 +38,8 @@ class Requests:
         self._failures: list[RequestFailure] = []
 
     def add(self, request: Request, grammar: Grammar | None = None) -> None:
-        """Queue a request, which is validated if it was not before. `grammar`: that of its JSON schema, if it is compiled."""
+        """Queue a request, which is validated if it was not before. `grammar` is the grammar of its JSON schema, if it is
+        compiled."""
         validated = self._validator.validate(request)
         grammar = grammar or self._validator.grammar(validated)
         if request.id in self.sequences:

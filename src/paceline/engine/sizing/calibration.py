@@ -36,8 +36,8 @@ def measure_passes(runner: ModelRunner, max_num_seqs: int, max_rows: int, clock:
 
 def measure_context(runner: ModelRunner, max_num_seqs: int, clock: Clock, max_tokens: int | None = None) -> float:
     """Seconds that a token of context adds to a pass; 0 for a model with a sliding window in all layers. Measured with as many
-    sequences as possible: few long contexts leave part of a GPU idle. `max_tokens`: limit of all contexts together, for a
-    cache that takes memory only where it is written."""
+    sequences as possible: few long contexts leave part of a GPU idle. `max_tokens` limits all contexts together, for a cache
+    that takes memory only where it is written."""
     count = min(max_num_seqs, max(1, runner.num_blocks * BLOCK_SIZE // _FIRST_CONTEXT), runner.num_blocks - 1)
     config = runner.model.config
     if count < 1 or (config.sliding_window is not None and not config.full_layers):

@@ -21,7 +21,7 @@ CPU_SEQUENCES, CPU_TOKENS = 64, 256
 PASS_WORK = 2048 * 71_000_000_000 // 132
 """Rows times weights of the longest pass, for each multiprocessor: 2,048 rows of a 70B model on an H200, half a second."""
 ACTIVATION_SHARE = 0.1
-"""Share of the memory beside the weights for the logits of a pass, and for its hidden states."""
+"""Share of the memory left by the weights that the logits of a pass may take, and that its hidden states may take."""
 CACHE_PER_SEQUENCE = 512
 """Tokens of cache that every sequence must find, or its window if that is shorter."""
 TREE_DEPTH = 31
@@ -62,7 +62,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class GivenLimits:
-    """Configured limits; None: by device."""
+    """Configured limits. The device decides each limit that is None."""
 
     max_num_seqs: int | None = None
     max_batched_tokens: int | None = None

@@ -31,8 +31,8 @@ class DraftCosts:
 
 
 def measure_drafts(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> DraftCosts:
-    """Costs for batches of up to `max_num_seqs` sequences. The first pass of a round computes two tokens of every sequence, the
-    others one. The passes overwrite the cache."""
+    """Costs for batches of up to `max_num_seqs` sequences. The first pass of a round computes two tokens of every sequence,
+    each later pass one. The passes overwrite the cache."""
     lines = {}
     for count in sorted({min(size, max_num_seqs) for size in SIZES}, reverse=True):
         two, one_token = (median_seconds(runner, _spans(runner, count, rows), clock) for rows in (2, 1))

@@ -1,4 +1,4 @@
-"""Whether both models fit the device, and how many tokens of KV cache remain."""
+"""Computes whether the target and the draft fit the device, and how many tokens of KV cache remain."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """Both caches hold `kv_tokens`: a sequence that fits the target's cache fits the draft's."""
+    """The target's and the draft's cache hold `kv_tokens` each: a sequence that fits the target's cache fits the draft's."""
 
     budget_bytes: int
     weight_bytes: int
@@ -51,9 +51,10 @@ def memory_fit(
     wanted_tokens: int,
     required_tokens: int,
 ) -> MemoryFit:
-    """Share `budget_bytes`: weights and activations first, the rest to both caches, up to `wanted_tokens`.
+    """Divide `budget_bytes`. Weights and activations come first, and the caches of target and draft get the rest, up to
+    `wanted_tokens`.
 
-    `required_tokens`: one sequence of full length and its drafts; with less, no request could run.
+    `required_tokens` is the size of one sequence of full length with its drafts. With less, no request could run.
     """
     models = [target] if draft is None else [target, draft]
     weights = sum(model.weight_bytes for model in models)

@@ -145,7 +145,7 @@ def _fit(
     window: int,
     budget: int,
 ) -> tuple[MemoryFit, str]:
-    """Memory shared between both models and both caches, and the reason for the size of the caches."""
+    """The memory of the target, the draft and their caches, and the reason for the size of the caches."""
     footprints = [
         None if model is None else footprint(model, config, limits, device, window) for model in (target, draft)
     ]

@@ -27,8 +27,8 @@ _CHAIN = 4
 
 
 def expected_gain(passes: Mapping[int, float], draft_seconds: float, alpha: float = ALPHA) -> float:
-    """Speed over plain decoding of the best chain, for one sequence. `passes`: {target rows: seconds}, from 1 row on;
-    `draft_seconds`: time of one drafted token."""
+    """Speed over plain decoding of the best chain, for one sequence. `passes` is {target rows: seconds}, from 1 row on.
+    `draft_seconds` is the time of one drafted token."""
     plain = passes[1]
     gains = [0.0]
     for depth in range(1, max(passes)):

@@ -23,7 +23,7 @@ class CompilationFailed(PacelineError):
 
 
 def compile_into(folder: Path, config: EngineConfig, gpu: str | None = None) -> CompileReport:
-    """Compile all kernels of this engine for `gpu`; None: the GPU of this machine. Uses all cores."""
+    """Compile all kernels of this engine for `gpu`, by default the GPU of this machine. Uses all cores."""
     model = _gpu_model(gpu)
     if find_spec("triton") is None:
         raise InvalidConfig("compiling GPU kernels needs the package `triton`: pip install triton")

@@ -1,8 +1,8 @@
 """Prompt rows that the target computes for each committed token, while sequences keep ending and others take their places.
 
-Drafts share the pass with these rows: beside many of them a pass is limited by arithmetic, and a row of a draft costs more than
-in a step that only decodes. Faster decoding brings the prompts sooner too, so that their rows grow with the tokens of a step.
-And a draft model computes the same prompts, which plain decoding does not need.
+Drafts share the pass with these rows: a pass with many prompt rows is limited by arithmetic, and a row of a draft costs more
+than in a step that only decodes. Faster decoding brings the prompts sooner too, so that their rows grow with the tokens of a
+step. And a draft model computes the same prompts, which plain decoding does not need.
 
 Sequences that began together end together, so that prompts come in bursts. How deep the next step drafts depends on the prompts
 of the last few steps. Whether a batch drafts at all depends on those of a whole generation of texts: a batch that starts to
@@ -32,14 +32,15 @@ SHARED_ROWS = 1024
 """Prompt rows of a step that count for a whole generation. More of them take as long with drafts as without: the pass is
 limited by arithmetic in either case."""
 MANY_ROWS = 2048
-"""Prompt rows beside which the slots of a GPU compute no draft prefill, and most batches draft nothing. The pass is limited by
-arithmetic: drafts gain little more than in a later step, and the prompts would wait for them."""
+"""Number of prompt rows in a step from which the slots of a GPU compute no draft prefill, and most batches draft nothing. The
+pass is limited by arithmetic: drafts gain little more than in a later step, and the prompts would wait for them."""
 _FEW_SEQUENCES = 16
-"""Sequences that draft beside any number of prompt rows, since their drafts are a small part of such a step."""
+"""Batches of up to this many sequences draft with any number of prompt rows in the step, since their drafts are a small part of
+it."""
 
 
-def drafts_beside(prompt_rows: int, num_sequences: int) -> bool:
-    """Whether a batch in the slots of a GPU may draft beside so many prompt rows."""
+def may_draft_with_prompts(prompt_rows: int, num_sequences: int) -> bool:
+    """Whether a batch in the slots of a GPU may draft in a step that also computes `prompt_rows` prompt rows."""
     return prompt_rows < MANY_ROWS or num_sequences <= _FEW_SEQUENCES
 
 

@@ -51,8 +51,8 @@ class GraphBatch:
         size: int,
         max_depth: int,
     ) -> None:
-        """`largest`: slots of the largest batch; this one has the first `size` of them. `prefills`: of a proposer that drafts
-        with a model."""
+        """`largest` holds the slots of the largest batch; this batch has the first `size` of them. `prefills` computes the
+        draft prefills of a proposer that drafts with a model."""
         self.target, self.size, self.device = target, size, target.device
         self.slots = DeviceSlots(size, self.device, largest)
         vocab_size = target.model.config.vocab_size
@@ -82,9 +82,9 @@ class GraphBatch:
         tables: Seq[Seq[int]],
         draft_tables: Seq[Seq[int]],
     ) -> StepBuffers:
-        """Queue the copy of the host's inputs of the next step, and its drafts. By slot: the draft tokens granted (None: the
-        slot is empty) and the block tables. A table that is the same object as in an earlier step has the blocks it had then,
-        and perhaps more."""
+        """Queue the copy of the host's inputs of the next step, and its drafts. All arguments but `shape` are by slot. `limits`
+        are the draft tokens granted, None for an empty slot. A block table that is the same object as in an earlier step has
+        the blocks it had then, and perhaps more."""
         turn = self._count % IN_FLIGHT
         buffers = self._buffers[turn]
         self._count += 1
@@ -130,17 +130,17 @@ class GraphBatch:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def has_graphs(self, shape: DraftShape, beside_prompts: bool) -> bool:
-        """Whether a step with drafts of this shape captures nothing. Beside prompts, drafting alone is a graph."""
+    def has_graphs(self, shape: DraftShape, with_prompts: bool) -> bool:
+        """Whether a step with drafts of this shape captures nothing. In a step with prompts, only drafting is a graph."""
         sampling, keeps = self.slots.sampling, self.drafter is not None and self.drafter.wants_states
         keys: list[GraphKey] = [("draft", shape, sampling, False)]
-        if not beside_prompts:
+        if not with_prompts:
             keys += ("verify", shape, None, False), ("accept", shape, sampling, keeps)
         return all(key in self._graphs for key in keys)
 
     def captures(self, max_depth: int, max_rows: int) -> tuple[list[Capture], list[Capture]]:
-        """Functions that capture the graphs of every shape of up to `max_rows` rows, over empty slots: those that any traffic
-        needs, and the others."""
+        """Functions that capture the graphs of every shape of up to `max_rows` rows, over empty slots. The first list has the
+        graphs that any traffic needs, the second list the remaining graphs."""
         first, later = list[Capture](), list[Capture]()
         for shape in self.shapes(max_depth, max_rows):
             for number, params in enumerate(WARM_UP_SAMPLING):

@@ -50,7 +50,8 @@ class GraphBatches:
         return min(self._scheduler.max_batched_tokens, size + self._scheduler.max_draft_tokens)
 
     def captures(self) -> tuple[list[Capture], list[Capture]]:
-        """Functions that capture the graphs of all batches: those that any traffic needs, and the others."""
+        """Functions that capture the graphs of all batches. The first list has the graphs that any traffic needs, the second
+        list the remaining graphs."""
         batches = [self.of(size) for size in reversed(padded_sizes(self._scheduler.max_num_seqs))]
         most = max(batch.most_rows(self.max_depth, self.max_rows(batch.size)) for batch in batches)
         self._runner.workspace.logits(most)  # all batches share it

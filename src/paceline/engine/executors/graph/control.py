@@ -35,7 +35,7 @@ class ControlBuffer:
     """The host's inputs of one step, in pinned memory of its own."""
 
     def __init__(self, numbers: Numbers, size: int, width: int, scratch: int, draft_scratch: int | None) -> None:
-        """`width`: columns of the target's block tables; the draft's tables take the rest of `numbers`."""
+        """`width` is the number of columns of the target's block tables. The draft's tables take the rest of `numbers`."""
         self._active, self._limits = numbers[: 2 * size].reshape(2, size)
         own, drafts = np.split(numbers[2 * size :], [width * size])
         self._tables = BlockTableRows(own.reshape(size, width), scratch)

@@ -34,7 +34,7 @@ class GraphEligibility:
         """Graph steps since the host's last step."""
 
     def reason(self, sequences: Iterable[Sequence]) -> HostReason | None:
-        """Why the host executor has to decode one of these sequences; None: the device can sample and draft for all."""
+        """Why the host executor has to decode one of these sequences. None if the device can sample and draft for all."""
         flags = self._speculator.enabled, self._validator.flags
         if flags != self._flags:
             self._flags, self._eligible = flags, set()

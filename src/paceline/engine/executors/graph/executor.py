@@ -1,9 +1,10 @@
 """Steps that the device runs one after another, submitted one step ahead of the host.
 
 The executor runs steps that need nothing from the host: the device can sample the tokens of every sequence and make its drafts.
-While the GPU computes one step, the host submits the next behind it. Sequences stay in their slots from step to step. Mixed
-steps compute prompts beside them. For any other step the executor collects what is in flight and hands the sequences back to
-the host executor. The tokens are the same either way: they depend on the model, the noise and the committed tokens alone.
+While the GPU computes one step, the host submits the next behind it. Sequences stay in their slots from step to step. A mixed
+step computes prompts and the slots in one pass. For any other step the executor collects what is in flight and hands the
+sequences back to the host executor. The tokens are the same either way: they depend on the model, the noise and the committed
+tokens alone.
 """
 
 from collections import deque
@@ -87,8 +88,8 @@ class GraphExecutor:
         """The newest step collected, for measurements."""
 
     def warm_up(self) -> None:
-        """Compile the kernels of every pass and capture the graphs that any traffic needs. The others are captured in idle
-        moments, or by the first step that needs one."""
+        """Compile the kernels of every pass and capture the graphs that any traffic needs. The remaining graphs are captured in
+        idle moments, or by the first step that needs one."""
         scheduler, batches = self._scheduler, self._batches
         most_mixed = min(scheduler.max_batched_tokens, batches.max_rows(self._device_slots.size) + MIXED_PROMPT_ROWS)
         first, later = batches.captures()
@@ -130,9 +131,9 @@ class GraphExecutor:
         return self._pacer.seconds_to_spare(self._inflight[0].kind, running_for, self._scheduler.may_admit)
 
     def schedule(self, can_prefill: bool = True) -> GraphSchedule | HostReason | None:
-        """The next step, with its blocks reserved; or why the host executor has to take it. Loads the slots if they are empty.
-        None: the step in flight may end all sequences, so that it is collected first. `can_prefill`: prompts may be computed
-        here."""
+        """The next step, with its blocks reserved, or the reason why the host executor has to take it. Loads the slots if they
+        are empty. Returns None if the step in flight may end all sequences, so that it is collected first. `can_prefill` is
+        true if this executor may compute prompts."""
         self._scheduled = self._clock.now()
         running = self._scheduler.running
         if not running:
@@ -179,7 +180,7 @@ class GraphExecutor:
         else:
             sequences, blocks = tuple(self._slots.sequences), self._slots.blocks
             step = batch.submit(schedule.shape, sequences, drafts.limits, blocks, drafts.blocks)
-            is_timed = step.is_timed and not schedule.catching_up  # the draft prefill beside it slows it down
+            is_timed = step.is_timed and not schedule.catching_up  # the draft prefill at the same time slows it down
             self._inflight.append(replace(step, is_timed=is_timed))
             self._drafts.catch_up(schedule.catching_up, step.buffers.drafted, len(self._inflight) - 1)
         now = self._clock.now()

@@ -1,4 +1,4 @@
-"""What the next graph step computes: a token of every slot, its drafts, and prompts beside them."""
+"""Decides what the next graph step computes: a token of every slot, its drafts, and prompts in the same pass."""
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
@@ -22,18 +22,18 @@ from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
-from paceline.speculation.depth.prompt_load import MANY_ROWS, drafts_beside
+from paceline.speculation.depth.prompt_load import MANY_ROWS, may_draft_with_prompts
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSchedule(Schedule):
-    """One committed token of every slot, with drafts of one shape. `items` are the prompts computed beside them."""
+    """One committed token of every slot, with drafts of one shape. `items` are the prompts computed in the same pass."""
 
     shape: DraftShape = NO_DRAFTS
     num_ahead: int = 1
     """Tokens by which a sequence may have grown when the step ends, steps in flight included."""
     catching_up: tuple[Sequence, ...] = ()
-    """Sequences in slots whose draft prefill runs beside the step. They draft from the next step on."""
+    """Sequences in slots whose draft prefill runs at the same time as the step. They draft from the next step on."""
 
 
 class GraphScheduler:
@@ -55,8 +55,8 @@ class GraphScheduler:
         self._captures, self._validator = captures, validator
 
     def schedule(self, can_prefill: bool) -> GraphSchedule | HostReason:
-        """The next step, with its blocks reserved; or why the host executor has to take it. `can_prefill`: prompts may be
-        computed beside the slots."""
+        """The next step, with its blocks reserved, or the reason why the host executor has to take it. `can_prefill` is true if
+        the step may compute prompts too."""
         has_prompts = self._has_prompts
         prompt_rows = self._prompt_rows if has_prompts else 0
         if has_prompts and not (can_prefill and self._can_join_batch):
@@ -79,7 +79,7 @@ class GraphScheduler:
         return all(self._validator.remaining(sequence) <= num_tokens for sequence in self._slots.members())
 
     def load_reason(self, decoding: Seq[Sequence], can_prefill: bool) -> HostReason | None:
-        """Why the running sequences that decode cannot be loaded into the slots, which are empty; None: they can."""
+        """Why the running sequences that decode cannot be loaded into the slots, which are empty. None if they can."""
         if not decoding:
             return HostReason.PREFILL
         if self._eligibility.draft_on_host(decoding):
@@ -89,7 +89,8 @@ class GraphScheduler:
         return self.host_prefill_reason(len(self._scheduler.running) - len(decoding))
 
     def host_prefill_reason(self, num_prompts: int) -> HostReason | None:
-        """Why the host computes prompts now; None: there are none, or they wait. `num_prompts` sequences have begun theirs."""
+        """Why the host computes prompts now. None if there are no prompts, or if they wait. `num_prompts` is the number of
+        sequences that have begun their prompts."""
         if num_prompts:
             return HostReason.PREFILL
         return HostReason.ADMISSION if self._eligibility.admits() else None
@@ -131,7 +132,8 @@ class GraphScheduler:
         )
 
     def _schedule_prompts(self, decoding: GraphSchedule, prompt_rows: int) -> GraphSchedule | HostReason:
-        """`decoding` with prompts beside it, or why the host has to take the step. `prompt_rows` wait."""
+        """Adds prompts to `decoding`, or returns why the host has to take the step. `prompt_rows` is the number of prompt
+        tokens that wait."""
         scheduler, num_decoding = self._scheduler, self._slots.num_used
         rows = num_decoding * (1 + decoding.shape.nodes)
         budget = min(prompt_budget(num_decoding, prompt_rows), scheduler.max_batched_tokens - rows)
@@ -148,10 +150,10 @@ class GraphScheduler:
         return self._eligibility.reason((sequence,)) is None
 
     def _schedule_decoding(self, has_prompts: bool, prompt_rows: int) -> GraphSchedule | HostReason:
-        """Decide the depths, choose the draft shape and reserve the target's blocks for the step. `prompt_rows` wait;
-        `has_prompts`: the step computes some of them."""
-        members, rows_beside = self._slots.members(), prompt_rows if has_prompts else 0
-        if drafts_beside(rows_beside, len(members)):
+        """Decide the depths, choose the draft shape and reserve the target's blocks for the step. `prompt_rows` is the number
+        of prompt tokens that wait. `has_prompts` is true if the step computes some of them."""
+        members, rows_in_step = self._slots.members(), prompt_rows if has_prompts else 0
+        if may_draft_with_prompts(rows_in_step, len(members)):
             self._speculator.decide(members, prompt_rows + self._chunk_rows)
         else:
             self._speculator.skip(members)
@@ -169,7 +171,7 @@ class GraphScheduler:
         catching_up: tuple[Sequence, ...] = ()
         if depth > 0 and (drafter is None or not drafter.can_draft(members)):
             if isinstance(drafter, ChainDrafter) and len(self._inflight) < IN_FLIGHT:
-                catching_up = drafter.next_behind(members) if rows_beside < MANY_ROWS else ()
+                catching_up = drafter.next_behind(members) if rows_in_step < MANY_ROWS else ()
                 depth = min(depth, self._wait_for_drafts(drafter, members))
             elif not has_prompts or self._eligibility.can_continue(self._scheduler.running):
                 return HostReason.DRAFT_BEHIND
@@ -186,15 +188,15 @@ class GraphScheduler:
         return GraphSchedule((), (), shape, num_ahead, catching_up) if reason is None else reason
 
     def _wait_for_drafts(self, drafter: ChainDrafter, members: Seq[Sequence]) -> int:
-        """Let the sequences without an up-to-date draft decode plainly, and all of them if they are most. Returns the depth of
-        the others."""
+        """Let the sequences without an up-to-date draft decode plainly, or all sequences if most have none. Returns the depth
+        of the sequences that draft."""
         behind = drafter.behind(members)
         drafting = [sequence for sequence in members if sequence.depth]
         for sequence in behind if 2 * len(behind) <= len(drafting) else drafting:
             sequence.depth = 0
         return max([sequence.depth for sequence in members])
 
-    def _shape(self, batch: GraphBatch, depth: int, most: int, beside_prompts: bool) -> DraftShape:
+    def _shape(self, batch: GraphBatch, depth: int, most: int, with_prompts: bool) -> DraftShape:
         """The shape for drafts of `depth` tokens, with up to `most` nodes. While its graphs are not captured, and captures have
         taken their share of the time, a smaller shape that has graphs."""
         drafter = batch.drafter
@@ -205,7 +207,7 @@ class GraphScheduler:
             return NO_DRAFTS
         if self._captures.is_allowed:
             return fitting[0]
-        return next((shape for shape in fitting if batch.has_graphs(shape, beside_prompts)), fitting[0])
+        return next((shape for shape in fitting if batch.has_graphs(shape, with_prompts)), fitting[0])
 
     @property
     def inflight_prompts(self) -> set[int]:

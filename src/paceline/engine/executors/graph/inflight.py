@@ -79,7 +79,7 @@ class InflightStep:
     sequences: Seq[Sequence | None]
     """Sequences by slot."""
     limits: Seq[int | None]
-    """Draft tokens granted to each slot; None: the slot is empty."""
+    """Draft tokens granted to each slot. None if the slot is empty."""
     buffers: StepBuffers
     is_timed: bool
     """False for the first step of its shape: graphs were captured during it."""

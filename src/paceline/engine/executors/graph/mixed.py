@@ -1,4 +1,4 @@
-"""Steps that compute prompts beside the decoding slots, in one pass that the host does not wait for."""
+"""Steps that compute prompts and the decoding slots in one pass, which the host does not wait for."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -30,7 +30,8 @@ from paceline.speculation.verification.verify import PLAIN, Verdict
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """Scheduled tokens of a prompt. `slot` receives the sequence after its last token; None: tokens are still to come."""
+    """Scheduled tokens of a prompt. `slot` receives the sequence after the prompt's last token. It is None if this step does
+    not complete the prompt."""
 
     item: Scheduled
     blocks: Seq[int]
@@ -50,11 +51,11 @@ class SlotInputs:
     tables: Tensor  # [slots, W] int32
     active: Tensor  # [slots] int32
     limits: Tensor  # [slots] int32, draft tokens granted
-    drafts: Tensor | None  # [slots, K] int64; None: the step has no drafts
+    drafts: Tensor | None  # [slots, K] int64. None if the step has no drafts
 
 
 class Decoding(NamedTuple):
-    """A sequence that decodes beside prompts."""
+    """A sequence that decodes in a step with prompts."""
 
     slot: int
     sequence: Sequence
@@ -152,7 +153,8 @@ class MixedSteps:
     def __init__(
         self, target: GpuRunner, slots: DeviceSlots, max_rows: int, max_decoding_rows: int, max_inflight: int
     ) -> None:
-        """`slots`: those of the largest batch. `max_decoding_rows`: rows of the decoding sequences, drafts included."""
+        """`slots` are the slots of the largest batch. `max_decoding_rows` is the most rows of the decoding sequences, drafts
+        included."""
         self._target, self._slots = target, slots
         self._passes = MixedPasses(target, max_rows, slots.size)
         self._num_picks = max_decoding_rows + slots.size
@@ -176,7 +178,7 @@ class MixedSteps:
                 self._compute(self._buffers[0], inputs, [0][: slots.size - 1], [prompt], [slots.size - 1])
 
     def captures(self) -> list[Capture]:
-        """Functions that capture the passes with drafts. The others are captured with the passes of the target."""
+        """Functions that capture the passes with drafts. Passes without drafts are captured with the passes of the target."""
         return list(self._passes.captures())
 
     def submit(

@@ -16,7 +16,7 @@ class ChainRows:
     def __init__(
         self, runner: GpuRunner, tables: Tensor, batch: int, rows: int, logits_out: Tensor | None = None
     ) -> None:
-        """`logits_out`: shared memory for the logits, valid until the next pass that writes there."""
+        """`logits_out` is shared memory for the logits, valid until the next pass that writes there."""
         device = runner.device
         self._logits_out = logits_out
         self._runner, self._tables, self._rows = runner, tables, rows

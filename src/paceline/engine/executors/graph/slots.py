@@ -114,7 +114,8 @@ class DeviceSlots:
     """The state of the first `size` slots. Batches of different sizes share the memory of the largest."""
 
     def __init__(self, size: int, device: torch.device, largest: "DeviceSlots | None" = None) -> None:
-        """`largest`: slots of the largest batch; None: this is the largest, and its slots are empty."""
+        """`largest` holds the slots of the largest batch. If None, these are the slots of the largest batch, and they are
+        empty."""
         self.size, self.device = size, device
         if largest is None:
             # Empty slots are greedy sequences of two tokens

@@ -1,4 +1,4 @@
-"""Drafts of a graph step: what each slot may draft, and draft prefills that run beside the step."""
+"""Drafts of a graph step: what each slot may draft, and draft prefills that run at the same time as the step."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ class GraphDrafts:
     """What the graph needs to draft; the tokens themselves stay on the device. Lists are by slot."""
 
     limits: list[int | None]
-    """Draft tokens granted; None: the slot is empty."""
+    """Draft tokens granted. None if the slot is empty."""
     blocks: Seq[Seq[int]]
     """Blocks of the draft; empty where it gets none."""
 
 
 class StepDrafts:
-    """The drafts of the current batch. The draft model is in use until the newest draft prefill beside a step has ended."""
+    """The drafts of the current batch. The draft model is in use until the newest draft prefill has ended."""
 
     def __init__(self, slots: SlotTable, batches: GraphBatches, validator: RequestValidator) -> None:
         self._slots, self._batches, self._validator = slots, batches, validator
@@ -46,15 +46,15 @@ class StepDrafts:
         return drafts
 
     def catch_up(self, behind: Seq[Sequence], drafted: StreamEvent, num_unknown: int) -> None:
-        """Queue the draft prefill of these sequences beside the step just submitted, which they are in. `num_unknown`: steps
-        in flight before it."""
+        """Queue the draft prefill of these sequences. It runs at the same time as the step just submitted, which they are in.
+        `num_unknown` is the number of steps in flight before it."""
         drafter = self._batches.current.drafter
         if behind and isinstance(drafter, ChainDrafter):
             self._prefilled = drafter.join(behind, drafted, num_unknown=num_unknown)
 
     def join(self, joining: Seq[Sequence], drafted: StreamEvent) -> None:
-        """Queue the draft prefill of these sequences, which join others that draft. It runs beside the target's pass, after
-        `drafted`."""
+        """Queue the draft prefill of these sequences, which join a batch that drafts. It runs at the same time as the target's
+        pass, after `drafted`."""
         drafter = self._batches.current.drafter
         if not isinstance(drafter, ChainDrafter) or drafter.is_idle:
             return

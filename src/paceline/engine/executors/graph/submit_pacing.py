@@ -10,14 +10,14 @@ RECENT_SUBMITS = 32
 LEAD_SHARE = 0.3
 """Least part of the running step that is left when the next one is submitted: a step may be shorter than expected."""
 LEAD_SECONDS = 0.0005
-"""The same in seconds, besides the time of a submit."""
+"""The same in seconds, in addition to the time of a submit."""
 
 
 class SubmitPacer:
     """Learns how long steps take on the device and how long the host needs to submit one.
 
-    A step that is submitted as soon as its predecessor has started makes a request that arrives wait for both. Submitted
-    just before the device needs it, it takes the request along.
+    If a step is submitted as soon as its predecessor has started, a request that arrives then waits for the two steps. A step
+    that is submitted just before the device needs it computes the request too.
     """
 
     def __init__(self) -> None:

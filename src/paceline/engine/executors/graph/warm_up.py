@@ -20,7 +20,8 @@ def warm_up_passes(
     window: int,
     later: IdleCaptures | None = None,
 ) -> None:
-    """Load the kernels of every pass of the target and of the drafts. Their graphs are captured `later`; None: now."""
+    """Load the kernels of every pass of the target and of the drafts. `later` captures their graphs in idle moments. If it is
+    None, they are captured now."""
     kinds = frozenset(pass_kinds(proposers))
     captures: list[Capture] = []
     with phase("load kernels") as loading:
@@ -42,7 +43,7 @@ def warm_up_passes(
 
 
 def capture_steps(first: Seq[Capture], later: Seq[Capture], idle: IdleCaptures) -> None:
-    """Capture the first graphs now, and the others in idle moments."""
+    """Capture the first graphs now, and the remaining graphs in idle moments."""
     with phase("capture steps") as capturing:
         for capture in first:
             capture()

@@ -236,7 +236,7 @@ class SteppedBatch:
     def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
         if self._policy is None or not drafting:
             return self._rounds.best(self.count, self.context, drafting, prompt_rows)
-        may_draft = self._rounds.drafts_beside(prompt_rows, self.count)
+        may_draft = self._rounds.may_draft_with_prompts(prompt_rows, self.count)
         self._depths = self._policy.decide(self._jobs, prompt_rows) if may_draft else self._policy.skip(self._jobs)
         return self._policy.round_of(self._depths, self._rounds, drafting, prompt_rows)
 

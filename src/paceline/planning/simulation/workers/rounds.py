@@ -10,7 +10,7 @@ from paceline.planning.profiles.curve import Curve
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.texts import kinds_of_texts, pooled_alphas
-from paceline.speculation.depth.prompt_load import drafts_beside
+from paceline.speculation.depth.prompt_load import may_draft_with_prompts
 
 MARGIN = 1.03
 """Speed over plain decoding from which a batch drafts, as the policy `goodput` has it."""
@@ -116,10 +116,10 @@ class Rounds:
         )
         """Expected tokens of a round by depth, from 1 on."""
 
-    def drafts_beside(self, prompt_rows: int, batch: int) -> bool:
+    def may_draft_with_prompts(self, prompt_rows: int, batch: int) -> bool:
         """Whether the engine may draft for a batch in a step with so many prompt rows."""
         is_in_slots = self._profile.is_padded and not self._usual_network
-        return not is_in_slots or drafts_beside(prompt_rows, batch)
+        return not is_in_slots or may_draft_with_prompts(prompt_rows, batch)
 
     def pass_seconds(self, rows: int, prompts: int = 0) -> float:
         """Time of a pass with rows that decode or verify, and rows of prompts; as `WorkerProfile.rows_seconds`."""
@@ -180,7 +180,12 @@ class Rounds:
 
     def _best(self, batch: int, context: float, drafting: int, prompt_rows: int) -> Round:
         speculation = self._speculation
-        if speculation is None or not drafting or self._tokens[0] == 1.0 or not self.drafts_beside(prompt_rows, batch):
+        if (
+            speculation is None
+            or not drafting
+            or self._tokens[0] == 1.0
+            or not self.may_draft_with_prompts(prompt_rows, batch)
+        ):
             return self.at_depth(batch, 0, 0)
         if speculation.rule == "fixed":
             return self.at_depth(batch, speculation.max_depth, drafting)

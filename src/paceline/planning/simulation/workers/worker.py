@@ -230,7 +230,7 @@ class SimulatedWorker:
             self._attention,
         )
         waiting, own_rows, depth = step.waiting, step.rows, step.depth
-        may_change = depth > 0 or not self._rounds.drafts_beside(rows, count)
+        may_change = depth > 0 or not self._rounds.may_draft_with_prompts(rows, count)
         while True:
             time += waiting + pass_seconds(own_rows, rows) + draft_seconds * rows
             is_last = done + rows >= left

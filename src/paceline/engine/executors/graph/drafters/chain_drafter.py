@@ -73,7 +73,7 @@ class ChainDrafter:
         return [sequence for sequence in sequences if sequence.depth and sequence.id not in self._current]
 
     def next_behind(self, sequences: Seq[Sequence]) -> tuple[Sequence, ...]:
-        """The first that need a draft prefill, as many as one step computes beside its pass."""
+        """The first sequences that need a draft prefill, as many as the device computes during one pass of the target."""
         chosen, budget = [], self._proposer.max_gap
         for sequence in self.behind(sequences):
             if budget <= 0:
@@ -87,7 +87,7 @@ class ChainDrafter:
     def join(self, sequences: Seq[Sequence], drafted: StreamEvent, num_unknown: int = 0) -> StreamEvent | None:
         """Queue the draft prefill of these sequences behind `drafted`, the drafts of the step just submitted. When that step
         ends they have one token more than the host knows now, and `num_unknown` more if they are in the step before it, which
-        is in flight. Returns the end of the prefill; None: there is nothing to compute."""
+        is in flight. Returns the end of the prefill, None if there is nothing to compute."""
         self._proposer.observe([Progress.of(sequence, 0) for sequence in sequences])
         joining, drafter = [], self._drafter
         for sequence in sequences:
@@ -141,7 +141,7 @@ class ChainDrafter:
         return "follow" if self._current else None
 
     def draft(self, shape: DraftShape) -> Callable[[], None]:
-        """The first pass computes the last two committed tokens: after a full acceptance the draft's cache lacks both."""
+        """The first pass computes the last two committed tokens: after a full acceptance the draft's cache lacks these two."""
         size, state = self._slots.size, self._slots.state
         first, others = (ChainRows(self._runner, self._tables, size, rows) for rows in (2, 1))
         choose, drafts = self._slots.picker(1), self.drafts(shape).tokens

@@ -1,5 +1,5 @@
-"""Draft prefills of sequences that join a batch, or whose drafts are behind. They run beside the target's pass, in their own
-stream."""
+"""Draft prefills of sequences that join a batch, or whose drafts are behind. They run at the same time as the target's pass, in
+their own stream."""
 
 from collections.abc import Sequence as Seq
 
@@ -35,7 +35,7 @@ class DraftPrefills:
 
     def submit(self, sequences: Seq[DraftSequence], after: StreamEvent, num_left: int) -> StreamEvent:
         """Compute all tokens of these sequences but the last `num_left`, behind `after`, the last use of the draft model. Their
-        blocks are reserved. Returns the end, for which the next use of the draft model has to wait. The depth policy is told no
+        blocks are reserved. Returns the end, for which the next use of the draft model has to wait. The depth policy gets no
         cost: the target's pass hides it, and the time between begin and end is mostly that of the pass."""
         end = StreamEvent(self._device)
         with self._stream.after(after):

@@ -33,7 +33,8 @@ class Drafts:
     """Device memory that drafting writes and verification reads."""
 
     tokens: Tensor  # [B, N] int64
-    parents: Tensor | None  # [B, N] int32, -1: child of the last committed token; None: every draft is a chain
+    # [B, N] int32. -1 marks a child of the last committed token. None if every draft is a chain.
+    parents: Tensor | None
 
 
 class GraphDrafter(Protocol):
@@ -69,7 +70,7 @@ class GraphDrafter(Protocol):
         ...
 
     def shape(self, depth: int) -> DraftShape:
-        """The shape for sequences of up to `depth` draft tokens; it may have fewer nodes, or more."""
+        """The shape for sequences of up to `depth` draft tokens. It may have fewer nodes, or more."""
         ...
 
     def load(self, sequences: Seq[Sequence]) -> DraftPrefill:
@@ -89,7 +90,7 @@ class GraphDrafter(Protocol):
         ...
 
     def reserve_blocks(self, sequence: Sequence, num_tokens: int, shape: DraftShape) -> Seq[int] | None:
-        """The draft's blocks for a step that ends at `num_tokens` at most; None: the sequence gets no drafts."""
+        """The draft's blocks for a step that ends at `num_tokens` at most. None if the sequence gets no drafts."""
         ...
 
     def begin(self, shape: DraftShape) -> Literal["draft", "follow"] | None:
