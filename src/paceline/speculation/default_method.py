@@ -1,12 +1,14 @@
-"""The method of requests that name none, where an engine has several: an in-engine draft and a draft pool. Pure.
+"""Chooses the method of requests that name none, if an engine has an in-engine draft and a draft pool. Pure.
 
-The rule compares the goodput that steps had with each method at about the present load: tokens per second of one sequence, over
-windows of steps in which all sequences had that method. Nothing is inferred from parts of a step. What a step takes besides
-drafts and passes differs between methods: an in-engine draft runs inside CUDA graphs, a pool does not.
+The rule compares the goodput that steps had with each method at about the present load. Goodput is the tokens per second of one
+sequence, over windows of steps in which all sequences had that method. Nothing is inferred from parts of a step: the time that
+a step needs in addition to drafts and passes differs between methods, since an in-engine draft runs inside CUDA graphs and a
+pool does not.
 
-Sequences that start together get one method, and so do all others until the choice changes: a batch with both cannot run as a
-graph. A share of consecutive sequences tries the other method. The choice for a load changes at the end of a trial only, so
-that both methods were measured lately, and by a margin and an error bound, so that equal methods do not alternate.
+Sequences that start together get one method, and later sequences get the same until the choice changes: a batch with two
+methods cannot run as a graph. A share of consecutive sequences tries the other method. The choice for a load changes at the end
+of a trial only, so that the two methods were measured lately, and by a margin and an error bound, so that equal methods do not
+alternate.
 """
 
 from collections import deque
@@ -28,7 +30,7 @@ ERRORS = 2.5
 TRIAL_EVERY = 64
 """Sequences between two trials for each sequence of the last one, or of the load if that is more."""
 UNSURE_EVERY = 16
-"""The same until one method is clearly faster or both have all windows. Until then the faster one needs no margin."""
+"""The same until one method is clearly faster or each has all windows. Until then the faster method needs no margin."""
 EARLY_EVERY = 2
 """The same while the first choice is open, or the method in use is slower than the other was."""
 MAX_PATIENCE = 4
@@ -85,7 +87,7 @@ class _Load:
 
     measured: dict[str, _Measured]
     choice: str | None = None
-    """None: not both methods were measured."""
+    """The faster method. None until each method was measured."""
     is_sure: bool = False
     since_trial: int = 0
     """Sequences that started since the last trial."""
@@ -108,7 +110,7 @@ class DefaultMethod:
     """Chooses between two methods. `observe` gets the steps, `assign` returns the method of the sequences that start."""
 
     def __init__(self, methods: Sequence[str]) -> None:
-        """`methods`: the two of them; the first is used until both were measured."""
+        """`methods` are the two methods. The first is used until each was measured."""
         if len(set(methods)) != 2:
             raise ValueError(f"a choice is between two methods, got {', '.join(methods) or 'none'}")
         self.methods = tuple(methods)
@@ -120,13 +122,13 @@ class DefaultMethod:
         """Load that the choice is for. It follows a load that halves or doubles, and not every sequence."""
 
     def goodput(self, method: str, load: int) -> float | None:
-        """Tokens per second of one sequence by this method at about this load; None: not measured enough."""
+        """Tokens per second of one sequence by this method at about this load. None if it was not measured enough."""
         measured = self._at(load.bit_length()).measured[method]
         return measured.goodput if measured.is_known else None
 
     def observe(self, method: str, batch: int, tokens: int, seconds: float) -> None:
-        """A step without prompts, whose `batch` sequences all had this method, committed `tokens` tokens. `seconds`: since the
-        end of the step before it."""
+        """A step without prompts, whose `batch` sequences all had this method, committed `tokens` tokens. `seconds` is the time
+        since the end of the previous step."""
         if method not in self.methods or batch < 1 or seconds <= 0.0:
             return
         scale, trial = batch.bit_length(), self._trial
@@ -135,8 +137,8 @@ class DefaultMethod:
             trial.windows += 1
 
     def assign(self, count: int, load: int, available: Collection[str]) -> str:
-        """The method of `count` sequences that start together. `load`: running and waiting sequences, these included.
-        `available`: methods that can draft now."""
+        """The method of `count` sequences that start together. `load` is the number of running and waiting sequences, these
+        included. `available` are the methods that can draft now."""
         usable = [method for method in self.methods if method in available]
         if len(usable) < 2:
             self._trial = None
@@ -177,7 +179,7 @@ class DefaultMethod:
             here.choice = trial.method
 
     def _choose_first(self, here: _Load) -> None:
-        """Choose the faster method where none is chosen and both were measured."""
+        """Choose the faster method for every load that has no choice and at which each method was measured."""
         first, second = here.measured.values()
         if here.choice is None and first.is_known and second.is_known:
             here.choice = self.methods[second.goodput > first.goodput]

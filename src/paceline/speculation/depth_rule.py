@@ -12,7 +12,7 @@ from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, T
 
 
 def make_depth(config: SpeculationConfig, max_depth: int, padded: Sequence[PaddedBatch] = ()) -> DepthPolicy:
-    """`padded`: the rows of padded passes, if the engine has any."""
+    """`padded` are the rows of padded passes, if the engine has any."""
     if config.depth == "fixed" or max_depth == 0:
         return FixedDepth(max_depth)
     if config.depth == "goodput":
@@ -28,7 +28,7 @@ def make_depth(config: SpeculationConfig, max_depth: int, padded: Sequence[Padde
 
 
 def make_breaker(config: SpeculationConfig) -> Breaker:
-    """The published rules count single rounds; the others windows, by measured gain where it is known."""
+    """The published rules count single rounds. The other rules count windows, by measured gain where it is known."""
     rule = BreakerRule(trips=config.breaker_rounds)
     if config.depth in PUBLISHED_DEPTHS:
         rule = replace(rule, window=1, conditional=False)

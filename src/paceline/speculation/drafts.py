@@ -15,9 +15,9 @@ from torch.nn.functional import pad
 class DraftProbs:
     """The distributions `q` that drafted tokens were sampled from, one row per node; for rejection sampling only.
 
-    Dense rows have `ids=None` and one column per vocabulary entry. Sparse rows have token ids beside their probabilities;
-    a column with probability 0 is padding. Siblings have the same row, that of their parent: they are drawn from it one after
-    the other without replacement.
+    Dense rows have `ids=None` and one column per vocabulary entry. Sparse rows have token ids in addition to their
+    probabilities; a column with probability 0 is padding. Siblings have the same row, that of their parent: they are drawn from
+    it one after another without replacement.
     """
 
     probs: Tensor  # [N, V] or [N, M] float32, rows sum to 1
@@ -198,12 +198,13 @@ class Draft:
         return [i for i, parent in enumerate(self.parents) if parent == node]
 
     def q(self, vocab_size: int) -> Tensor | None:
-        """[len, V] distributions that the tokens were drawn from; None: one-hot."""
+        """The distributions [len, V] that the tokens were drawn from. None if they are one-hot."""
         return None if self.probs is None else self.probs.dense(self.rows, vocab_size)
 
 
 def merge_batches(batches: Sequence[DraftBatch]) -> DraftBatch:
-    """All drafts of `batches`, which share no sequence, without a cost. If one has `q`, the others get one-hot rows."""
+    """All drafts of `batches`, which share no sequence, without a cost. If a batch has `q`, batches without it get one-hot
+    rows."""
     batches = [batch for batch in batches if batch.sequence_ids]
     if not batches:
         return DraftBatch.empty()

@@ -70,7 +70,7 @@ class Progress:
     """The target's picks of the last round: after the last token committed before it, then after each verified node of the
     draft. Empty under rejection sampling: a draft must not depend on the target's randomness."""
     max_levels: int | None = None
-    """Longest useful path: one token less than the request may still generate. None: not known."""
+    """Length of the longest useful path, one token less than the request may still generate. None if it is not known."""
     allows_drafts: bool = True
     """Whether the request allows speculation."""
 
@@ -103,15 +103,15 @@ class ProposerTraits:
     """It fills a tree with as many nodes as it is granted. Near the end of a text `Progress.max_levels` bounds the length
     of its paths, and not the number of its nodes."""
     is_lazy: bool = False
-    """It observes only sequences that it is to draft for: it learns nothing from the others."""
+    """It observes only sequences that it is to draft for. It learns nothing from other sequences."""
     can_miss_steps: bool = False
-    """Steps in which no sequence of it drafts may run without `observe`: its next `Progress` tells all that it needs. Its
-    sequences then decode in graph steps while they do not draft."""
+    """Steps in which none of its sequences drafts may run without `observe`, because the next `Progress` has all that it needs.
+    Its sequences then decode in graph steps while they do not draft."""
     label: Callable[[int], str] | None = None
     """Gives the end of a sequence's traffic class, by its id. For a proposer whose drafts for some sequences are of another
-    quality, such as a second draft on trial; None: all have the same class."""
+    quality, such as a second draft on trial. None if all sequences have the same class."""
     is_available: Callable[[], bool] | None = None
-    """Tells whether it can draft for another sequence now; None: always."""
+    """Returns whether it can draft for another sequence now. None if it always can."""
     can_run_in_graph: bool = False
     """The graph executor can draft by this method on a GPU."""
     runners: "tuple[ModelRunner | EagleRunner, ...]" = ()
@@ -121,7 +121,7 @@ class ProposerTraits:
     weights: "DraftWeights | None" = None
     """The weights of the draft that it was made with, if they can be exchanged."""
     q_model: "DecoderModel | None" = None
-    """The model whose distributions its sampled drafts are drawn from; None: its drafts are one-hot, or of several models."""
+    """The model whose distributions its sampled drafts are drawn from. None if its drafts are one-hot, or of several models."""
 
 
 class Proposer(Protocol):

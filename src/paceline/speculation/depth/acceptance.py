@@ -60,7 +60,7 @@ class _Evidence:
 
 
 class Acceptance:
-    """The only writer of alpha. `window`: rounds of a category that the estimate remembers."""
+    """The only writer of alpha. `window` is the number of rounds of a category that the estimate remembers."""
 
     def __init__(self, max_depth: int, window: float = 128.0) -> None:
         if max_depth < 1 or window <= 1.0:
@@ -79,8 +79,9 @@ class Acceptance:
         path: Sequence[int] | None = None,
         age: float = 1.0,
     ) -> None:
-        """Learn from one round: the levels drafted and accepted; for a tree also the number of nodes and the accepted path.
-        A round with neither a request nor a draft changes nothing. `age`: the share of a round by which older ones decay."""
+        """Learn from the levels that one round drafted and accepted, and from the number of nodes and the accepted path of a
+        tree. A round with neither a request nor a draft changes nothing. `age` is the share of a round by which older rounds
+        decay."""
         if not 0 <= accepted <= drafted:
             raise ValueError(f"accepted must be in [0, drafted], got {accepted} of {drafted}")
         if drafted == 0 and requested == 0:

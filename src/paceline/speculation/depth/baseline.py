@@ -27,8 +27,8 @@ class Baselines:
         self._last_drafting = 0  # batch of the last step if it drafted; baselines do not count
 
     def is_due(self, batch: int, would_draft: bool, advantage: float | None = None) -> bool:
-        """Whether this step is a baseline instead of drafting. Call it once for every step. `advantage`: expected speed of
-        the drafts over plain decoding; None: not known."""
+        """Whether this step is a baseline instead of drafting. Call it once for every step. `advantage` is the expected speed
+        of the drafts over plain decoding, None if it is not known."""
         if not would_draft:
             self._last_drafting = 0
             return False

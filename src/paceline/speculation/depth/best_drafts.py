@@ -12,7 +12,7 @@ from paceline.speculation.depth.policy import Candidate, method_of
 from paceline.speculation.depth.prompt_load import PromptLoad
 
 MARGIN = 0.03
-"""Advantage over plain decoding, besides the start costs, from which drafting starts; it stops under a third of it."""
+"""Advantage over plain decoding, in addition to the start costs, from which drafting starts. It stops under a third of it."""
 
 
 class BestDrafts:
@@ -92,9 +92,9 @@ class BestDrafts:
     def _worthwhile_padded(
         self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[str, Value], next_steps: "_Prices"
     ) -> Allocation | None:
-        """The steps of a padded batch take as long for a sequence without drafts as for the others. The batch therefore drafts
-        as a whole, if that recovers the draft prefills of all its sequences together: within the horizon if other sequences
-        take their places, and within their own texts if none do."""
+        """The steps of a padded batch take as long for a sequence without drafts as for one with drafts. The batch therefore
+        drafts as a whole, if that recovers the draft prefills of all its sequences together: within the horizon if other
+        sequences take their places, and within their own texts if none do."""
         lasting = self._prices(batch, shape, self._prompts.lasting_rows_per_token(batch))
         assert lasting is not None
         best, advantage = _best_and_advantage(batch, shape, values, next_steps, lasting, set())
@@ -141,7 +141,7 @@ class BestDrafts:
 
 @dataclass(frozen=True, slots=True)
 class _Prices:
-    """Costs of drafting and seconds of a plain step, both with the prompts beside them."""
+    """Costs of drafting and seconds of a plain step, each including the prompts in the same step."""
 
     costs: Costs
     plain: float

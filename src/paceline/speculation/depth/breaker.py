@@ -85,7 +85,7 @@ class Breaker:
         return self._rule.probes if circuit.state is BreakerState.HALF_OPEN else 0
 
     def record(self, category: str, drafted: int, accepted: int, now: float, gain: float | None = None) -> None:
-        """Count one round. `gain`: the measured speed of speculation over plain decoding. A round without drafts counts only
+        """Count one round. `gain` is the measured speed of speculation over plain decoding. A round without drafts counts only
         with a gain: the policy then knew what drafts would cost and declined."""
         circuit = self._circuit(category)
         if circuit.state is BreakerState.OPEN or (drafted == 0 and gain is None):

@@ -5,16 +5,16 @@ drift. Rounds of one request resemble each other: a test that took them for inde
 request ends. The unit is therefore a sequence: n_i rounds, in a_i of which the first draft was accepted (a sequence of more
 than `UNIT` rounds counts as several).
 
-Sequences with many accepted drafts end sooner than others. Of a batch that starts together they would come first, as if
-acceptance had risen and then fallen. Units are therefore in the order of their first rounds, and one that has ended waits until
-all before it have.
+Sequences with many accepted drafts end sooner than the rest. Of a batch that starts together they would come first, as if
+acceptance had risen and then fallen. Units are therefore in the order of their first rounds, and a unit that has ended waits
+until all units before it have ended.
 
 Every few units the test tries each split of the last `KEPT` units into before and after:
 
     p = sum a / sum n        s^2 = m / (m - 2) * sum (a_i - n_i p)^2 / sum n_i^2        V = s^2 * sum n_i^2 / (sum n)^2
     z = (p_after - p_before) / sqrt(V_before + V_after)
 
-s^2, over the m units of both sides, each about its own p, measures how much sequences differ. It needs no assumption on how
+s^2, over the m units before and after, each about its own p, measures how much sequences differ. It needs no assumption on how
 similar the rounds of one sequence are. V is at least that of independent rounds, because a few units may agree by chance.
 If |z| >= `THRESHOLD` for any split whose levels differ by `MIN_CHANGE`, acceptance has changed; the change is where two
 levels fit best. The units before it are forgotten.
@@ -99,7 +99,8 @@ class DriftTest:
         self._histories: dict[str, _History] = {}
 
     def observe(self, category: str, sequence_id: int, accepted: bool) -> Change | None:
-        """Count a round with a draft; `accepted`: its first token was. Returns a change if this round proves one."""
+        """Count a round with a draft. `accepted` is true if its first token was accepted. Returns a change if this round proves
+        one."""
         unit = self._open.get(sequence_id)
         if unit is not None and unit.category != category:
             self._end(unit)
@@ -159,7 +160,7 @@ def _has_changed(history: _History) -> bool:
             continue
         squares = aa[-1] - 2.0 * (p * an[i] + q * (an[-1] - an[i])) + p * p * nn[i] + q * q * (nn[-1] - nn[i])
         spread = count / (count - 2) * max(0.0, squares) / nn[-1]
-        level = (accepted[-1] + 1.0) / (rounds[-1] + 2.0)  # of both; never 0 or 1
+        level = (accepted[-1] + 1.0) / (rounds[-1] + 2.0)  # of before and after together; never 0 or 1
         alone = level * (1.0 - level)
         variance = max(spread * nn[i] / n1, alone) / n1 + max(spread * (nn[-1] - nn[i]) / n2, alone) / n2
         if abs(q - p) >= THRESHOLD * sqrt(variance):

@@ -1,8 +1,8 @@
 """The default depth policy: the drafts with the most expected tokens per second, and none where plain decoding is faster.
 
 In each step it takes the best drafts by measured costs (`StepTime`) and alphas (`Acceptance`) if they beat the plain rate
-B / t_plain(B) by a margin (`BestDrafts`). Prompts that arrive all the time count on both sides (`PromptLoad`). At a switch to
-drafting the drafts must also recover its cost (`SwitchOnCost`, `DraftPrefillCost`).
+B / t_plain(B) by a margin (`BestDrafts`). Prompts that arrive all the time add to the time of drafting and of plain steps
+(`PromptLoad`). At a switch to drafting the drafts must also recover its cost (`SwitchOnCost`, `DraftPrefillCost`).
 
 It measures what it does not do. At depth 0 it probes (`Probing`). While it drafts, some steps are plain (`Baselines`): one
 before the first drafts of a batch of that scale, one soon after, later one in 200. A baseline by which drafting loses is
@@ -28,7 +28,7 @@ from paceline.speculation.depth.prompt_load import PromptLoad
 
 SKIPPED_STEPS = 8
 """Steps for which a decision against drafting holds while nothing is drafted and the batch stays about as large. A plain step
-changes the estimates little, and a decision takes long beside a step of a few milliseconds."""
+changes the estimates little, and a decision takes long compared with a step of a few milliseconds."""
 _BATCH_CHANGE = 8
 """Inverse share by which a batch may grow or shrink while the decision holds."""
 _MAX_AGEING = 32
@@ -42,7 +42,8 @@ class GoodputDepth:
     """The depth with the largest expected goodput, learned from the steps that it observes."""
 
     def __init__(self, max_depth: int = 8, probe_share: float = 0.01, padded: Sequence[PaddedBatch] = ()) -> None:
-        """`padded`: the shapes of padded batches. The first that covers a batch is its shape; without one it is ragged."""
+        """`padded` are the shapes of padded batches. The first that covers a batch is its shape. A batch without one is
+        ragged."""
         if max_depth < 1 or not 0.0 <= probe_share <= 0.01:
             raise InvalidConfig(
                 f"goodput needs max_depth >= 1 and probe_share in [0, 0.01]; got {max_depth}, {probe_share}"
@@ -74,8 +75,8 @@ class GoodputDepth:
     def calibrate_drafts(
         self, method: str, lines: Mapping[int, LinearCost], prefill_seconds: float | None = None
     ) -> None:
-        """Start from the draft times of a warm-up, by number of sequences, and its time of draft prefill per token; None: it is
-        learned from steps."""
+        """Start from the draft times of a warm-up, by number of sequences. `prefill_seconds` is its time of draft prefill per
+        token. If None, the policy learns that time from steps."""
         self._times.calibrate_drafts(method, lines)
         if prefill_seconds is not None:
             self._prefill.calibrate(method, prefill_seconds)
@@ -215,8 +216,8 @@ class GoodputDepth:
         return plain is not None and self.advantage * step.seconds / plain < self._drafts.min_advantage
 
     def _added_share(self, step: StepObservation) -> float:
-        """Time that probes added to the step, as a share of a plain step; 0 if that is not known. Beside drafts that pay, the
-        reference is the expected time of such a step."""
+        """Time that probes added to the step, as a share of a plain step; 0 if that is not known. If other drafts in the step
+        pay, it is compared with the expected time of the step without probes."""
         plain = self._times.plain(step.num_slots, step.context)
         is_alone = all(seen.category in self._probed for seen in step.rounds if seen.requested)
         without = plain if is_alone else self._times.expected(step)

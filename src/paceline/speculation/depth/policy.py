@@ -14,9 +14,9 @@ class RoundObservation:
     drafted: int
     accepted: int
     requested: int = 0
-    """Depth requested; a proposer may return less or nothing. 0: no request, or not known."""
+    """Depth requested. A proposer may return less or nothing. 0 if there was no request, or if it is not known."""
     num_nodes: int | None = None
-    """Nodes of a tree, whose `drafted` is its levels. None: a chain."""
+    """Number of nodes of a tree, whose `drafted` is its number of levels. None if the draft is a chain."""
     path: tuple[int, ...] | None = None
     """Accepted nodes of a tree, in draft order."""
     is_behind: bool = False
@@ -72,12 +72,12 @@ class StepObservation:
     context: int = 0
     """Tokens of the sequences that decoded; a pass reads them all."""
     slots: int | None = None
-    """Slots of a padded batch, all of them counted in `rows`; None: a ragged batch."""
+    """Slots of a padded batch, all of them counted in `rows`. None if the batch is ragged."""
     host_seconds: float | None = None
-    """Time of the host between the pass of the step before and the beginning of this one, without drafting; None: the engine
-    was idle in between, or the step before did not run on the host."""
+    """Time of the host between the pass of the previous step and the beginning of this one, without drafting. None if the
+    engine was idle in between, or if the previous step did not run on the host."""
     switch_on_seconds: float = 0.0
-    """Time in which the device was idle before this step because the step drafts and the ones before it did not."""
+    """Time in which the device was idle before this step because the step drafts and the previous steps did not."""
 
     @property
     def num_slots(self) -> int:
@@ -105,9 +105,9 @@ class Candidate(NamedTuple):
     num_tokens: int = 0
     """Tokens of the sequence, its prompt included."""
     remaining: int | None = None
-    """Tokens that the sequence may still generate; None: not known."""
+    """Tokens that the sequence may still generate. None if it is not known."""
     num_prompt: int = 0
-    """Tokens of its prompt; 0: not known."""
+    """Tokens of its prompt. 0 if it is not known."""
 
 
 class DepthPolicy(Protocol):

@@ -80,10 +80,10 @@ class Probing:
             watch.interval = max(FIRST_INTERVAL, watch.interval * _INTERVAL_DECAY)
 
     def pick(self, losses: Mapping[str, float], unsettled: Collection[str] = ()) -> str | None:
-        """The category to probe in this step: the pending one, or of those due the one unobserved for longest.
+        """The category to probe in this step. It is the pending one, or of those due the one unobserved for longest.
 
-        `losses`: what a probe of each category would lose, as a share of the step. The loss of an `unsettled` category is
-        hardly known; it waits for no interval and pays at most a moderate price.
+        `losses` is what a probe of each category would lose, as a share of the step. The loss of an `unsettled` category is
+        hardly known. Such a category waits for no interval and pays at most a moderate price.
         """
         if self._pending in losses:
             return self._pending
@@ -113,8 +113,8 @@ class Probing:
     def observe(
         self, category: str, rounds: int, accepted: int, expected: float, loss: float = 0.0, is_timed: bool = True
     ) -> None:
-        """A probing step: in `accepted` of its `rounds` the first draft was accepted; `expected` is the expected share.
-        `loss` is as in `pick`; `is_timed`: the next such step takes as long."""
+        """Count a probing step. In `accepted` of its `rounds` the first draft was accepted, and `expected` is the expected
+        share. `loss` is as in `pick`. `is_timed` is true if the next such step takes as long."""
         watch = self._watch(category)
         most = _MAX_NEW_PRICE if watch.is_new and not watch.is_untimed else _MAX_PRICE
         self._budget -= min(max(watch.price, loss / _LOSS_PER_UNIT), most)

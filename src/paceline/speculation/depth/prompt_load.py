@@ -68,8 +68,8 @@ class PromptLoad:
         self._expected = rows
 
     def is_growing(self, batch: Sequence[Candidate]) -> bool:
-        """Whether prompts make `batch` larger by more than an eighth, if none of it ends: those that are expected, and beside
-        more than a few sequences also those of the last step, since more may arrive at any time."""
+        """Whether prompts make `batch` larger by more than an eighth if none of its sequences ends. The prompts are the
+        expected ones. For more than a few sequences, those of the last step count too, since more may arrive at any time."""
         rows = self._expected if len(batch) <= _FEW_SEQUENCES else max(self._expected, self._last_rows)
         return rows > 0 and _GROWTH * rows > _lengths(batch)[0] > 0
 

@@ -98,8 +98,8 @@ class MethodChoice:
         self._used = dict.fromkeys(models, 0)
 
     def observe(self, sequence_id: int, method: str, size: int, accepted: int, open_ended: bool = False) -> None:
-        """Count a draft of `size` tokens of which `accepted` match the text. `open_ended`: they match all of the new text, so
-        that more might have matched."""
+        """Count a draft of `size` tokens of which `accepted` match the text. `open_ended` is true if they match all of the new
+        text, so that more might have matched."""
         mean, skill = self._mean(method, size), self._skill(sequence_id, method)
         expected = mean.value
         tokens = max(float(accepted), expected * skill.value) if open_ended else float(accepted)

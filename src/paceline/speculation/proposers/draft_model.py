@@ -34,8 +34,9 @@ class DraftModelProposer:
         max_gap: int | None = None,
         branches: int = 1,
     ) -> None:
-        """`max_rows`, `num_proposable`, `vocab_size`: see `ModelDrafter`. `max_gap`: missing tokens that a step may compute;
-        None: as many as one pass. `branches`: most children of a node; 1: chains."""
+        """`ModelDrafter` describes `max_rows`, `num_proposable` and `vocab_size`. `max_gap` is the number of missing tokens
+        that a step may compute, by default as many as one pass computes. `branches` is the most children of a node. With 1 the
+        drafts are chains."""
         self.drafter = ModelDrafter(runner, max_rows, num_proposable, vocab_size, _sample_dense, prefix_caching)
         self.max_gap = max_gap or max_rows
         """Tokens of draft prefill within one step."""

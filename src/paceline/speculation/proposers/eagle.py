@@ -94,13 +94,14 @@ class EagleProposer:
         return starts, self._cache.take_prefill()
 
     def blocks(self, sequence_id: int, num_slots: int) -> Sequence[int] | None:
-        """Blocks of a sequence that the graph executor drafts for, for `num_slots` slots; None: the cache is full."""
+        """Blocks of a sequence that the graph executor drafts for, for `num_slots` slots. None if the cache is full."""
         tables = self._cache.tables
         return tables.blocks(sequence_id) if tables.grow(sequence_id, num_slots) else None
 
     @torch.inference_mode()
     def end_graph(self, sequence_id: int, num_cached: int, fresh: Hidden) -> None:
-        """Take a sequence back. Its cache has `num_cached` slots; `fresh`: states of the committed tokens after them."""
+        """Take a sequence back. Its cache has `num_cached` slots, and `fresh` are the states of the committed tokens after
+        them."""
         self._cache.resume(sequence_id, num_cached, fresh)
 
     def _label(self, sequence_id: int) -> str:

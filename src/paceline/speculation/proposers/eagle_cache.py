@@ -82,7 +82,7 @@ class EagleCache:
     tokens shifted by one; the first token is part of the salt."""
 
     def __init__(self, runner: EagleRunner, max_rows: int, prefix_caching: bool) -> None:
-        """`max_rows`: committed tokens that one call computes."""
+        """`max_rows` is the most committed tokens that one call computes."""
         self.sequences: dict[int, EagleSequence] = {}
         self.pending = PendingStates()
         self.tables = BlockTables(runner.num_blocks, prefix_caching)
@@ -104,8 +104,8 @@ class EagleCache:
         self.tables.close(sequence_id)
 
     def resume(self, sequence_id: int, num_cached: int, fresh: Hidden) -> None:
-        """Continue a sequence whose first `num_cached` slots the graph executor computed; `fresh`: states of the committed
-        tokens after them."""
+        """Continue a sequence whose first `num_cached` slots the graph executor computed. `fresh` are the states of the
+        committed tokens after them."""
         sequence = self.sequences.get(sequence_id)
         if sequence is None or sequence_id not in self.tables:
             return
@@ -116,7 +116,7 @@ class EagleCache:
         self._publish(sequence)
 
     def newest_state(self, sequence: EagleSequence) -> Hidden | None:
-        """A copy of the state before the newest token; None: it was not observed."""
+        """A copy of the state before the newest token. None if it was not observed."""
         sequence_id = sequence.progress.sequence_id
         if self.pending.end(sequence_id) != len(sequence.progress.ids) - 1:
             return None

@@ -1,4 +1,4 @@
-"""The proposer `layer_skip`: the first layers of the target draft. No second model, no second cache."""
+"""The proposer `layer_skip`: the first layers of the target draft. It needs no second model and no second cache."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class LayerSkipProposer:
     """
 
     def __init__(self, target: ModelRunner, tables: BlockTables, num_layers: int) -> None:
-        """`tables`: the target's block tables."""
+        """`tables` are the target's block tables."""
         self._target, self._tables = target, tables
         self._progress: dict[int, Progress] = {}
         self.exit_after(num_layers)

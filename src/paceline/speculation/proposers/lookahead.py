@@ -30,7 +30,9 @@ class NgramPool:
         if per_key < 1 or max_keys < 1:
             raise ValueError(f"need per_key >= 1 and max_keys >= 1, got {per_key} and {max_keys}")
         self._per_key, self._max_keys = per_key, max_keys
-        self._ngrams: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()  # first token -> the others
+        self._ngrams: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = (
+            OrderedDict()
+        )  # first token -> the tokens after it
 
     def __len__(self) -> int:
         return sum(len(ngrams) for ngrams in self._ngrams.values())

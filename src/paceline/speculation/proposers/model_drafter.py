@@ -104,8 +104,9 @@ class ModelDrafter(Generic[Q]):
         sample_q: Callable[[Tensor, Sequence[RowContext]], Iterable[tuple[int, Q]]],
         prefix_caching: bool = True,
     ) -> None:
-        """`max_rows`: rows of one pass. `num_proposable`: token ids below it exist in both vocabularies. `vocab_size`: size of
-        the target's vocabulary. `sample_q`: samples a token per row of logits, and returns it with its distribution."""
+        """`max_rows` is the most rows of one pass. Token ids below `num_proposable` exist in the target's and in the draft's
+        vocabulary. `vocab_size` is the size of the target's vocabulary. `sample_q` samples a token per row of logits, and
+        returns it with its distribution."""
         self.runner = runner
         self.max_rows = max_rows
         self.num_proposable = num_proposable
@@ -125,7 +126,7 @@ class ModelDrafter(Generic[Q]):
         return sequence.id in self.tables
 
     def has_room(self, sequence: DraftSequence | None, num_tokens: int) -> bool:
-        """Whether `num_tokens` of the sequence fit into the window and the cache. None: a sequence without blocks."""
+        """Whether `num_tokens` of the sequence fit into the window and the cache. `sequence` is None if it has no blocks."""
         held = len(self.tables.blocks(sequence.id)) if sequence is not None and self.is_open(sequence) else 0
         return self.is_in_window(num_tokens) and blocks_for(num_tokens) - held <= self.num_free_blocks
 
@@ -233,7 +234,7 @@ class ModelDrafter(Generic[Q]):
         return chosen
 
     def fork(self, sequence: DraftSequence, child: DraftSequence) -> None:
-        """Let `child` share the cache of the tokens that both have in common."""
+        """Let `child` share the cache of the tokens that it has in common with its parent."""
         shared = min(sequence.num_cached, len(child.ids) - 1)
         if not self.is_open(sequence) or shared < sequence.num_committed:
             return  # `child` starts from the prefix cache

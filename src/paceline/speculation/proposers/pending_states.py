@@ -31,8 +31,8 @@ class PendingStates:
         return sum(self._rows.values())
 
     def add(self, sequence_id: int, hidden: Hidden, keep: bool) -> None:
-        """Add states. `keep`: they are not used at once. They are views of the states of a whole step, which is not to stay in
-        memory for them."""
+        """Add states. `keep` is true if they are not used at once. Large views are then copied, so that they do not keep the
+        states of a whole step in memory."""
         hidden = _tail(hidden, self._sequence_rows)
         parts = self._parts.setdefault(sequence_id, deque())
         is_view = keep and _is_small_view(hidden)

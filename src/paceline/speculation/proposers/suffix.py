@@ -31,8 +31,8 @@ MAX_FOLLOWERS = 64
 
 
 def grow(automaton: SuffixAutomaton, context: tuple[int, int], budget: int, is_chain: bool = False) -> DraftTree:
-    """The `budget` most probable nodes after `context` (state, length), best first; none below `MIN_PROBABILITY`. `is_chain`:
-    of every node only the most probable child."""
+    """The `budget` most probable nodes after `context` (state, length), best first, none below `MIN_PROBABILITY`. With
+    `is_chain` every node gets only its most probable child."""
     if is_chain:
         return _grow_chain(automaton, context, budget)
     tokens: list[int] = []
@@ -162,8 +162,8 @@ class SuffixProposer:
     traits = ProposerTraits()
 
     def __init__(self, max_tokens: int = MAX_TOKENS, is_chain: bool = False) -> None:
-        """`max_tokens`: recent outputs to keep, besides the texts of running sequences. `is_chain`: draft chains, for a target
-        that verifies no trees."""
+        """`max_tokens` limits the recent outputs to keep, in addition to the texts of running sequences. `is_chain` drafts
+        chains, for a target that verifies no trees."""
         self._is_chain = is_chain
         self._outputs = RecentOutputs(max_tokens)
         self._sequences: dict[int, _Sequence] = {}

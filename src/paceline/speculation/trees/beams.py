@@ -63,8 +63,8 @@ class Beams:
         self._contexts, self._positions = facts.repeat_interleave(width, 0).unbind(1)  # [S * W] each
 
     def grow(self, states: Tensor, rules: Sequence[RankRules]) -> list[Level]:
-        """One level for each of `rules`, from the states of the last slots [S, D]. Rules of level 0 have S rows, the others
-        S * W."""
+        """One level for each of `rules`, from the states of the last slots [S, D]. Rules of level 0 have S rows, those of later
+        levels S * W."""
         levels = [
             self._children(states, rules[0], torch.zeros(self._count, 1, dtype=torch.int64, device=states.device))
         ]

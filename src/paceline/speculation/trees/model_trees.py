@@ -44,14 +44,14 @@ class _Lane:
 
 
 class ModelTrees(Generic[Q]):
-    """Grows trees best first, level by level; one pass computes a level of all trees.
+    """Grows trees best first, level by level. One pass computes a level of all trees.
 
-    The best child of a node continues the lane of its parent, the others fork it. Lanes are kept until `commit`, so that the
-    cache of an accepted path is computed once, whichever path it is.
+    The best child of a node continues the lane of its parent, its other children fork it. Lanes are kept until `commit`, so
+    that the cache of an accepted path is computed once, whichever path it is.
     """
 
     def __init__(self, drafter: ModelDrafter[Q], branches: int = BRANCHES) -> None:
-        """`branches`: most children of a node."""
+        """`branches` is the most children of a node."""
         self._drafter, self._branches = drafter, branches
         self._lanes: defaultdict[int, list[DraftSequence]] = defaultdict(list)
         """Forks by sequence."""

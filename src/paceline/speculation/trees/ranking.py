@@ -92,9 +92,9 @@ def _best(
 class RankRules:
     """The parameters that rank R rows, as tensors: `best` reads no value on the host, so a device need not wait."""
 
-    temperature: Tensor | None  # [R, 1]; None: 1 everywhere
+    temperature: Tensor | None  # [R, 1]. None if it is 1 everywhere
     noise: Tensor | None  # [R, V'] or [1, V'], 0 for rows without
-    top_k: Tensor | None  # [R, 1] int64; None: no row truncates
+    top_k: Tensor | None  # [R, 1] int64. None if no row truncates
     top_p: Tensor | None  # [R, 1], above 1: off
     min_p: Tensor | None  # [R, 1] log; -inf: off
 

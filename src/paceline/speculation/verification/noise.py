@@ -42,7 +42,8 @@ def gumbel(keys: Sequence[NoiseKey], purpose: Purpose, vocab_size: int, device: 
 
 
 def gumbel_at(keys: Sequence[NoiseKey], purpose: Purpose, tokens: Tensor) -> Tensor:
-    """[R, M] float32 for tokens [R, M]: the same values as the columns of `gumbel`, without computing the others."""
+    """The noise [R, M] of tokens [R, M], in float32. It equals the columns of `gumbel`, whose other columns are not
+    computed."""
     return _gumbel(_mix(_avalanche(tokens.to(torch.int32)), _words(keys, purpose, tokens.device)))
 
 

@@ -120,7 +120,7 @@ class SchemaChecker:
         return json.dumps([self._tokenizer_json(), self._eos_ids, self._vocab_size, self._check_seconds])
 
     def _exchange(self, line: str, seconds: float) -> str | None:
-        """The answer to a line; None: the process ended, or was ended after `seconds`."""
+        """The answer to a line. None if the process ended, or was ended after `seconds`."""
         process = self._process
         assert process is not None
         assert process.stdin is not None

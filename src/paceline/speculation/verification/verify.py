@@ -1,7 +1,7 @@
 """Verification: the accepted part of each draft, and the token after it.
 
-`coupled` compares drafts with the target's own picks; `rejection` accepts by probability. With both, the text has the
-target's distribution; with `coupled` it is the same text as without drafts. Greedy is either rule with a one-hot `p`:
+`coupled` compares drafts with the target's own picks. `rejection` accepts by probability. By either rule the text has the
+target's distribution. With `coupled` it is the same text as without drafts. Greedy decoding is either rule with a one-hot `p`:
 a token is accepted if it is the arg-max.
 """
 
@@ -41,8 +41,8 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a round. `path`: the accepted nodes in order. `tokens`: theirs and the target's own token after them, which
-    is *recovered* after a rejection and *bonus* after a draft that was accepted whole (`origins`)."""
+    """The result of a round. `path` has the accepted nodes in order. `tokens` are their tokens and the target's own token after
+    them, which is *recovered* after a rejection and *bonus* after a draft that was accepted whole (`origins`)."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]

@@ -13,7 +13,7 @@ from paceline.speculation.depth.policy import StepObservation
 WINDOW = 32
 """Steps remembered of each kind; their median counts, so that single pauses do not."""
 LEAST = 2
-"""Steps of a kind before its time is used. Beside drafts that clearly pay, few steps are plain."""
+"""Number of steps of a kind before its time is used. It is low because few steps are plain while drafts clearly pay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class HostTime:
     def __init__(self) -> None:
         self._seen: dict[_Kind, deque[float]] = {}
         self._last: _Kind | None = None
-        """Kind of the step before; None: it tells nothing."""
+        """Kind of the previous step. None if the previous step is not measured."""
 
     def observe(self, step: StepObservation) -> None:
         if step.host_seconds is not None and self._last is not None and not step.prefill_rows:

@@ -47,8 +47,8 @@ class DraftPrefillCost:
         self._calibrated[method] = seconds
 
     def prompt_seconds(self, methods: Iterable[str]) -> float:
-        """Time per token that draft prefill adds to the target's passes over prompts, beside which it runs. The highest of
-        these methods; 0 if a warm-up measured none."""
+        """Time per token that draft prefill adds to the target's passes over prompts, which run at the same time. It is the
+        highest time of these methods, 0 if a warm-up measured none."""
         return max([self._calibrated.get(method, 0.0) for method in methods], default=0.0)
 
     def observe(self, step: StepObservation) -> None:
@@ -103,7 +103,7 @@ class DraftPrefillCost:
 
 
 class SwitchOnCost:
-    """Learns the time, besides draft prefill, that a batch loses when it changes from plain steps to drafting.
+    """Learns the time, in addition to draft prefill, that a batch loses when it changes from plain steps to drafting.
 
     The steps of a switch may run on a slower path, and the whole batch takes it. The cost is kept by scale (power of two) of
     the batch. A scale without a switch uses the nearest: in proportion for a smaller batch, and as it is for a larger one,
@@ -116,7 +116,7 @@ class SwitchOnCost:
         self._seconds, self._batch = 0.0, 0
 
     def observe(self, step: StepObservation, expected: float | None) -> None:
-        """`expected`: the time of such a step once drafts are up to date, if known."""
+        """`expected` is the time of such a step once drafts are up to date, if it is known."""
         if not step.drafting:
             self._end_switch()
             self._idle_steps += 1

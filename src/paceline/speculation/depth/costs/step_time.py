@@ -192,7 +192,7 @@ class StepTime:
         return self._host.plain(batch)
 
     def costs(self, slots: int, context: int = 0, is_padded: bool = False) -> Costs | None:
-        """The cost of drafting for `slots` sequences; None until both a pass and a draft were measured."""
+        """The cost of drafting for `slots` sequences. None until a pass and a draft were measured."""
         curve = self._curve(drafting=True)
         lines = {method: line for method, draft in self._drafts.items() if (line := draft.line(slots)) is not None}
         if curve is None or not lines:
@@ -232,7 +232,7 @@ class StepTime:
             is_mature = bucket.weight >= WINDOW / 2.0
             limit = 1.5 if is_mature or bucket.is_warm else 4.0
             bucket.weight = min(WINDOW, bucket.weight + 1.0)
-            # Geometric means: both factors are powers of the same ratio, so noise cannot push scale and bucket apart.
+            # Geometric means: the two factors are powers of the same ratio, so noise cannot push scale and bucket apart.
             ratio = min(max(seconds / expected, 1.0 / limit), limit)
             learned = ratio ** (1.0 / bucket.weight)
             shared = learned**SHARED if is_mature else 1.0
