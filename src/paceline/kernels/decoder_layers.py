@@ -73,7 +73,8 @@ class DecoderShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
-    """Weights of a layer and its cache; None: the architecture has no such weight. `next_norm`: the norm after the layer."""
+    """Weights of a layer, and its cache. A weight that the architecture does not have is None. `next_norm` is the norm after
+    the layer."""
 
     qkv: PackedWeight
     output: PackedWeight
@@ -125,7 +126,7 @@ class DecoderLayers:
         state_layers: Sequence[int],
     ) -> Mapping[int, Tensor]:
         """Compute all layers in place: `hidden` [T, D] becomes the last hidden state and `normed` its norm. Returns the hidden
-        states that enter `state_layers`. `rotary`: cos and sin [T, hd/2] of each rotary table."""
+        states that enter `state_layers`. `rotary` has cos and sin [T, hd/2] of each rotary table."""
         angles = [tensor for pair in rotary for tensor in pair]
         assert all(tensor.is_contiguous() for tensor in (hidden, normed, *angles, layout.slots, layout.block_tables))
         assert layout.starts.dtype is layout.context_lens.dtype is layout.block_tables.dtype is torch.int32

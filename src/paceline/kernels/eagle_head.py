@@ -60,7 +60,7 @@ class HeadWeights:
 
     shape: DecoderShape
     layer: LayerWeights
-    """`next_norm`: the norm before `vocabulary`."""
+    """Its `next_norm` is the norm before `vocabulary`."""
     embedding: PackedWeight  # [V, D]
     fc: PackedWeight  # [D, N D]
     vocabulary: PackedWeight  # [V', D]
@@ -68,7 +68,7 @@ class HeadWeights:
     hidden_norm: Tensor  # [D]
     cos: Tensor  # [max_position, hd / 2]
     sin: Tensor
-    ids: Tensor | None  # [V'] int64: the token of each column; None: the column
+    ids: Tensor | None  # [V'] int64: the token of each column. None if it is the number of the column
     is_residual_normed: bool
 
 
@@ -137,8 +137,8 @@ class EagleHead:
     def grow(
         self, states: Tensor, roots: Sequence[TreeRoot], width: int, branches: int
     ) -> list[tuple[list[int], list[int]]]:
-        """(tokens, parents) of each tree, best node first, from the states of the last cached slots [S, D]. `width`: nodes of a
-        level that get children; `branches`: children of each."""
+        """Returns (tokens, parents) of each tree, best node first, from the states of the last cached slots [S, D]. `width`
+        nodes of a level get children, `branches` children each."""
         assert states.is_contiguous()
         assert states.dtype is torch.float32
         forest = self._forest(roots, width, branches, states.data_ptr())

@@ -38,9 +38,9 @@ class PassSize:
     rows: int
     sequences: int
     rows_each: int
-    """Rows of every sequence; `rows`: each may have any number of them."""
+    """Number of rows of every sequence. If it equals `rows`, each sequence may have any number of rows."""
     few_rows: int = 1
-    """Rows of sequences that decode beside prompts."""
+    """Rows of each sequence that decodes in a pass with prompts."""
     num_decoding: int = 0
     """Sequences that decode, if they are the first ones, have `few_rows` rows each, and every prompt has more; 0: unknown."""
 
@@ -59,9 +59,8 @@ class AttentionLayout:
     starts: "Tensor"  # [S + 1] int32
     context_lens: "Tensor"  # [S] int32, tokens cached before this pass
     block_tables: "Tensor"  # [S, max_blocks] int32, unused entries 0
-    ancestors: "Tensor | None" = (
-        None  # [T] int64 bitmask over the rows of the sequence; -1: all earlier rows; None: all sequences are chains
-    )
+    # [T] int64 bitmask over the rows of the sequence. -1 stands for all earlier rows. None if all sequences are chains.
+    ancestors: "Tensor | None" = None
     long_prompts: tuple[LongPrompt, ...] = ()
     """Sequences with more than `LONG_ROWS` rows, as the host knows them."""
 

@@ -39,8 +39,9 @@ def sample(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
 def rank_sampled(
     logits: Tensor, rows: Sequence[SampledRow], is_noisy: Sequence[bool], ids: Tensor | None, count: int
 ) -> tuple[Tensor, Tensor]:
-    """(columns, log confidence) [R, count] of the best tokens, best first; -inf: the parameters keep fewer. `is_noisy`: rank by
-    score and noise. `ids` [V']: the token of each column; None: the column."""
+    """Returns (columns, log confidence) [R, count] of the best tokens, best first. A confidence is -inf where the parameters
+    keep fewer tokens. `is_noisy` ranks by score and noise. `ids` [V'] has the token of each column. None if it is the number of
+    the column."""
     assert count <= MAX_RANKED
     noisy = array("i", is_noisy)
     columns, confidences = torch.empty(len(rows), count, dtype=torch.int64), torch.empty(len(rows), count)

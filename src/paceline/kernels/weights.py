@@ -69,7 +69,7 @@ class FourBit(Grouped):
     """A matrix of a checkpoint whose layers have 4 bits; GPUs keep the codes. Codes of int8 are twice the values of MXFP4."""
 
     stored_group: int = 32
-    """Inputs per scale in the file, a multiple of `group`: the scales of its groups are equal."""
+    """Inputs per scale in the file. It is a multiple of `group`, and the scales of its groups are equal."""
     scale_dtype: torch.dtype = torch.bfloat16
     """Type of the scales in the file, 16 bits."""
 

@@ -14,7 +14,7 @@ def crc32(data: memoryview) -> int:
 
 
 def copy_crc32(data: memoryview, copy: memoryview) -> int:
-    """CRC-32 of `data`, which is copied to `copy` in the same pass. Both have the same size and do not overlap."""
+    """CRC-32 of `data`, which is copied to `copy` in the same pass. `data` and `copy` have the same size and do not overlap."""
     if copy.nbytes != data.nbytes or copy.readonly:
         raise ValueError(
             f"cannot copy {data.nbytes} bytes to {copy.nbytes}{' read-only' if copy.readonly else ''} bytes"

@@ -50,7 +50,7 @@ class _Outputs(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelWeights:
-    """What a pass reads besides the layers."""
+    """What a pass reads in addition to the layers."""
 
     embedding: PackedWeight  # [V, D]
     head: PackedWeight  # [V, D]
@@ -104,7 +104,7 @@ class DecoderPass:
         samplers: Sequence[Sampler] | None = None,
     ) -> PassOutput:
         """Compute the rows. `state_layers` are layers whose hidden states are returned, in ascending order; the number of all
-        layers is the state before the final norm. `samplers`: return the picks of each sequence in place of logits."""
+        layers is the state before the final norm. With `samplers` it returns the picks of each sequence in place of logits."""
         for values, limit in zip((rows.tokens, rows.positions), self._limits, strict=True):
             if min(values) < 0 or max(values) >= limit:  # native code would read beyond a table
                 raise IndexError(f"token ids and positions must be in [0, {limit})")

@@ -117,7 +117,7 @@ def available() -> bool:
 
 
 def supports(x: Tensor) -> bool:
-    """Whether native kernels can process `x`: float32 on the CPU without a gradient."""
+    """Whether native kernels can process `x`, which must be float32 on the CPU without a gradient."""
     return x.is_cpu and x.dtype is torch.float32 and not x.requires_grad and library() is not None
 
 

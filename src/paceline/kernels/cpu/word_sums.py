@@ -9,8 +9,8 @@ from paceline.kernels.cpu import native
 
 
 def word_sum(words: Tensor) -> int:
-    """Sum of `words[i] * (2 i + 1)` as an unsigned integer. `words`: contiguous int64 on the CPU. Releases the interpreter
-    lock."""
+    """Sum of `words[i] * (2 i + 1)` as an unsigned integer. `words` is contiguous int64 on the CPU. The call releases the
+    interpreter lock."""
     library = native.library()
     if library is None:
         return int(word_sum_reference(words)) % 2**64

@@ -162,7 +162,7 @@ def _exponents(scales: Tensor) -> Tensor | None:
 
 
 def _padded(words: Tensor, multiple: int) -> Tensor:
-    """[N, C] to [C, N], both padded."""
+    """Turns [N, C] into [C, N]. N and C are padded."""
     outputs, columns = words.shape
     return pad(words, (0, -columns % multiple, 0, -outputs % TILE)).t().contiguous()
 

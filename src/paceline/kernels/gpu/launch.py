@@ -1,8 +1,8 @@
 """Programmatic dependent launch (PDL): programs of a kernel may start before the previous kernel has ended.
 
 `gdc_wait` returns when all earlier work in the stream is done and visible. Memory that another kernel writes must not be read
-or written before it. `gdc_launch` allows the programs of the next kernel to start; it guarantees nothing about memory. Both
-do nothing on devices older than Hopper and in the interpreter.
+or written before it. `gdc_launch` allows the programs of the next kernel to start; it guarantees nothing about memory. The two
+functions do nothing on devices older than Hopper and in the interpreter.
 """
 
 import os

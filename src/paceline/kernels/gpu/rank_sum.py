@@ -1,10 +1,10 @@
 """A sum over ranks whose memory all of them can access.
 
-Every rank writes its values to its own memory, marks that it has done so, waits for the marks of the others and adds all values
-in the order of the ranks. Program i of a rank waits for program i of the others only. A turn number marks what is written. It
-is in device memory, so that a captured launch continues where the one before it ended. Every program has a part of the memory
-of its own, whatever the type of the values, with two halves for consecutive turns: a program that is a turn ahead does not
-overwrite what another rank still reads.
+Every rank writes its values to its own memory, marks that it has done so, waits for the marks of the other ranks and adds all
+values in the order of the ranks. Program i of a rank waits for program i of every other rank only. A turn number marks what is
+written. It is in device memory, so that a captured launch continues where the one before it ended. Every program has a part of
+the memory of its own, whatever the type of the values, with two halves for consecutive turns: a program that is a turn ahead
+does not overwrite what another rank still reads.
 """
 
 import triton

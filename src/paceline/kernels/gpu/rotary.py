@@ -40,8 +40,8 @@ def rotate_and_store(
     first_row: int = 0,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """q [T, H, hd], rotated in place: a view of `qkv`. Keys and values are stored in the caches, rounded to the type of
-    `qkv` and then to that of the cache; float8 saturates. Rows from `starts[S]` on are ignored. `first_row`: as in
+    """Returns q [T, H, hd], rotated in place, as a view of `qkv`. Keys and values are stored in the caches, rounded to the type
+    of `qkv` and then to that of the cache; float8 saturates. Rows from `starts[S]` on are ignored. `first_row` is as in
     `paged_attention`."""
     assert qkv.is_contiguous()
     assert key_cache.is_contiguous()

@@ -64,7 +64,8 @@ def tile_for(rows: int, outputs: int, inputs: int, itemsize: int, is_paired: boo
 
 
 def router_tile(rows: int, outputs: int, inputs: int) -> Tile | None:
-    """The tile of a product with few outputs, whose columns are split so that many programs share them; None: as `tile_for`."""
+    """The tile of a product with few outputs, whose columns are split so that many programs share them. None if `tile_for`
+    decides."""
     if rows > 64:
         return None
     return Tile(16, 128, 1, 4, splits=max(1, min(8, inputs // 256)))

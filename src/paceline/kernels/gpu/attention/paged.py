@@ -30,8 +30,8 @@ def paged_attention(
     first_row: int = 0,
     sinks: Tensor | None = None,  # [H]: one more score of each head, without a value
 ) -> Tensor:
-    """[T, H * hd], for the layout described by `AttentionLayout`. Rows from `starts[S]` on are not written. `first_row`:
-    rows of each sequence's tree that earlier passes have computed; this pass continues after them."""
+    """Returns [T, H * hd], for the layout described by `AttentionLayout`. Rows from `starts[S]` on are not written. Earlier
+    passes have computed the first `first_row` rows of each sequence's tree; this pass continues after them."""
     rows, heads, width = q.shape
     assert rows == plan.num_rows
     assert len(context_lens) == plan.num_sequences

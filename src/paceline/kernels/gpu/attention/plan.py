@@ -95,11 +95,11 @@ def attention_plan(
     scratch: AttentionScratch | None = None,
     is_uniform: bool = False,
 ) -> AttentionPlan:
-    """The plan for passes of `num_rows` rows over `num_sequences` sequences, with up to `max_rows` rows each; exactly as many
-    if `is_uniform`, so that a program need not search for its sequence.
+    """The plan for passes of `num_rows` rows over `num_sequences` sequences, with up to `max_rows` rows each. With `is_uniform`
+    each has exactly `max_rows`, so that a program need not search for its sequence.
 
-    Sequences with more rows are computed correctly but more slowly. `num_splits` None: enough to fill the device. `scratch`
-    None: new memory.
+    Sequences with more rows are computed correctly but more slowly. If `num_splits` is None, there are enough splits to fill
+    the device. If `scratch` is None, the plan gets new memory.
     """
     group = num_heads // num_kv_heads
     is_few = max_rows <= FEW_ROWS
@@ -115,7 +115,7 @@ def attention_plan(
         each = 1 if is_few else -(-max_rows // tile_rows)
         busy = min(num_tiles, num_sequences * each) * num_kv_heads
         processors = _multiprocessors(torch.device(device))
-        # Beside prompts, the scratch memory has room for the tiles of all rows
+        # In a pass with prompts, the scratch memory has room for the tiles of all rows
         is_alone = is_few and num_rows <= num_sequences * max_rows
         waves = _WAVES if not is_alone else _FEW_WAVES if busy < _FILLED_WAVES * processors else 1
         most = max(1, min(MAX_SPLITS, waves * processors // busy))
@@ -154,8 +154,8 @@ def ragged_plan(
     few_rows: int = 1,
     num_decoding: int = 0,
 ) -> AttentionPlan:
-    """The plan for passes of prompts beside sequences that decode: one launch for each. `few_rows` and `num_decoding` as in
-    `PassSize`: the contexts of sequences whose rows are known are split as in passes without prompts."""
+    """The plan for passes with prompts and with sequences that decode, with one launch for each. `few_rows` and `num_decoding`
+    are those of `PassSize`. The contexts of sequences whose rows are known are split as in passes without prompts."""
     scratch = scratch or AttentionScratch(device)
     heads = num_heads, num_kv_heads, head_dim
     plan = attention_plan(num_rows, num_sequences, num_rows, *heads, device, scratch=scratch)

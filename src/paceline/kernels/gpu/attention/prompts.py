@@ -62,7 +62,7 @@ def attend_long_prompt(
 
 
 def _gathered(cache: Tensor, blocks: Tensor, length: int, size: int = 0) -> Tensor:
-    """[length, KV, hd]: the first slots of these blocks. Zeros follow up to `size`: slots after the end may hold NaN."""
+    """The first slots [length, KV, hd] of these blocks. Zeros follow up to `size`, since slots after the end may hold NaN."""
     slots = torch.empty(max(size, len(blocks) * BLOCK_SIZE), *cache.shape[2:], dtype=cache.dtype, device=cache.device)
     torch.index_select(cache, 0, blocks, out=slots[: len(blocks) * BLOCK_SIZE].view(-1, *cache.shape[1:]))
     slots[length:] = 0
@@ -80,7 +80,7 @@ def prompt_attention(
     sums: Tensor | None = None,  # [H, num_rows or more] float32
 ) -> None:
     """Write the rows `first_row` to `first_row + num_rows` of `out`. They are the last of `L` tokens, and each attends to all
-    tokens up to itself. `sums`: receives the natural logarithms of the sums of every row."""
+    tokens up to itself. `sums` receives the natural logarithms of the sums of every row."""
     heads, width = q.shape[1], q.shape[2]
     length, kv_heads = keys.shape[0], keys.shape[1]
     assert keys.is_contiguous()

@@ -21,8 +21,8 @@ def copy_rows(
     row_bytes: int,
     device: torch.device,
 ) -> None:
-    """Copy row `read[i]` of every plane to row `written[i]` of its target. `sources`, `targets`: addresses of the planes;
-    `strides`: bytes from one row to the next of the sources and of the targets."""
+    """Copy row `read[i]` of every plane to row `written[i]` of its target. `sources` and `targets` are the addresses of the
+    planes. `strides` are the bytes from a row to the next in the sources and in the targets."""
     words, (source_stride, target_stride) = row_bytes // 8, strides
     assert not any(size % 8 for size in (row_bytes, *strides))
     values = [*sources, *targets, *read, *written]

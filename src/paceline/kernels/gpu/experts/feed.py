@@ -36,7 +36,7 @@ class ExpertTile:
     block_rows: int
     """Pairs of one program."""
     outputs: int
-    """Outputs of a strip, both of a pair of gate and up counted."""
+    """Number of outputs of a strip. A pair of gate and up counts as two."""
     inputs: int
     warps: int
     stages: int

@@ -3,7 +3,8 @@
     route   the experts of each row and their weights
     sort    pairs by expert, and blocks of up to `block_rows` pairs of one expert
 
-The number of blocks depends on the routing; a launch has as many programs as there can be blocks, and the others end at once.
+The number of blocks depends on the routing. A launch has as many programs as there can be blocks, and programs without a block
+end at once.
 """
 
 from dataclasses import dataclass

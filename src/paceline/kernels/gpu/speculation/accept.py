@@ -22,7 +22,7 @@ class DeviceState:
     """State of B sequences that a step needs to start without the host."""
 
     lengths: Tensor  # [B] int32, committed tokens
-    last: Tensor  # [B, 2] int64, the last two tokens, newest second; after a draft accepted whole, a draft model lacks both
+    last: Tensor  # [B, 2] int64, the last two tokens, newest second; a draft model lacks these if a draft was accepted whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +45,7 @@ def accept_chains(
     active: Tensor,  # [S] bool
     state: DeviceState,
     out: Accepted | None = None,
-    slots: Tensor | None = None,  # [B] int64, all different; None: sequence i is in slot i
+    slots: Tensor | None = None,  # [B] int64, all different. None if sequence i is in slot i
 ) -> Accepted:
     """Write `out`, by sequence, and update `state`: length += accepted + 1. The state of inactive slots does not change."""
     batch, depth = len(picks), drafts.shape[1]

@@ -16,7 +16,7 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.speculation.ranking import Branches
 
 _CHUNK = 16
-"""Candidates compared with all others at a time."""
+"""Number of candidates that are compared with all other candidates at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -55,7 +55,7 @@ def head_places(batch: int, rows: int, levels: int, width: int, device: torch.de
 
 def place_fresh(lengths: Tensor, fresh: FreshStates, out: HeadPlaces, max_position: int) -> None:
     """Write the positions of the fresh states and of the levels after them to `out`, and count the states as cached.
-    `max_position`: as in `place_rows`."""
+    `max_position` is as in `place_rows`."""
     batch, rows = fresh.tokens.shape
     levels, wide = out.level_positions.shape
     width = wide // batch

@@ -15,10 +15,10 @@ def join_norms(
     states: Tensor,  # [R, D]
     state_norm: Tensor,  # [D]
     eps: float,
-    rows: Tensor | None = None,  # [T] int64, row of each token's state; None: in order
+    rows: Tensor | None = None,  # [T] int64, row of each token's state. None if they are in order
     keep_normed: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """(the input [T, 2 D], the residual [T, D]: the states, or the normed states with `keep_normed`)."""
+    """Returns the input [T, 2 D] and the residual [T, D], which is the states, or the normed states with `keep_normed`."""
     count, width = len(tokens), states.shape[1]
     assert table.shape[1] == width
     assert table.is_contiguous()

@@ -20,8 +20,8 @@ _NONE = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
 """Key of an empty entry."""
 
 RankKind = Literal["greedy", "sampled", "ranked"]
-"""Scores of a row. `greedy`: the logits. `sampled`: logits / T + G. `ranked`: logits that were scaled and truncated
-before, with columns of their own per row, plus G."""
+"""Scores of a row. `greedy` takes the logits, `sampled` takes logits / T + G. `ranked` takes logits that were scaled and
+truncated before, with columns of their own per row, plus G."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +55,7 @@ def rank_scratch(num_rows: int, num_columns: int, count: int, device: torch.devi
 
 def rank_rows(
     logits: Tensor,  # [R, V] float32, bfloat16 or float16
-    ids: Tensor | None,  # [V] int64, token of each column; [R, V] if "ranked"; None: the column number
+    ids: Tensor | None,  # [V] int64, token of each column; [R, V] if "ranked". None if it is the number of the column
     kind: RankKind,
     temperature: Tensor,  # [S] float32, for R / S rows each; 0: greedy
     streams: Tensor,  # [S] int64

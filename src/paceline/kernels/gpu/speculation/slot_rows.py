@@ -12,7 +12,7 @@ _BLOCK = 128
 
 def place_slots(
     state: DeviceState,
-    drafts: Tensor | None,  # [slots, K] int64; None: K is 0
+    drafts: Tensor | None,  # [slots, K] int64. None if K is 0
     slots: Tensor,  # [D] int64
     tokens: Tensor,  # [T] int64, out: the first D * (1 + K)
     positions: Tensor,  # [T] int64, out: the first D * (1 + K)
