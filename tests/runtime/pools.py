@@ -20,6 +20,7 @@ from paceline.runtime.wire.messages import TO_DRAFT_WORKER
 from paceline.runtime.wire.transport import Listener
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress, Proposer
+from tests.runtime.memory_link import MemoryListener, connections_in_memory
 
 TOKENIZER = Fingerprint("vocabulary", "merges", "special", "stop", "template")
 """Checksums that stand for the tiny tokenizer."""
@@ -123,27 +124,21 @@ class TimedCore:
 
 
 class Lockstep:
-    """Runs target and draft worker on one thread. The worker drafts all it can, also ahead, before the target continues. With a
-    virtual clock every run is the same: what target and worker decide by measured times does not depend on the machine."""
+    """Runs target and draft worker on one thread. The worker drafts all it can, also ahead, before the target continues.
+    Messages arrive at once and time is virtual, so that every run is the same."""
 
-    def __init__(self, inner: PoolProposer, worker: DraftWorker, clock: Clock) -> None:
-        self.inner, self._worker, self._clock = inner, worker, clock
+    def __init__(self, inner: PoolProposer, worker: DraftWorker, clock: VirtualClock) -> None:
+        self.inner, self.clock, self._worker = inner, clock, worker
         self.traits = inner.traits
 
     def observe(self, batch: Sequence[Progress]) -> None:
-        if isinstance(self._clock, VirtualClock):
-            self._clock.advance(STEP_SECONDS)
+        self.clock.advance(STEP_SECONDS)
         self.inner.observe(batch)
-        requested = sum(connection.counters.rounds for connection in self.inner.connections)
-        until = time.monotonic() + 10.0
-        while self._worker.status().rounds < requested:  # a pass over some of them would learn from other outcomes
-            self._worker._inbox.receive(0.05)
-            assert time.monotonic() < until, "the worker did not receive the round"
         while self._worker.run_once(0.0):
             pass
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        return self.inner.collect(sequence_ids, self._clock.now() + 5.0)
+        return self.inner.collect(sequence_ids, self.clock.now() + 5.0)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         self.inner.close(sequence_ids)
@@ -155,25 +150,21 @@ def lockstep(
     vocab_size: int,
     limits: DraftLimits | None = None,
     trees: bool = False,
-    clock: Clock | None = None,
 ) -> Iterator[tuple[Lockstep, DraftWorker]]:
-    clock = clock or WallClock()
-    timed = TimedCore(core, clock) if isinstance(clock, VirtualClock) else core
-    listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
-    worker = DraftWorker("draft-0", timed, listener, TOKENIZER, vocab_size, limits, clock)
+    clock, listener = VirtualClock(), MemoryListener()
+    worker = DraftWorker("draft-0", TimedCore(core, clock), listener, TOKENIZER, vocab_size, limits, clock)
     address = DraftAddress(worker.name, worker.address)
-    proposer = PoolProposer([address], TOKENIZER, vocab_size, clock=clock, verifies_trees=trees)
-    try:
-        until = time.monotonic() + 10.0
-        while not proposer.connections[0].is_ready:
-            assert time.monotonic() < until
-            worker.run_once(0.01)
+    with connections_in_memory(listener, clock):
+        proposer = PoolProposer([address], TOKENIZER, vocab_size, clock=clock, verifies_trees=trees)
+        try:
+            worker.run_once(0.0)  # it answers the handshake
             proposer.observe([])
-        yield Lockstep(proposer, worker, clock), worker
-    finally:
-        proposer.shut_down()
-        worker.stop()
-        worker.run()
+            assert proposer.connections[0].is_ready
+            yield Lockstep(proposer, worker, clock), worker
+        finally:
+            proposer.shut_down()
+            worker.stop()
+            worker.run()
 
 
 class ScriptedCore:

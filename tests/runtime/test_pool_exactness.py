@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.pairing.token_rate import TokenRate
-from paceline.core.clock import VirtualClock, WallClock
+from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
 from paceline.engine.executors import host
 from paceline.runtime.draft_pool.connection import DraftAddress
@@ -24,6 +24,7 @@ from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests, plain_text
 from tests.fakes import TINY, MixedDepth, draft_model, tiny_engine, tiny_model
+from tests.runtime.memory_link import MemoryListener
 from tests.runtime.pools import (
     TOKENIZER,
     PatientProposer,
@@ -89,9 +90,9 @@ def test_a_pool_is_available_while_a_worker_is_connected():
 @pytest.mark.parametrize("perturb", [0.0, 0.1, 0.3])
 def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb, trees, sends_ahead, monkeypatch):
     monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: sends_ahead)
-    core, clock = model_core(tiny_model(perturb=perturb)), VirtualClock()
-    with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees, clock) as (proposer, worker):
-        engine = tiny_engine(target, proposer, depth=4, clock=clock)
+    core = model_core(tiny_model(perturb=perturb))
+    with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees) as (proposer, worker):
+        engine = tiny_engine(target, proposer, depth=4, clock=proposer.clock)
         result = check_identical(target, engine, mixed_requests(8, VOCAB))
         if perturb == 0.0 and not trees:
             assert result.accepted == result.drafted, "a branch must see its own text only"
@@ -110,7 +111,7 @@ def test_alternatives_are_accepted(target, monkeypatch):
     for trees in (False, True):
         core = model_core(tiny_model(perturb=0.3))
         with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees) as (proposer, _):
-            engine = tiny_engine(target, proposer, depth=8, clock=WallClock())
+            engine = tiny_engine(target, proposer, depth=8, clock=proposer.clock)
             result = check_identical(target, engine, mixed_requests(9, VOCAB, seed=11, max_tokens=40))
             accepted[trees] = result.accepted / result.drafted
     assert accepted[True] > 1.1 * accepted[False]
@@ -126,7 +127,7 @@ def test_planted_bugs_of_trees_are_caught(target, bug, monkeypatch):
     }
     monkeypatch.setattr(host, bug, bugs[bug])
     with lockstep(model_core(tiny_model(perturb=0.3)), VOCAB, trees=True) as (proposer, _):
-        engine = tiny_engine(target, proposer, depth=8, clock=WallClock())
+        engine = tiny_engine(target, proposer, depth=8, clock=proposer.clock)
         with pytest.raises(AssertionError):
             check_identical(target, engine, mixed_requests(8, VOCAB, seed=11, max_tokens=40))
 
@@ -138,8 +139,9 @@ def test_rejection_is_exact(ahead, trees, monkeypatch):
     target, draft = (tiny_model(config=SMALL, perturb=perturb, scale=1.2) for perturb in (0.0, 0.5))
     monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: ahead)
     limits = DraftLimits(max_sequences=1024, max_batch=4096, ahead_nodes=6)
-    core, clock = model_core(draft, 16384, 16384), VirtualClock()
-    with lockstep(core, 5, limits, trees, clock) as (proposer, worker):
+    core = model_core(draft, 16384, 16384)
+    with lockstep(core, 5, limits, trees) as (proposer, worker):
+        clock = proposer.clock
 
         def engine():
             return tiny_engine(
@@ -176,7 +178,7 @@ def test_worker_with_little_room_changes_speed_only(target):
         assert proposer.connections[0].counters.busy > 0
 
 
-class FaultyListener(Listener):
+class FaultyListener(MemoryListener):
     """Sends wrong answers, of another kind each time."""
 
     kinds = itertools.cycle(range(6))
@@ -203,9 +205,9 @@ def replace_struct(struct, **changes):
 
 
 def test_worker_with_wrong_answers_is_not_used_any_more(target, monkeypatch):
-    monkeypatch.setattr("tests.runtime.pools.Listener", FaultyListener)
+    monkeypatch.setattr("tests.runtime.pools.MemoryListener", FaultyListener)
     with lockstep(model_core(tiny_model()), VOCAB, trees=True) as (proposer, _):
-        engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
+        engine = tiny_engine(target, proposer, depth=4, clock=proposer.clock)
         check_identical(target, engine, mixed_requests(8, VOCAB))
         counters = proposer.inner.connections[0].counters
         assert counters.faults >= 3
