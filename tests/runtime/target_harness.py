@@ -24,7 +24,7 @@ from tests.engine.harness import engine_of
 
 LENIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)
 STRICT = HealthConfig(heartbeat=0.05, misses=10, stall=30.0, canary=0.0)
-"""Half a second without a heartbeat is too long. On a busy machine a healthy worker may be suspected."""
+"""Half a second without a heartbeat is too long: on a busy machine a healthy worker is suspected, see `disappear`."""
 WAIT = 60.0
 
 
@@ -142,6 +142,12 @@ def pool_of(*workers: WorkerThread, wait: bool = True, **options: Any) -> Iterat
         pool.close()
         for worker in workers:
             worker.stop()
+
+
+def disappear(worker: WorkerThread, pool: TargetPool) -> None:
+    """The worker's messages are lost from now on. The pool soon suspects it, and no other worker, however slow."""
+    worker.listener.is_cut = True
+    pool.targets()[worker.worker.name].health._config = STRICT
 
 
 class StreamReader:
