@@ -45,7 +45,7 @@ class JsonFormatter(BaseFormatter):
     """One JSON object per record: time, level, logger, message, the allowed fields and the traceback as `error`."""
 
     def __init__(self, with_texts: bool = False, worker: str | None = None) -> None:
-        """`worker`: name of the worker, added to every line."""
+        """`worker` is the name of the worker, which is added to every line."""
         super().__init__(
             "{asctime}{levelname}{name}{message}",
             style="{",

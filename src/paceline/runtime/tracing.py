@@ -120,10 +120,10 @@ class RequestTrace:
 
 
 class Tracing:
-    """Creates spans and sends them from a background thread. `close` sends the last ones."""
+    """Creates spans and sends them from a background thread. `close` sends the last spans."""
 
     def __init__(self, exporter: SpanExporter, service: str, ratio: float = 0.0, clock: Clock | None = None) -> None:
-        """`ratio`: traced share of the requests without a context."""
+        """`ratio` is the traced share of the requests without a context."""
         attributes = {
             "service.name": "paceline",
             "service.instance.id": service,

@@ -10,7 +10,7 @@ from paceline.core.errors import InvalidConfig, MissingDependency
 
 
 def is_cluster_file(path: Path) -> bool:
-    """Whether the file has `pools`; otherwise it holds the settings of one server."""
+    """Whether the file has `pools`. Otherwise it holds the settings of one server."""
     return "pools" in _document(path)
 
 

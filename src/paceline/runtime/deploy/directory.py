@@ -8,8 +8,8 @@ from paceline.core.pool_config import Role
 from paceline.core.status.worker import WorkerLife
 
 Phase = Literal["trial", "serving", "draining", "gone"]
-"""What a member is used for. `trial`: canaries only, until its texts are compared. `draining`: no new work. `gone`: it has
-exited and is listed for a while."""
+"""What a member is used for. A worker on `trial` gets canaries only, until its texts are compared. A `draining` worker gets no
+new work. A worker that is `gone` has exited and is listed for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class Member:
     role: Role
     address: str
     key: str = ""
-    """Public key; empty without encryption."""
+    """Public key. Empty without encryption."""
     life: WorkerLife = field(default_factory=WorkerLife)
     phase: Phase = "serving"
     revision: int = 0
     """Revision of the settings that it runs with."""
     model: str = ""
-    """Name of the model in the API; empty for a draft worker."""
+    """Name of the model in the API. Empty for a draft worker."""
 
 
 class Directory(Protocol):
@@ -44,7 +44,7 @@ class ModelDirectory:
     model: str
 
     def members(self) -> Sequence[Member]:
-        return [one for one in self.directory.members() if one.role == "draft" or one.model == self.model]
+        return [member for member in self.directory.members() if member.role == "draft" or member.model == self.model]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""Swaps the draft of a pool under load: workers with the new draft start beside the others, and stay if they are better."""
+"""Swaps the draft of a pool under load: workers with the new draft start in addition to the current workers, and stay if their
+draft is better."""
 
 import logging
 from collections.abc import Callable
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class DraftSwap:
-    """One swap. `start` starts the new workers, `poll` decides, `end` keeps them or the old ones."""
+    """One swap. `start` starts the new workers, `poll` decides, `end` keeps the new or the old workers."""
 
     def __init__(
         self,
@@ -29,8 +30,8 @@ class DraftSwap:
         limits: TrialLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`gateway` observes the workers. `model`: the new draft, as `model` of a draft pool. With 0 seconds in `limits` it is
-        used as soon as it is loaded."""
+        """`gateway` observes the workers. `model` is the new draft, written as `model` of a draft pool. With 0 seconds in
+        `limits` the draft is used as soon as it is loaded."""
         self._pools, self._gateway, self._pool, self._model = pools, gateway, pool, model
         self._limits, self._clock = limits or TrialLimits(), clock or WallClock()
         self._old: tuple[str, ...] = ()
@@ -43,7 +44,7 @@ class DraftSwap:
         """Refusals of earlier workers with the same names, which status still shows at the start."""
 
     def start(self) -> None:
-        """Start as many workers with the new draft as there are with the old one."""
+        """Start as many workers with the new draft as there are with the old draft."""
 
         def change(state: DesiredState) -> DesiredState:
             goals = state.of_pool(self._pool)
@@ -64,7 +65,7 @@ class DraftSwap:
 
     @property
     def refusal(self) -> str | None:
-        """Why a new worker cannot draft for any target; None: no worker is refused."""
+        """The reason why a new worker cannot draft for any target. None if no worker is refused."""
         refusals = {row.name: row.refusal for row in self._gateway.workers() if row.refusal}
         fresh = (refusals[name] for name in self._new if name in refusals and refusals[name] != self._stale.get(name))
         return next(fresh, None)
@@ -99,7 +100,7 @@ class DraftSwap:
         return self._trial.decide(current, candidate, self._clock.now())
 
     def end(self, is_kept: bool) -> None:
-        """Drain the workers of one draft; those of the other serve all sequences."""
+        """Drain the workers of the losing draft. The workers of the kept draft then serve all sequences."""
 
         def change(state: DesiredState) -> DesiredState:
             for name in self._old if is_kept else self._new:
@@ -116,7 +117,7 @@ class DraftSwap:
 
     def run(self, wait: Callable[[], bool], load_seconds: float, report: Callable[[str], None]) -> TrialDecision:
         """The whole swap. `wait` pauses between two looks, and returns False to give up; then, or after an error, the old draft
-        stays. `load_seconds`: time in which the new workers must be ready."""
+        stays. The new workers must be ready within `load_seconds`."""
         self.start()
         decision = TrialDecision(TrialVerdict.ROLL_BACK, None, "the trial was interrupted")
         try:
@@ -152,7 +153,9 @@ class DraftSwap:
 
 def with_draft(config: ClusterConfig, pool: str, model: str) -> ClusterConfig:
     """The settings with another draft in one pool. Raises `InvalidConfig` unless it is a draft pool."""
-    if pool not in {one.name for one in config.drafts}:
-        names = ", ".join(one.name for one in config.drafts) or "none"
+    if pool not in {draft.name for draft in config.drafts}:
+        names = ", ".join(draft.name for draft in config.drafts) or "none"
         raise InvalidConfig(f"there is no draft pool {pool!r}; draft pools of this cluster: {names}")
-    return replace(config, pools=tuple(replace(one, model=model) if one.name == pool else one for one in config.pools))
+    return replace(
+        config, pools=tuple(replace(spec, model=model) if spec.name == pool else spec for spec in config.pools)
+    )

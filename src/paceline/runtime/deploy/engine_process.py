@@ -27,8 +27,8 @@ MAX_SOCKET_PATH = 100
 GRACE = 60.0
 """Seconds that the engine has to save its cache to disk at the end."""
 HEALTH = HealthConfig(heartbeat=0.25, misses=10**9, stall=1e9, canary=0.0)
-"""Health of a single engine: only a broken connection counts. A silent engine compiles or computes a long pass, and there is
-no other one to continue its streams."""
+"""Health of a single engine: only a broken connection counts. A silent engine compiles or computes a long pass, and no second
+engine could continue its streams."""
 
 
 SILENT_SECONDS = 30.0
@@ -48,7 +48,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int | None:
-        """Process id; None while it is not running."""
+        """Process id. None while it is not running."""
         return self._supervisor.pids.get(self._spec.name)
 
     @property
@@ -56,7 +56,7 @@ class EngineProcess:
         return self._spec.address
 
     def connect(self, price: float | None = None) -> TargetClient:
-        """Blocks until the engine is ready. Raises the engine's error if it exits before. `price`: dollars per hour."""
+        """Blocks until the engine is ready. Raises the engine's error if it exits before. `price` is in dollars per hour."""
         pool = PoolConfig(self._spec.pool, "target", self._spec.engine.model, price=price)
         config = ClusterConfig((pool,), name="serve", health=HEALTH)
         client = TargetClient(
@@ -98,7 +98,7 @@ class EngineProcess:
             self._supervisor.stop()
 
     def _failure(self) -> str | None:
-        """Why the engine will not be ready soon; None: it is ready, or may be."""
+        """The reason why the engine will not be ready soon. None if it is ready or may become ready."""
         count = self._supervisor.num_failures(self._spec.name)
         return f"the engine failed to start {count} times in a row: see the log" if count >= FAILED_STARTS else None
 

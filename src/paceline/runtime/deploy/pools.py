@@ -24,7 +24,7 @@ class HeldWorker:
     """A worker that a runner holds. It loads, serves, drains, or waits for its restart."""
 
     spec: WorkerSpec
-    """Its addresses are those at which it listens; empty: not known yet."""
+    """Holds the addresses at which the worker listens. They are empty until they are known."""
     revision: int
     is_draining: bool
     life: WorkerLife
@@ -38,7 +38,7 @@ class WorkerRunner(Protocol):
         ...
 
     def start(self, goal: WorkerGoal, desired: DesiredState, peers: Mapping[str, str]) -> None:
-        """Start a worker whose name no other one has. `peers`: addresses of running weight servers, by `weight_server_name`."""
+        """Start a worker with a new name. `peers` maps `weight_server_name` to the addresses of running weight servers."""
         ...
 
     def drain(self, name: str, seconds: float) -> None:
@@ -74,7 +74,7 @@ class Pools:
         self._runner.poll()
         held = self._runner.workers()
         actions = next_actions(
-            desired, {name: RunningWorker(one.revision, one.is_draining) for name, one in held.items()}
+            desired, {name: RunningWorker(worker.revision, worker.is_draining) for name, worker in held.items()}
         )
         for name in actions.drain:
             logger.info("%s drains: it has %g s", name, desired.drain_seconds)
@@ -94,8 +94,8 @@ class Pools:
         running = self._with_weight_servers()
         return {
             weight_server_name(name): address
-            for name, (one, address) in running.items()
-            if one.spec.engine.model == model
+            for name, (worker, address) in running.items()
+            if worker.spec.engine.model == model
         }
 
     def _refresh_peers(self, desired: DesiredState) -> None:
@@ -105,17 +105,17 @@ class Pools:
         if addresses == self._weight_servers:
             return
         self._weight_servers = addresses
-        for name, (one, _) in running.items():
-            found = weight_specs(with_numbers(desired, one.revision), addresses).get(name)
-            if found is not None and one.spec.weights is not None and found.peers != one.spec.weights.peers:
+        for name, (worker, _) in running.items():
+            found = weight_specs(with_numbers(desired, worker.revision), addresses).get(name)
+            if found is not None and worker.spec.weights is not None and found.peers != worker.spec.weights.peers:
                 self._runner.set_peers(name, found.peers)
 
     def _with_weight_servers(self) -> dict[str, tuple[HeldWorker, str]]:
         """Workers that do not drain and whose weight servers have a known address, with that address."""
         return {
-            name: (one, one.spec.weights.address)
-            for name, one in self._runner.workers().items()
-            if one.spec.weights is not None and one.spec.weights.address and not one.is_draining
+            name: (worker, worker.spec.weights.address)
+            for name, worker in self._runner.workers().items()
+            if worker.spec.weights is not None and worker.spec.weights.address and not worker.is_draining
         }
 
     def _members(self, desired: DesiredState) -> tuple[Member, ...]:
@@ -126,7 +126,7 @@ class Pools:
             elif now - gone.since > GONE_SECONDS:
                 del self._gone[name]
         gone_members = [gone.member for name, gone in self._gone.items() if name not in held]
-        return (*(_member(one, desired) for one in held.values()), *gone_members)
+        return (*(_member(worker, desired) for worker in held.values()), *gone_members)
 
 
 def _member(worker: HeldWorker, desired: DesiredState) -> Member:

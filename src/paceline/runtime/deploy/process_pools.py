@@ -44,7 +44,7 @@ class ProcessRunner:
         address, weights = free_addresses(config.host, 2)
         addresses = {**peers, goal.name: address, weight_server_name(goal.name): weights}
         self._revisions[goal.name] = goal.revision
-        self._supervisor.add(next(one for one in worker_specs(config, addresses, threads) if one.name == goal.name))
+        self._supervisor.add(next(spec for spec in worker_specs(config, addresses, threads) if spec.name == goal.name))
 
     def drain(self, name: str, seconds: float) -> None:
         self._supervisor.drain(name, seconds)
@@ -104,10 +104,10 @@ def free_addresses(host: str, count: int) -> list[str]:
     host = "127.0.0.1" if host == "auto" else host
     held = [socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) for _ in range(count)]
     try:
-        for one in held:
-            one.bind((host, 0))
+        for reserved in held:
+            reserved.bind((host, 0))
         shown = f"[{host}]" if ":" in host else host
-        return [f"tcp://{shown}:{one.getsockname()[1]}" for one in held]
+        return [f"tcp://{shown}:{reserved.getsockname()[1]}" for reserved in held]
     finally:
-        for one in held:
-            one.close()
+        for reserved in held:
+            reserved.close()

@@ -41,7 +41,7 @@ class LivePools(Directory, Protocol):
     def desired(self) -> DesiredState: ...
 
     def edit(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
-        """Replace the desired state by `change` of it, and return the new one."""
+        """Replace the desired state by the result of `change`, and return it."""
         ...
 
 
@@ -63,7 +63,7 @@ class RolloutRun:
         self._first_exits: dict[tuple[str, int], int] = {}
 
     def run(self, pool: str, revision: int, rule: RolloutRule, is_model_change: bool = False) -> str:
-        """Returns why the change was rolled back; empty: every worker of the pool has `revision`."""
+        """Returns the reason why the change was rolled back. It is empty if every worker of the pool has `revision`."""
         state = self._pools.desired()
         expected: Sequence[Tokens] | None = None
         if rule.compares and not is_model_change:
@@ -135,7 +135,7 @@ class RolloutRun:
         )
 
     def _texts(self, name: str) -> Sequence[Tokens] | None:
-        """The canary texts of one worker; None if it does not generate them in time."""
+        """The canary texts of one worker. None if it does not generate them in time."""
         events: queue.SimpleQueue[tuple[int, OutputEvent]] = queue.SimpleQueue()
         for i, sampling in enumerate(SAMPLINGS):
             request = Request(f"rollout-{name}-{i}-{time.monotonic_ns()}", PROMPT, sampling, category=CATEGORY)

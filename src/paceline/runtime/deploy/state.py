@@ -37,7 +37,7 @@ class DesiredFile:
             raise PacelineError(f"the desired state {self._path} cannot be read: {error}") from None
 
     def read_if_changed(self) -> DesiredState | None:
-        """The state, if another one was written since the last call."""
+        """The state, if a new state was written since the last call."""
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -54,7 +54,7 @@ class DesiredFile:
         Path(file.name).replace(self._path)
 
     def edit(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
-        """Replace the state by `change` of it; returns the new one. Two commands at a time do not lose each other's change."""
+        """Replace the state by the result of `change` and return it. A lock keeps concurrent commands from losing a change."""
         with self._lock.open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             state = change(self.read())
@@ -139,7 +139,7 @@ class StateFolder:
         Path(file.name).replace(self.path / "state.json")
 
     def read(self) -> ClusterState | None:
-        """The current state; None without a supervisor."""
+        """The current state. None without a supervisor."""
         if not self._is_held():
             return None
         try:
@@ -150,7 +150,7 @@ class StateFolder:
             return None
 
     def members(self) -> Sequence[Member]:
-        """Implements `Directory`; empty without a supervisor."""
+        """Implements `Directory`. Empty without a supervisor."""
         state = self.read()
         return () if state is None else state.members
 
@@ -162,7 +162,7 @@ class StateFolder:
         return self._desired_file.edit(change)
 
     def stop(self, seconds: float) -> bool:
-        """Stop the supervisor and its workers. Returns whether there was one; raises if it does not exit within `seconds`."""
+        """Stop the supervisor and its workers. Returns whether there was one. Raises if it does not exit within `seconds`."""
         state = self.read()
         if state is None:
             return False

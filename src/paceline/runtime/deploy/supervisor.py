@@ -42,7 +42,7 @@ class _Child:
     """Time of the next start."""
     life: WorkerLife = field(default_factory=WorkerLife)
     kill_at: float | None = None
-    """Time at which a draining worker is killed; None: it does not drain."""
+    """Time at which a draining worker is killed. None if the worker does not drain."""
 
 
 class Supervisor:
@@ -61,8 +61,9 @@ class Supervisor:
         grace: float | None = None,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        """`log_dir`: folder of one log file for each worker; None: workers write to this process's standard error. `grace`:
-        seconds that a worker has to exit; None: `GRACE`. `on_restart` follows every exit and restart of a worker."""
+        """`log_dir` is the folder of the log files, one for each worker. If it is None, workers write to this process's
+        standard error. A worker has `grace` seconds to exit, or `GRACE` if that is None. `on_restart` is called after every
+        exit and every restart of a worker."""
         self._children = {spec.name: _Child(spec) for spec in specs}
         self._log_dir = log_dir
         self._command = command
@@ -103,7 +104,7 @@ class Supervisor:
     @property
     def exit_texts(self) -> dict[str, str]:
         """Exit status or signal of workers that exited and that `poll` has not handled, by name."""
-        codes = {name: one.process.poll() for name, one in self._children.items() if one.process is not None}
+        codes = {name: child.process.poll() for name, child in self._children.items() if child.process is not None}
         return {name: _exit_text(code) for name, code in codes.items() if code is not None}
 
     def start(self) -> None:
@@ -113,7 +114,7 @@ class Supervisor:
             self._spawn(child)
 
     def add(self, spec: WorkerSpec) -> None:
-        """Start a worker whose name no other one has."""
+        """Start a worker with a new name."""
         assert spec.name not in self._children
         child = self._children[spec.name] = _Child(spec)
         self._spawn(child)
@@ -216,7 +217,7 @@ class Supervisor:
         child.life = replace(child.life, started=time.time())
 
     def _reason(self, child: _Child) -> str:
-        """The error that ended the worker, in parentheses; empty if it is not known."""
+        """The error that ended the worker, in parentheses. Empty if the error is not known."""
         if child.spec.error_file is not None:
             error = read_error(Path(child.spec.error_file), "")
             return f" ({error})" if str(error) else ""
@@ -235,7 +236,7 @@ class Supervisor:
 
 
 def _last_error(log: Path) -> str:
-    """The last log line in parentheses, if it is an error or the end of a traceback; otherwise empty."""
+    """The last log line in parentheses, if it is an error or the end of a traceback. Otherwise empty."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))

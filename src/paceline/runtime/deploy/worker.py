@@ -38,7 +38,7 @@ class Worker(Protocol):
 
     @property
     def weight_address(self) -> str:
-        """Address of its weight server; empty without one."""
+        """Address of its weight server. Empty without a weight server."""
         ...
 
     @property
@@ -89,7 +89,7 @@ class Process:
 
     @property
     def worker(self) -> Worker | None:
-        """The worker; None until it listens."""
+        """The worker. None until it listens."""
         return self._worker
 
     @property

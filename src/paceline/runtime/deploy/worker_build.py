@@ -136,7 +136,7 @@ def _prefill_service(
 
 
 def _weights_id(config: EngineConfig) -> str:
-    """Checksum of the weights, and the formats that decide the text; empty on a machine without the model's files."""
+    """Checksum of the weights, and the formats that decide the text. Empty on a machine without the model's files."""
     try:
         checksum = quick_checksum(config.model)[:32]
     except PacelineError:

@@ -27,7 +27,7 @@ KINDS: dict[str, type[PacelineError]] = {
         errors.RankLost,
     )
 }
-"""Errors that keep their type: their constructor takes the message only. Others become a `PacelineError`."""
+"""Errors that keep their type, because their constructor takes the message only. All other errors become a `PacelineError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +40,28 @@ class WorkerSpec:
     engine: EngineConfig
     keys: str | None = None
     threads: int | None = None
-    """CPU threads of the model; None: one per core."""
+    """CPU threads of the model. None stands for one thread per core."""
     model: str = ""
     """Name of the model in the API, of a target or prefill worker."""
     targets: tuple[str, ...] = ()
-    """Draft worker: the target models. A trained draft uses embedding and head of the one that it was trained for."""
+    """The target models of a draft worker. A trained draft uses the embedding and the head of the target that it was trained
+    for."""
     uses_drafts: bool = False
-    """Target: whether the cluster has a draft pool."""
+    """Whether the cluster of this target worker has a draft pool."""
     publishes: bool = False
-    """Target: whether it publishes KV events."""
+    """Whether a target worker publishes KV events."""
     handoff_threshold: int | None = None
-    """Target: minimum prompt length of a hand-off; None: it computes all prompts itself."""
+    """Minimum prompt length at which a target worker hands the prompt off. None if it computes all prompts itself."""
     shares_cache: bool = False
-    """Target: whether it sends cached blocks to other targets."""
+    """Whether a target worker sends cached blocks to other targets."""
     weights: WeightSpec | None = None
-    """Weight server and peers; None: the model is read from disk and not sent to others."""
+    """Weight server and peers. None if the model is read from disk and not sent to other workers."""
     transfer: TransferSetting = "auto"
     """Transfer channel of KV blocks and weights."""
     trace_endpoint: str | None = None
-    """Target: OTLP endpoint of its spans."""
+    """OTLP endpoint to which a target worker sends its spans."""
     upstream: UpstreamSpec | None = None
-    """Target: the server of another engine; None: our engine."""
+    """The server of another engine behind a target worker. None if the target worker runs our engine."""
     error_file: str | None = None
     """File for the error that ends the worker, in a private folder of its parent; see `deploy/worker_error.py`."""
     log_level: str = "info"

@@ -1,8 +1,8 @@
-"""The drafts of a pool while one of them is on trial: the one in use, and the new one.
+"""The drafts of a pool during a trial: the draft in use and the new draft.
 
-Every sequence belongs to one of both from its first step on, at random, also while it drafts nothing. So the tokens and seconds
-of a draft that does not pay are those of plain decoding, as they would be after the trial. What is learned of one draft
-does not decide how the other is used.
+Each sequence is assigned at random to the current draft or to the new draft when it starts. The assignment holds while the
+sequence decodes without drafts, so the tokens and seconds of a draft that does not pay are those of plain decoding, as they
+would be after the trial. What is learned of one draft does not decide how the second draft is used.
 """
 
 import random
@@ -37,7 +37,7 @@ class DraftArm:
 
 
 class DraftArms:
-    """The draft in use and the one on trial, by the connections to their workers."""
+    """The draft in use and the draft on trial, by the connections to their workers."""
 
     def __init__(self) -> None:
         self._seed = secrets.randbits(32)
@@ -61,15 +61,16 @@ class DraftArms:
             return
         connections = tuple(connections)
         for arm in (self.current, self.candidate):
-            arm.statistics.check([one for one in connections if self.of(one) is arm], now)
+            arm.statistics.check([connection for connection in connections if self.of(connection) is arm], now)
 
     def set_connections(self, connections: Iterable[DraftConnection]) -> TrialChange:
         """These are all connections now. A draft that is kept brings what is known of it."""
         connections = tuple(connections)
-        before, self._trial = self._trial, frozenset(one.where.name for one in connections if one.where.is_on_trial)
+        addresses = [connection.where for connection in connections]
+        before, self._trial = self._trial, frozenset(where.name for where in addresses if where.is_on_trial)
         if bool(before) == bool(self._trial):
             return TrialChange.NONE
-        is_kept = any(one.where.name in before for one in connections)
+        is_kept = any(where.name in before for where in addresses)
         if is_kept:
             self.current = self.candidate
         self.candidate = DraftArm()
@@ -78,25 +79,26 @@ class DraftArms:
         return TrialChange.KEPT if is_kept else TrialChange.ROLLED_BACK
 
     def preferences(self, sequence_id: int) -> tuple[bool, bool]:
-        """Whether to draft for a sequence with the draft on trial; second: if the first has no worker."""
+        """Whether to draft for a sequence with the draft on trial. The second value counts if the draft of the first has no
+        worker."""
         is_trial = bool(self._trial) and self.draws_trial(sequence_id)
         return is_trial, not is_trial
 
     def draws_trial(self, sequence_id: int) -> bool:
-        """Whether a sequence is one of the share for the draft on trial: the same answer every time."""
+        """Whether a sequence belongs to the share for the draft on trial. The answer is the same at every call."""
         return random.Random((self._seed << 64) ^ sequence_id).random() < TRIAL_SHARE
 
     def connection_for(self, sequence_id: int, connections: Iterable[DraftConnection]) -> DraftConnection | None:
-        """A ready worker of the draft that a sequence belongs to; None: no worker is ready."""
-        ready = [one for one in connections if one.is_ready]
+        """A ready worker of the draft that a sequence belongs to. None if no worker is ready."""
+        ready = [connection for connection in connections if connection.is_ready]
         for is_trial in self.preferences(sequence_id):
-            for one in ready:
-                if one.where.is_on_trial is is_trial:
-                    return one
+            for connection in ready:
+                if connection.where.is_on_trial is is_trial:
+                    return connection
         return None
 
     def label(self, sequence_id: int, opened: DraftConnection | None, connections: Iterable[DraftConnection]) -> str:
-        """End of the traffic class of a sequence. `opened`: where it is open."""
+        """End of the traffic class of a sequence. `opened` is the connection where the sequence is open."""
         if not self._trial:
             return ""
         connection = opened or self.connection_for(sequence_id, connections)

@@ -38,7 +38,7 @@ SILENT_SECONDS = 0.1
 HUNG_SECONDS = 1.0
 """Time without an answer to a ping after which the worker counts as lost."""
 MAX_FAULTS = 3
-"""Wrong answers after which a worker is not used for a while. A hundred right answers cancel a wrong one."""
+"""Wrong answers after which a worker is not used for a while. A hundred right answers cancel a wrong answer."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 60.0
 
 
@@ -85,7 +85,7 @@ class DraftConnection:
         self.where = where
         self.state = ConnectionState.JOINING
         self.refusal = ""
-        """Why the draft does not fit the target; empty: it does, or the handshake is not complete."""
+        """The reason why the draft does not fit the target. Empty if it fits, or if the handshake is not complete."""
         self.counters = DraftCounters()
         self.goodput = GoodputSums()
         self.load = Load()
@@ -112,12 +112,12 @@ class DraftConnection:
 
     @property
     def trip_seconds(self) -> float:
-        """Round-trip time; 0: not known."""
+        """Round-trip time. 0 if it is not known."""
         return self.round_trip.seconds or 0.0
 
     @property
     def pass_seconds(self) -> float:
-        """Recent time of one pass over the worker's model; 0: not known."""
+        """Recent time of one pass over the worker's model. 0 if it is not known."""
         return self.load.pass_us * 1e-6
 
     def view(self, now: float) -> DraftView:
@@ -125,7 +125,7 @@ class DraftConnection:
         return DraftView(self.where.name, self.round_trip.seconds, self._queue_seconds, is_usable)
 
     def status(self, sequences: int) -> DrafterStatus:
-        """`sequences`: number of this target's sequences that are open at the worker."""
+        """`sequences` is the number of this target's sequences that are open at the worker."""
         percent = self.load.paused_hit_percent
         return DrafterStatus(
             name=self.where.name,
@@ -147,7 +147,7 @@ class DraftConnection:
             self.lose(now, "its queue is full")
 
     def receive(self, now: float, was_awaited: bool) -> FromDraft | None:
-        """The next message for the proposer, if one has arrived. `was_awaited`: the caller has waited for it."""
+        """The next message for the proposer, if one has arrived. `was_awaited` says that the caller has waited for it."""
         while (message := self._transport.receive()) is not None:
             self._unanswered_since = None
             if isinstance(message, MalformedMessage):
@@ -173,11 +173,11 @@ class DraftConnection:
             self._awaited_at = now
 
     def check_alive(self, now: float) -> None:
-        """Send the next ping now: a draft did not arrive in time."""
+        """Send the next ping now, because a draft did not arrive in time."""
         self._next_ping = min(self._next_ping, now)
 
     def is_silent(self, now: float) -> bool:
-        """Whether a ping is unanswered for so long that no other answer is expected soon."""
+        """Whether a ping is unanswered for so long that no answer is expected soon."""
         unanswered = self._unanswered_since
         return unanswered is not None and now - unanswered > max(SILENT_SECONDS, 4.0 * self.trip_seconds)
 
@@ -232,7 +232,7 @@ class DraftConnection:
         self._last_fault = what
 
     def refuse(self, now: float, reason: str) -> None:
-        """Do not use the worker: target and draft do not fit together. The handshake is repeated after a pause."""
+        """Do not use the worker, because target and draft do not fit together. The handshake is repeated after a pause."""
         if reason != self.refusal:
             logger.warning(
                 "draft worker %s (%s) is refused: %s; choose a draft with the target's tokenizer and chat template; "
@@ -258,7 +258,7 @@ class DraftConnection:
         )
         self.counters.losses += 1
         self.state, self._next_hello, self._unanswered_since = ConnectionState.LOST, now + pause, None
-        # A new socket: the messages queued on the old one are obsolete
+        # A new socket, because the messages queued on the old socket are obsolete
         self._transport.close()
         self._transport = self._connect()
         self._on_lost(self)

@@ -16,7 +16,7 @@ class DraftConnections:
     """One connection per draft worker, by name. One thread writes; any thread may read `all`."""
 
     def __init__(self, tokenizer: Fingerprint, name: str, on_lost: Callable[[DraftConnection], None]) -> None:
-        """`tokenizer` and `name`: those of the target. `on_lost`: called when no sequence is open at a worker any more."""
+        """`tokenizer` and `name` are those of the target. `on_lost` is called when no sequence is open at a worker any more."""
         self._tokenizer, self._name, self._on_lost = tokenizer, name, on_lost
         self._by_name: dict[str, DraftConnection] = {}
 
@@ -33,13 +33,18 @@ class DraftConnections:
         return self._by_name[name]
 
     def are_to(self, workers: Iterable[DraftAddress]) -> bool:
-        """Whether the connections are to these workers and no others, with the same workers on trial."""
-        return {where.name: where for where in workers} == {name: one.where for name, one in self._by_name.items()}
+        """Whether the connections are exactly those to `workers`, with the same workers on trial."""
+        known = {name: connection.where for name, connection in self._by_name.items()}
+        return {where.name: where for where in workers} == known
 
     def set_workers(self, workers: Iterable[DraftAddress]) -> None:
-        """Connect to these workers and no others; connections to workers that stay are kept."""
+        """Connect to exactly these workers. Connections to workers that stay are kept."""
         wanted = {where.name: where for where in workers}
-        kept = {name: one for name, one in self._by_name.items() if _is_same(wanted.get(name), one.where)}
+        kept = {
+            name: connection
+            for name, connection in self._by_name.items()
+            if _is_same(wanted.get(name), connection.where)
+        }
         for name, connection in kept.items():  # the end of a trial does not disconnect
             connection.where = wanted[name]
         for name, connection in self._by_name.items():

@@ -19,13 +19,13 @@ class PoolControl:
     """Runs commands for the proposer on the engine's thread, and reads its status."""
 
     def __init__(self, proposer: PoolProposer, loop: EngineLoop, own: KeyPair | None = None) -> None:
-        """`own`: key pair of this target; None: connections are not encrypted."""
+        """`own` is the key pair of this target. If it is None, connections are not encrypted."""
         self._proposer = proposer
         self._loop = loop
         self._own = own
 
     def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
-        """Use these draft workers and no others."""
+        """Use exactly these draft workers."""
         own = self._own
         addresses = [
             DraftAddress(w.name, w.address, None if own is None else Security(own, w.key), w.is_on_trial)
@@ -52,7 +52,7 @@ class PoolControl:
         """On the engine's thread. Acceptance is learned apart for a draft on trial; it stays if the draft is kept."""
         change = self._proposer.set_workers(addresses)
         speculator = self._loop.engine.speculator
-        methods = [name for name, one in speculator.proposers.items() if one.traits is self._proposer.traits]
+        methods = [name for name, proposer in speculator.proposers.items() if proposer.traits is self._proposer.traits]
         if change is TrialChange.BEGUN:
             speculator.forget_label(methods, TRIAL_LABEL)
         elif change is TrialChange.KEPT:

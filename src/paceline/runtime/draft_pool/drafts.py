@@ -23,7 +23,7 @@ class DraftChain(NamedTuple):
     distributions: tuple[DraftDistribution, ...]
     """One per token under rejection, otherwise empty."""
     alternatives: tuple[BranchKey, ...] = ()
-    """Tokens to verify beside the chain, each with the number of chain tokens before it; none under rejection."""
+    """Tokens to verify in the same step as the chain, each with the number of chain tokens before it. Empty under rejection."""
 
 
 def as_chain(progress: Progress) -> Progress:
@@ -47,7 +47,7 @@ def validated_alternatives(draft: RoundDraft, most: int, vocab_size: int) -> tup
 def to_draft_batch(chains: Mapping[int, DraftChain], split: TreeSplit) -> DraftBatch:
     """`chains` by sequence id. In a batch with distributions, the tokens without one are one-hot. `split` orders the nodes of
     chains with alternatives."""
-    trees = {i: split.tree(one.tokens, one.alternatives) for i, one in chains.items() if one.alternatives}
+    trees = {i: split.tree(chain.tokens, chain.alternatives) for i, chain in chains.items() if chain.alternatives}
     if trees:
         others = {sequence_id: chain for sequence_id, chain in chains.items() if sequence_id not in trees}
         return merge_batches([DraftBatch.trees(trees.items()), to_draft_batch(others, split)])
@@ -70,7 +70,7 @@ def _parents(counts: tuple[int, ...]) -> Tensor:
 
 
 def _draft_probs(chains: list[DraftChain], num_tokens: int) -> DraftProbs | None:
-    """Probabilities [num_tokens, M]; None if no chain has distributions."""
+    """Probabilities [num_tokens, M]. None if no chain has distributions."""
     distributions = [distribution for chain in chains for distribution in chain.distributions]
     if not distributions:
         return None

@@ -23,7 +23,9 @@ class FallbackDrafts:
             return {}
         ids = [progress.sequence_id for progress in batch if progress.depth > 0]
         drafts = self._proposer.collect(ids, deadline).split()
-        return {i: DraftChain(one.tokens, ()) for i, one in drafts.items() if one.is_chain and one.probs is None}
+        return {
+            i: DraftChain(draft.tokens, ()) for i, draft in drafts.items() if draft.is_chain and draft.probs is None
+        }
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         if self._proposer is not None:

@@ -17,7 +17,7 @@ class PoolInbox:
         self._connections, self._sequences, self._clock = connections, sequences, clock
 
     def receive(self, was_awaited: bool = False) -> float:
-        """Handle all messages that have arrived; returns the time. `was_awaited`: the caller has waited for them."""
+        """Handle all messages that have arrived and return the time. `was_awaited` says that the caller has waited for them."""
         now = self._clock.now()
         for connection in self._connections.all:
             while (message := connection.receive(now, was_awaited)) is not None:
@@ -25,7 +25,7 @@ class PoolInbox:
         return now
 
     def maintain(self) -> float:
-        """Receive messages and maintain the connections; returns the time."""
+        """Receive messages, maintain the connections and return the time."""
         now = self.receive()
         for connection in self._connections.all:
             connection.maintain(now)

@@ -33,7 +33,7 @@ class PoolStatus:
 
 
 class PoolProposer:
-    """Opens every sequence at the draft worker that answers soonest, and at another one after a loss.
+    """Opens every sequence at the draft worker that answers soonest, and at another worker after a loss.
 
     `fallback` drafts for sequences that are open nowhere. All methods but `status` belong to one thread, the engine's.
     """
@@ -48,8 +48,9 @@ class PoolProposer:
         clock: Clock | None = None,
         verifies_trees: bool = False,
     ) -> None:
-        """`workers`: those known now; `set_workers` replaces them. `tokenizer`: the target's, which drafts must share.
-        `verifies_trees`: whether workers send alternatives to the tokens of their chains, which are verified beside them."""
+        """`workers` are the draft workers known now, until `set_workers` replaces them. `tokenizer` is that of the target,
+        which drafts must share. `verifies_trees` makes workers send alternatives to the tokens of their chains, which are
+        verified in the same step as the chain."""
         self._clock = clock or WallClock()
         self._arms = DraftArms()
         self._sequences = PoolSequences(vocab_size)
@@ -74,7 +75,7 @@ class PoolProposer:
         return self._connections.all
 
     def set_workers(self, workers: Iterable[DraftAddress]) -> TrialChange:
-        """Use these workers and no others; connections to workers that stay are kept."""
+        """Use exactly these workers. Connections to workers that stay are kept."""
         workers = tuple(workers)
         if not self._connections.are_to(workers):
             self._sequences.finish_measuring()
@@ -98,7 +99,9 @@ class PoolProposer:
                 connection.send(Advance(connection.epoch, rounds[start : start + MAX_BATCH], send_ahead), now)
         if batch:  # also for plain steps: a symptom stays visible while the circuit breaker is open
             self._arms.check(self.connections, now)
-        self._fallback.observe(one for one in batch if self._sequences.connection_of(one.sequence_id) is None)
+        self._fallback.observe(
+            progress for progress in batch if self._sequences.connection_of(progress.sequence_id) is None
+        )
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
         """The drafts that arrive in time, or those of the fallback."""
@@ -107,14 +110,12 @@ class PoolProposer:
             self._arms.observe_step(deadline - started)
         sequences = [sequence for i in sequence_ids if (sequence := self._sequences.get(i)) is not None]
         requested = [sequence for sequence in sequences if sequence.requested]
-        trip = max(
-            (one.connection.trip_seconds for one in requested if one.chain is None and one.connection is not None),
-            default=0.0,
-        )
+        missing = [sequence.connection for sequence in requested if sequence.chain is None]
+        trip = max((connection.trip_seconds for connection in missing if connection is not None), default=0.0)
         self._wait.wait(requested, deadline)
         waited = self._count_wait(requested, started)
         chains = self._take_chains(sequences, started)
-        unassigned = [one.progress for one in sequences if one.connection is None]
+        unassigned = [sequence.progress for sequence in sequences if sequence.connection is None]
         for sequence_id, chain in self._fallback.collect(unassigned, deadline).items():
             chains.setdefault(sequence_id, chain)
         cost = DraftCost(network_seconds=min(trip, waited))  # the wait for the round trip, without drafting
@@ -144,8 +145,8 @@ class PoolProposer:
     def _start_rounds(
         self, batch: Sequence[Progress], step_seconds: float, now: float
     ) -> Mapping[DraftConnection, list[RoundRequest]]:
-        """End the last round of every sequence; returns the requests of the next ones. The step took `step_seconds`, without
-        the wait for drafts."""
+        """End the last round of every sequence, and return the requests of the next rounds. The step took `step_seconds`,
+        without the wait for drafts."""
         requests: defaultdict[DraftConnection, list[RoundRequest]] = defaultdict(list)
         max_depths: dict[DraftConnection, int] = {}
         for progress in batch:
@@ -191,7 +192,7 @@ class PoolProposer:
         return self._arms.of(sequence.connection).split.split(sequence.progress.depth, longest)
 
     def _count_wait(self, requested: Iterable[PoolSequence], started: float) -> float:
-        """Count the wait for the drafts of this step, which began at `started`; returns its seconds."""
+        """Count the wait for the drafts of this step, which began at `started`. Returns its seconds."""
         waited = self._clock.now() - started
         self._steps += 1
         self._wait_seconds += waited

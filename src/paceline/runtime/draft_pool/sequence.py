@@ -39,25 +39,25 @@ class PoolSequence:
     progress: Progress
     vocab_size: int
     connection: DraftConnection | None = None
-    """Connection to the draft worker where the sequence is open; None: open nowhere."""
+    """Connection to the draft worker where the sequence is open. None if it is open nowhere."""
     num_sent: int = 0
     """Tokens that the worker has."""
     round: int = 0
     requested: int = 0
-    """Depth of the current round; 0: no draft was requested, or it was used."""
+    """Depth of the current round. 0 if no draft was requested, or if the draft was used."""
     requested_at: float = 0.0
     chain: DraftChain | None = None
     """Draft of the current round."""
     offered: tuple[int, ...] = ()
     """Chain that is being verified."""
     offered_alternatives: tuple[BranchKey, ...] = ()
-    """Alternatives that are verified beside it."""
+    """Alternatives that are verified in the same step."""
     num_alternatives: int = 0
     """Alternatives requested in the current round."""
     is_answered: bool = False
     """Whether the draft is the worker's answer to this round: the worker has its tokens."""
     branches: dict[BranchKey, list[int]] = field(default_factory=dict)
-    """Drafts for outcomes of the current round; empty: the worker drafts it now."""
+    """Drafts for outcomes of the current round. The draft of an outcome is empty while the worker computes it."""
     outcome: BranchKey | None = None
     """Outcome of the last round."""
     is_unprepared: bool = False
@@ -72,7 +72,7 @@ class PoolSequence:
         return self.progress.verification == "rejection" and not self.progress.sampling.is_greedy
 
     def open_at(self, connection: DraftConnection) -> Open:
-        """Assign the sequence to a worker; returns the message that opens it there."""
+        """Assign the sequence to a worker. Returns the message that opens it there."""
         self.connection = connection
         self.branches.clear()
         self.offered, self.num_sent, self.round, self.is_answered = (), len(self.progress.ids), 0, False
@@ -113,7 +113,7 @@ class PoolSequence:
         return self.progress.ids[self.num_sent :]
 
     def start_round(self, depth: int, now: float, num_alternatives: int = 0) -> RoundRequest:
-        """Request of the next round. Uses the draft of a branch if the worker sent the right one ahead."""
+        """Request of the next round. Uses the draft of a branch if the worker sent the right branch ahead."""
         connection = self.connection
         assert connection is not None
         ids, base = self.progress.ids, self.num_sent
@@ -199,7 +199,7 @@ class PoolSequence:
     def expected_at(self, now: float, deadline: float) -> float:
         """Time at which the draft is expected: after a round trip if it was prepared, otherwise after drafting on demand.
 
-        An overdue draft is expected soon. `-inf`: the draft is not expected before the deadline.
+        An overdue draft is expected soon. `-inf` means that the draft is not expected before the deadline.
         """
         connection = self.connection
         assert connection is not None
@@ -246,9 +246,9 @@ class PoolSequence:
         return DraftChain(tuple(tokens), tuple(decoded))
 
 
-def _is_same_draft(one: DraftConnection, other: DraftConnection) -> bool:
-    """Whether both are of the draft in use, or both of the one on trial."""
-    return one.where.is_on_trial is other.where.is_on_trial
+def _is_same_draft(first: DraftConnection, second: DraftConnection) -> bool:
+    """Whether the two connections lead to workers of the same draft: the draft in use, or the draft on trial."""
+    return first.where.is_on_trial is second.where.is_on_trial
 
 
 def open_message(progress: Progress, epoch: int) -> Open:
@@ -258,7 +258,7 @@ def open_message(progress: Progress, epoch: int) -> Open:
         sequence=progress.sequence_id,
         ids=list(progress.ids),
         num_prompt=progress.num_prompt,
-        # Drafting does not use the other parameters
+        # Drafting does not use the parameters that are reset here
         sampling=replace(progress.sampling, stop=(), stop_token_ids=(), json_schema=None, logprobs=None),
         seed=progress.seed,
         choice=progress.choice,

@@ -27,7 +27,7 @@ class PoolSequences:
         return self._by_id.get(sequence_id)
 
     def connection_of(self, sequence_id: int) -> DraftConnection | None:
-        """Where a sequence is open; None: nowhere, or it is not known."""
+        """The connection where a sequence is open. None if it is open nowhere, or if the sequence is not known."""
         sequence = self._by_id.get(sequence_id)
         return None if sequence is None else sequence.connection
 
@@ -47,12 +47,13 @@ class PoolSequences:
                 sequence.unassign()
 
     def finish_measuring(self) -> None:
-        """End the measurement of goodput: what follows counts for another draft, or beside another one."""
+        """End the measurement of goodput, because the next rounds are drafted by another draft or compared with another
+        draft."""
         for sequence in self._by_id.values():
             sequence.finish_measuring()
 
     def remove(self, sequence_ids: Iterable[int]) -> dict[DraftConnection, list[int]]:
-        """Forget sequences; returns those that are open at a ready worker, by its connection."""
+        """Forget sequences. Returns those that are open at a ready worker, by its connection."""
         opened: defaultdict[DraftConnection, list[int]] = defaultdict(list)
         for sequence_id in sequence_ids:
             sequence = self._by_id.pop(sequence_id, None)

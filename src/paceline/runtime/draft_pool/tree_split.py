@@ -1,7 +1,8 @@
 """How many nodes of a draft continue its chain, and how many are alternatives to the tokens of the chain.
 
-The k-th token of a chain is accepted with probability S_k, the r-th alternative with P(r): a worker sends the most likely ones
-first. Both are learned from verified rounds and fall with k and r, so the n best nodes are the n largest of both together.
+The k-th token of a chain is accepted with probability S_k, the r-th alternative with P(r): a worker sends the most likely
+alternatives first. S and P are learned from verified rounds and fall with k and r, so the n best nodes are those with the n
+largest of all these values.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ _CHAIN, _ALTERNATIVES = "chain", "alternatives"
 
 
 class TreeSplit:
-    """Learns by `observe`. Pure: no clock, nothing random."""
+    """Learns by `observe`. It is pure: it uses no clock and no random numbers."""
 
     def __init__(self) -> None:
         self._acceptance = Acceptance(MAX_DEPTH)
@@ -53,7 +54,7 @@ class TreeSplit:
         return depth, nodes - depth
 
     def tree(self, chain: Sequence[int], alternatives: Sequence[BranchKey]) -> DraftTree:
-        """The nodes of both, best first."""
+        """The nodes of the chain and of the alternatives, best first."""
         survival, others = self._acceptance.survival(_CHAIN), self._acceptance.survival(_ALTERNATIVES)
         # Of equal values the chain comes first: a parent precedes its children
         nodes = [(-survival[k], 0, k, k - 1, token) for k, token in enumerate(chain)]

@@ -6,6 +6,8 @@ from paceline.runtime.draft_pool.arms import DraftArms
 from paceline.runtime.draft_pool.connections import DraftConnections
 from paceline.runtime.draft_pool.inbox import PoolInbox
 from paceline.runtime.draft_pool.sequence import PoolSequence
+from paceline.runtime.wire.messages import FromDraft
+from paceline.runtime.wire.transport import Connection
 
 IDLE_WAIT_SECONDS = 0.01
 """Time that an idle target waits for the answer to a ping, about every two seconds."""
@@ -23,27 +25,35 @@ class DraftWait:
             now = self._clock.now()
             missing = [sequence for sequence in requested if sequence.chain is None and sequence.requested]
             until = self._wait_until(len(requested) - len(missing), missing, now, deadline)
-            waiting = {one.connection.transport for one in missing if one.connection is not None}
+            waiting = {sequence.connection.transport for sequence in missing if sequence.connection is not None}
             if until <= now:  # not for the drafts, but now and then to measure round trips
-                waiting = {one.transport for one in self._connections.all if requested and one.needs_awaited_ping(now)}
+                waiting = set(self._awaited_pings(now) if requested else ())
             if now >= deadline or not waiting:
                 break
             self._inbox.wait(waiting, (until if until > now else deadline) - now)
 
     def wait_idle(self, now: float) -> None:
         """Wait a moment for pings whose answer should be waited for."""
-        awaited = [one.transport for one in self._connections.all if one.needs_awaited_ping(now)]
+        awaited = self._awaited_pings(now)
         if awaited:
             self._inbox.wait(awaited, IDLE_WAIT_SECONDS)
 
+    def _awaited_pings(self, now: float) -> list[Connection[FromDraft]]:
+        """Transports of the connections whose answer to a ping should be waited for."""
+        return [connection.transport for connection in self._connections.all if connection.needs_awaited_ping(now)]
+
     def _wait_until(self, num_ready: int, missing: list[PoolSequence], now: float, deadline: float) -> float:
-        """Time until which to wait for the missing drafts; not after `now`: they are not worth the wait."""
+        """Time until which to wait for the missing drafts. It is not after `now` if they are not worth the wait."""
         expected = [at for sequence in missing if (at := sequence.expected_at(now, deadline)) > now]
         if not expected:
             return now
         soonest = min(expected)
         num_soonest = sum(at <= soonest + 0.001 for at in expected)
-        gains = [self._arms.of(one.connection).statistics.gain for one in missing if one.connection is not None]
+        gains = [
+            self._arms.of(sequence.connection).statistics.gain
+            for sequence in missing
+            if sequence.connection is not None
+        ]
         gain, step = sum(gains) / len(gains), self._arms.current.statistics.step_seconds
         if step is None or is_worth_waiting(num_ready, num_soonest, gain, soonest - now, step):
             return min(soonest, deadline)

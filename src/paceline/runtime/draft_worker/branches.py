@@ -28,7 +28,7 @@ def _layout(length: int, is_wide: bool) -> Struct:
 
 
 def pack(sequence: int, round_: int, branches: Iterable[tuple[BranchKey, Sequence[int]]]) -> list[SequenceBranches]:
-    """`branches`: outcomes, each with the tokens drafted after it. One record for each length among them."""
+    """One record for each length among `branches`, which are outcomes, each with the tokens drafted after it."""
     by_length: dict[int, list[tuple[int, ...]]] = {}
     for key, tokens in branches:
         by_length.setdefault(len(tokens), []).append((*key, *tokens))
@@ -41,7 +41,7 @@ def pack(sequence: int, round_: int, branches: Iterable[tuple[BranchKey, Sequenc
 
 
 def unpack(record: SequenceBranches) -> list[tuple[BranchKey, list[int]]]:
-    """All branches of a record; raises `MalformedMessage`."""
+    """All branches of a record. Raises `MalformedMessage`."""
     layout = _layout(record.length, record.is_wide)
     if len(record.packed) % layout.size:
         raise MalformedMessage(f"{len(record.packed)} bytes are not a multiple of the branch size {layout.size}")

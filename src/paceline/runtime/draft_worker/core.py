@@ -15,7 +15,8 @@ class DraftedToken:
     """Tokens that the target may choose instead, most likely first. Under rejection `token` may be among them."""
     distribution: DraftDistribution | None = None
     gap: float | None = None
-    """Score of `token` less the best other score, in logits with the target's noise. None: unknown, as under rejection."""
+    """Score of `token` less the best score of all other tokens, in logits with the target's noise. None if it is unknown, as
+    under rejection."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,9 +24,10 @@ class DraftBranch(DraftSequence):
     """A text that a draft worker drafts: the main branch of a sequence, or one for a possible outcome."""
 
     chain: list[DraftedToken] = field(default_factory=list, init=False)
-    """Drafted tokens after the committed ones; for a branch, after the outcome that it assumes."""
+    """Drafted tokens after the committed tokens. In a branch they follow the outcome that it assumes."""
     is_ranked: bool = field(default=True, init=False)
-    """Whether drafted tokens need alternatives and score gaps, from which outcomes are prepared. A core may rank others too."""
+    """Whether drafted tokens need alternatives and score gaps, from which outcomes are prepared. A core may rank the tokens of
+    other branches too."""
     num_idle_passes: int = field(default=0, init=False)
     """Passes since the last drafted token."""
 
@@ -42,11 +44,11 @@ class DraftCore(Protocol):
     """Computes drafted tokens. It computes nothing for a branch before the first `step` with it."""
 
     def step(self, branches: Sequence[DraftBranch]) -> list[DraftedToken | None]:
-        """The token after each branch's `ids`. None: its prompt is not computed yet, or the cache has no free block."""
+        """The token after each branch's `ids`. None if the prompt is not computed yet, or if the cache has no free block."""
         ...
 
     def fork(self, branch: DraftBranch, child: DraftBranch) -> None:
-        """Share with `child` the cache of the tokens that both have in common."""
+        """Share with `child` the cache of the tokens that the two branches have in common."""
         ...
 
     def truncate(self, branch: DraftBranch, length: int) -> None:

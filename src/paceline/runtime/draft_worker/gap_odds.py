@@ -1,8 +1,8 @@
-"""Probability that the target agrees with a drafted token, by its score gap; learned from verified rounds.
+"""Probability that the target agrees with a drafted token, by its score gap. It is learned from verified rounds.
 
-The gap of a drafted token is its score less the best other score. Under coupled noise a target with nearly the draft's logits
-chooses another token where the gap is small, and rarely where it is large. Gaps fall into a few buckets with decaying counts.
-With m the mean agreement and r_b that of bucket b,
+The gap of a drafted token is its score less the best score of all other tokens. Under coupled noise a target with nearly the
+draft's logits chooses another token where the gap is small, and rarely where it is large. Gaps fall into a few buckets with
+decaying counts. With m the mean agreement and r_b that of bucket b,
 
     logit P(agrees at position i) = logit alpha_i + logit r_b - logit m
 
@@ -24,7 +24,7 @@ MIN_PROBABILITY = 0.002
 
 
 class GapOdds:
-    """`window`: rounds that the counts remember."""
+    """The counts remember the last `window` rounds."""
 
     def __init__(self, window: float = 256.0) -> None:
         if window <= 1.0:
@@ -71,7 +71,7 @@ class GapOdds:
 
 
 def _bucket(gap: float | None) -> int:
-    """The bucket of a gap; -1 if it is unknown."""
+    """The bucket of a gap. -1 if the gap is unknown."""
     return -1 if gap is None or math.isnan(gap) else bisect_right(EDGES, gap)
 
 

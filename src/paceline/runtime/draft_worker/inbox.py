@@ -27,7 +27,7 @@ MESSAGES_PER_ITERATION = 256
 
 
 class TargetInbox:
-    """Receives from all targets and tells the scheduler what they ask for. No message raises."""
+    """Receives from all targets and passes their requests to the scheduler. No message raises."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class TargetInbox:
         limits: DraftLimits,
         clock: Clock,
     ) -> None:
-        """`name`, `epoch`, `tokenizer`: those of the worker, for the handshake."""
+        """`name`, `epoch` and `tokenizer` are those of the worker, for the handshake."""
         self._name, self._epoch, self._tokenizer = name, epoch, tokenizer
         self._listener, self._scheduler, self._sender = listener, scheduler, sender
         self._times, self._limits, self._clock = times, limits, clock

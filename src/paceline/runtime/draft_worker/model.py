@@ -16,7 +16,7 @@ from paceline.runtime.weights.manager import WeightManager
 def load_draft_model(
     spec: WorkerSpec, device: torch.device, weights: WeightManager
 ) -> tuple[LoadedModel, LoadedModel | None]:
-    """The draft, and the embedding and head that a distilled draft shares with its target; None for a whole model.
+    """The draft, and the embedding and head that a distilled draft shares with its target. None for a whole model.
 
     A whole model may come from a peer. A distilled draft is small and always comes from disk.
     """
@@ -42,7 +42,7 @@ def load_draft_model(
 def _load_distilled(
     folder: DraftFolder, targets: Sequence[str], device: torch.device, dtype: torch.dtype
 ) -> tuple[LoadedModel, LoadedModel]:
-    """The draft with the tables of the first target that it fits. Raises the `IncompatibleDraft` of the last one
+    """The draft with the tables of the first target that it fits. Raises the `IncompatibleDraft` of the last target
     if none fits."""
     reason = IncompatibleDraft(f"{folder.name} needs a target pool")
     for name in targets:

@@ -2,7 +2,7 @@
 
 
 class PassTimes:
-    """Moving averages over about ten passes, in seconds; 0: not known."""
+    """Moving averages over about ten passes, in seconds. They are 0 until they are known."""
 
     def __init__(self) -> None:
         self.average = 0.0
@@ -22,7 +22,7 @@ class PassTimes:
         self._ahead = 0.0
 
     def observe(self, seconds: float, is_urgent: bool) -> None:
-        """A pass took `seconds`. `is_urgent`: a target waited for some of its branches."""
+        """A pass took `seconds`. `is_urgent` says that a target waited for some of its branches."""
         self.average = _moving_average(self.average, seconds)
         if is_urgent:
             self._urgent = _moving_average(self._urgent, seconds)

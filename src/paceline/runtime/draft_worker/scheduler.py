@@ -29,7 +29,7 @@ class DraftLimits:
     max_batch: int = 64
     """Branches of one pass."""
     ahead_nodes: int = 64
-    """Most tokens drafted ahead per sequence and round, fewer if there is no time for them; 0 turns drafting ahead off."""
+    """Most tokens drafted ahead per sequence and round, fewer if there is no time for them. 0 turns drafting ahead off."""
     max_peers: int = 256
     silence: float = 30.0
     """Seconds without a message after which a target is dropped."""
@@ -47,7 +47,7 @@ class TargetSession:
     is_ahead: bool = True
     """Whether its next round is drafted ahead."""
     answered_at: float | None = None
-    """Time of the last answer; None: there was none yet."""
+    """Time of the last answer. None if there was no answer yet."""
     rate: TokenRate = field(default_factory=TokenRate)
     sequences: dict[int, DraftState] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class DraftScheduler:
         self._outcomes: list[VerifyOutcome] = []
         """Outcomes to learn from when the next pass is scheduled, after the targets have their answers."""
         self._averages: tuple[Sequence[float], Sequence[float]] | None = None
-        """Acceptance by position and odds of the alternatives in this pass; None: not computed yet."""
+        """Acceptance by position and odds of the alternatives in this pass. None until they are computed."""
 
     def has_room(self, message: Open) -> bool:
         limits = self._limits
@@ -83,7 +83,7 @@ class DraftScheduler:
         return num_sequences < limits.max_sequences and self._num_tokens + len(message.ids) <= limits.max_tokens
 
     def open(self, target: TargetSession, message: Open) -> str | None:
-        """Open a sequence; returns what is wrong with the message, if anything."""
+        """Open a sequence. Returns what is wrong with the message, if anything."""
         if not message.ids or not self._is_in_vocabulary(message.ids):
             return "ids are empty, or outside the vocabulary"
         if not 0 < message.num_prompt <= len(message.ids):
@@ -99,7 +99,7 @@ class DraftScheduler:
         return None
 
     def start_round(self, target: TargetSession, request: RoundRequest) -> ErrorCode | None:
-        """Commit the tokens of `request` and start its round; returns what is wrong with it, if anything."""
+        """Commit the tokens of `request` and start its round. Returns what is wrong with it, if anything."""
         state = target.sequences.get(request.sequence)
         if state is None:
             return ErrorCode.UNKNOWN_SEQUENCE
@@ -138,8 +138,8 @@ class DraftScheduler:
             state.cut()
 
     def decide_ahead(self, target: TargetSession, requests: Iterable[RoundRequest], delay: float) -> None:
-        """Decide whether the next round of `target` is drafted ahead. `delay`: passes that `requests` waited for a pass
-        begun ahead."""
+        """Decide whether the next round of `target` is drafted ahead. `delay` is the number of passes that `requests` waited
+        for a pass begun ahead."""
         if not self._limits.ahead_nodes:
             return
         if target.is_ahead:
@@ -218,7 +218,7 @@ class DraftScheduler:
         return Load(len(states), waiting, int(pass_seconds * 1e6), None if share is None else round(100 * share))
 
     def plan(self, num_offered: int, depth: int, continues: bool, gaps: Sequence[float | None]) -> list[Outcome]:
-        """Outcomes of a round to prepare. `gaps`: score gaps of the drafted tokens, as far as they are computed."""
+        """Outcomes of a round to prepare. `gaps` are the score gaps of the drafted tokens, as far as they are computed."""
         if not depth:
             return []
         sequences = sum(len(target.sequences) for target in self.targets.values() if target.is_ahead)
@@ -229,14 +229,15 @@ class DraftScheduler:
         return outcomes[: self.budget.num_branches(depth, max(1, sequences), probabilities) - 1]
 
     def alternatives(self, state: DraftState) -> list[BranchKey]:
-        """The alternatives that the target verifies beside the draft of this round: its most probable outcomes."""
+        """The alternatives that the target verifies in the same step as the draft of this round, which are its most probable
+        outcomes."""
         if not state.num_alternatives or not state.num_offered:
             return []
         alphas, odds = self._estimates(state.num_offered, state.gaps)
         return state.keys(fan_out(alphas, odds, state.num_offered - 1, 1, state.num_alternatives + 1))
 
     def _estimates(self, num_positions: int, gaps: Sequence[float | None]) -> tuple[list[float], Sequence[float]]:
-        """Acceptance of so many drafted tokens, and odds of the alternatives."""
+        """Acceptance of the drafted tokens at `num_positions` positions, and odds of the alternatives."""
         if self._averages is None:
             self._averages = self.acceptance.alphas(""), self._odds.odds
         averages, odds = self._averages

@@ -70,7 +70,7 @@ class DraftSender:
             records: list[SequenceBranches] = []
             for sequence, state in target.sequences.items():
                 unsent = state.unsent_branches(self._announces(state))
-                branches = [(key, [one.token for one in drafted]) for key, drafted in unsent]
+                branches = [(key, [node.token for node in drafted]) for key, drafted in unsent]
                 records += pack(sequence, state.round, branches)
             if records:
                 self._listener.send(peer, Branches(self._epoch, records))
@@ -95,8 +95,8 @@ def _round_draft(
 ) -> RoundDraft:
     draft, data = state.draft, b""
     if state.params.needs_distribution:
-        data = distributions.encode([one.distribution for one in draft if one.distribution is not None])
-    tokens = [one.token for one in draft]
+        data = distributions.encode([node.distribution for node in draft if node.distribution is not None])
+    tokens = [node.token for node in draft]
     return RoundDraft(sequence, state.round, tokens, data, state.was_ready, _flat(started), _flat(alternatives))
 
 

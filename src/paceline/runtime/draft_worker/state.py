@@ -2,8 +2,8 @@
 
 The main branch continues after the offered draft: if all of it is accepted and the next token is the branch's own, the rest is
 the next draft. Every other prepared outcome has a branch of its own, forked from the main branch. The branch of the actual
-outcome becomes the main branch; all others are closed. A draft is a function of the text and of noise keyed by position, so
-a draft made ahead equals the draft made on demand.
+outcome becomes the main branch, and all remaining branches are closed. A draft is a function of the text and of noise keyed by
+position, so a draft made ahead equals the draft made on demand.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ Plan = Callable[[int, int, bool, Sequence[float | None]], Iterable[Outcome]]
 """(tokens offered, depth, whether the main branch continues, score gaps of the drafted tokens) -> outcomes to prepare."""
 
 MAX_IDLE_PASSES = 64
-"""Passes without a token (a long prompt, no free block) after which the round is answered with what there is."""
+"""Passes without a token (a long prompt, no free block) after which the round is answered with the tokens drafted so far."""
 
 
 class VerifyOutcome(NamedTuple):
@@ -28,7 +28,8 @@ class VerifyOutcome(NamedTuple):
     accepted: int
     was_wrong: bool
     alternative: int | None
-    """Index of the committed token among the wrong token's alternatives; None: not among them, or nothing was wrong."""
+    """Index of the committed token among the wrong token's alternatives. None if it is not among them, or if no token was
+    wrong."""
     gaps: tuple[float | None, ...]
     """Score gaps of the `known` tokens."""
 
@@ -47,14 +48,14 @@ class DraftState:
         self.was_ready = False
         """Whether the draft of this round was complete when it was requested."""
         self.num_ready: int | None = None
-        """Tokens of this round's draft that were drafted ahead. None: the last round had no answer to continue."""
+        """Tokens of this round's draft that were drafted ahead. None if the last round had no answer to continue."""
         self.num_offered = 0
         """Tokens in the answer to this round."""
         self.num_alternatives = 0
-        """Alternatives that the target verifies beside the draft of this round; none under rejection."""
+        """Alternatives that the target verifies in the same step as the draft of this round. 0 under rejection."""
         self._is_cut = False
         self._announced: dict[BranchKey, bool] = {}
-        """Outcomes announced to the target; True: their draft was sent."""
+        """Outcomes announced to the target. The value says whether their draft was sent."""
 
     @property
     def params(self) -> SequenceParams:
@@ -215,7 +216,7 @@ class DraftState:
             branch.chain = []
 
     def _key(self, outcome: Outcome) -> BranchKey | None:
-        """None: the draft has no such alternative, or has not computed that position yet."""
+        """The branch key of an outcome. None if the draft has no such alternative, or has not computed that position yet."""
         if outcome.accepted >= len(self._main.chain):
             return None
         alternatives = self._alternatives(outcome.accepted)

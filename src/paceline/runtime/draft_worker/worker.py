@@ -2,7 +2,7 @@
 
 Each iteration receives all messages, answers complete rounds, and runs one pass of the core. The pass takes the branches that
 targets wait for, round-robin over targets, then branches drafted ahead. A round that is drafted on demand starts with the next
-pass, and a target with many sequences does not delay the others.
+pass, and a target with many sequences does not delay the remaining targets.
 """
 
 import logging
@@ -57,7 +57,7 @@ class DraftWorker:
         clock: Clock | None = None,
         weights: WeightManager | None = None,
     ) -> None:
-        """`tokenizer`: that of the draft. The worker refuses targets whose tokenizer or chat template differs. `weights` is
+        """`tokenizer` is that of the draft. The worker refuses targets whose tokenizer or chat template differs. `weights` is
         closed at the end."""
         self.name = name
         self.epoch = secrets.randbits(32)  # part of every message: five bytes instead of nine
@@ -71,7 +71,7 @@ class DraftWorker:
         )
         self._is_stopping = False
         self._drain_seconds: float | None = None
-        """Time that a drain may take; None: the worker does not drain."""
+        """Seconds that the drain may take. None if the worker does not drain."""
 
     @property
     def address(self) -> str:
@@ -79,7 +79,7 @@ class DraftWorker:
 
     @property
     def weight_address(self) -> str:
-        """Address of its weight server; empty without one."""
+        """Address of its weight server. Empty without a weight server."""
         return "" if self._weights is None else self._weights.address
 
     @property
@@ -147,11 +147,11 @@ class DraftWorker:
         )
 
     def _run_pass(self, branches: list[DraftBranch]) -> Sequence[DraftedToken | None] | None:
-        """One pass of the core, timed; None: it failed, and its sequences are closed."""
+        """Run and time one pass of the core. Returns None if the pass failed, and closes its sequences."""
         rows, started = sum(max(1, branch.num_missing) for branch in branches), self._clock.now()
         try:
             drafted = self._core.step(branches)
-        except Exception:  # other sequences and targets must not suffer
+        except Exception:  # The remaining sequences and targets must not suffer
             logger.exception("a pass failed; its sequences are closed")
             self._fail(branches)
             return None

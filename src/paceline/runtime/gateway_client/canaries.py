@@ -28,7 +28,7 @@ class Canaries:
     def __init__(
         self, seconds: float, targets: Mapping[str, TargetConnection], submit: Callable[[Stream], None]
     ) -> None:
-        """`submit` sends a stream to the worker it is pinned to. `seconds`: the interval; 0 turns canaries off."""
+        """`submit` sends a stream to the worker it is pinned to. `seconds` is the interval, and 0 turns canaries off."""
         self._seconds = seconds
         self._targets = targets
         self._submit = submit

@@ -17,7 +17,7 @@ Key = tuple[str, ...]
 """Name of a counter, then the traffic class, part or reason it counts."""
 
 TIER_GAUGES = ("host_blocks", "disk_blocks")
-"""Fields of `TierCounts` that hold a current value; all others are counters."""
+"""Fields of `TierCounts` that hold a current value. All other fields are counters."""
 SEVERITY = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
@@ -30,9 +30,9 @@ def counters(status: EngineStatus) -> Iterator[tuple[Key, int | float]]:
     yield ("drifted",), status.audit.drifted
     yield ("dropped",), status.audit.dropped
     if status.tiers is not None:
-        for one in fields(TierCounts):
-            if one.name not in TIER_GAUGES:
-                yield ("tiers", one.name), getattr(status.tiers, one.name)
+        for field in fields(TierCounts):
+            if field.name not in TIER_GAUGES:
+                yield ("tiers", field.name), getattr(status.tiers, field.name)
     for part, seconds in status.seconds.items():
         yield ("seconds", part), seconds
     for reason, count in status.executor_steps.items():
@@ -69,14 +69,15 @@ class ReportHistory:
 
 
 def merge_status(statuses: Sequence[EngineStatus], missing: Mapping[Key, float] | None = None) -> EngineStatus:
-    """All targets as one engine: counters added up, acceptance and depth averaged. `missing` is added to the counters."""
+    """The status of all targets as that of one engine. Counters are added up, acceptance and depth are averaged. `missing` is
+    added to the counters."""
     counts: Counter[Key] = Counter(missing or {})
     for status in statuses:
         counts.update(dict(counters(status)))
     traffic: dict[tuple[str, str], list[TrafficStatus]] = {}
     for status in statuses:
-        for one in status.traffic:
-            traffic.setdefault((one.method, one.category), []).append(one)
+        for traffic_status in status.traffic:
+            traffic.setdefault((traffic_status.method, traffic_status.category), []).append(traffic_status)
     return EngineStatus(
         running=sum(status.running for status in statuses),
         waiting=sum(status.waiting for status in statuses),
@@ -103,7 +104,9 @@ def _merge_tiers(parts: Sequence[TierCounts], counts: Counter[Key]) -> TierCount
     if not parts:
         return None
     gauges = {name: sum(getattr(part, name) for part in parts) for name in TIER_GAUGES}
-    return TierCounts(**{one.name: gauges.get(one.name, counts["tiers", one.name]) for one in fields(TierCounts)})
+    return TierCounts(
+        **{field.name: gauges.get(field.name, counts["tiers", field.name]) for field in fields(TierCounts)}
+    )
 
 
 def _merge_traffic(name: tuple[str, str], parts: Sequence[TrafficStatus], counts: Counter[Key]) -> TrafficStatus:
@@ -124,5 +127,5 @@ def _merge_traffic(name: tuple[str, str], parts: Sequence[TrafficStatus], counts
 
 
 def mean(values: Sequence[float]) -> float | None:
-    """None without values."""
+    """The mean. None without values."""
     return sum(values) / len(values) if values else None

@@ -36,13 +36,13 @@ class Recalls:
     """Used by one thread, the pool's. Times are seconds on its clock."""
 
     def __init__(self, targets: Mapping[str, TargetConnection]) -> None:
-        """`targets`: a live view of the connections."""
+        """`targets` is a live view of the connections."""
         self._targets = targets
         self._numbers = itertools.count(1)
         self._open: dict[int, RecallAnswers] = {}
 
     def start(self, key: str, future: "Future[Recalled | None]", now: float) -> None:
-        """Ask every worker. `future` receives the longest answer; None if no worker knows the key."""
+        """Ask every worker. `future` receives the longest answer. It receives None if no worker knows the key."""
         number = next(self._numbers)
         targets = [target for target in self._targets.values() if target.welcome is not None]
         num_asked = sum(target.send(Recall(number, key)) for target in targets)
@@ -54,7 +54,7 @@ class Recalls:
 
     def finish_complete(self, now: float) -> None:
         """Finish the recalls that have all answers or no time left."""
-        for number in [number for number, one in self._open.items() if one.is_complete(now)]:
+        for number in [number for number, recall in self._open.items() if recall.is_complete(now)]:
             self._open.pop(number).finish()
 
     def finish_all(self) -> None:

@@ -22,7 +22,7 @@ class Stream:
     """Collects the outputs of a request, so that another worker can continue it."""
 
     def __init__(self, request: Request, listener: OutputListener, pinned: str | None = None) -> None:
-        """`request` has a seed. `pinned`: the only worker that may serve it."""
+        """`request` has a seed. `pinned` is the only worker that may serve it. If it is None, any worker may."""
         assert request.sampling.seed is not None
         self.request = request
         self.listener = listener
@@ -38,7 +38,8 @@ class Stream:
         self.num_lost = 0
         """Workers lost since the last output."""
         self.weights = ""
-        """Checksum of the weights that generated its first token; empty: not known. Others would continue with another text."""
+        """Checksum of the weights that generated its first token. Empty if it is not known. A worker with other weights would
+        continue with a different text."""
         self.num_deaths = 0
         """Workers that died since the last output, each before the first output of its attempt."""
         committed = request.committed or ((),) * request.sampling.n

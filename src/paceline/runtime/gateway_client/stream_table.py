@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 MAX_LOST_WORKERS = 8
 """Workers that a stream may lose without an output."""
 MAX_DEATHS = 3
-"""Workers that may die while they start one request. After the first death the request is a suspect: it shares a worker with
-no other suspect. A request that kills every worker must end before it has killed them all."""
+"""Workers that may die while they start one request. After the first death the request is a suspect: it shares a worker with no
+second suspect. A request that kills every worker must end before it has killed them all."""
 MAX_QUARANTINED = 256
 """Requests that killed workers, which are remembered and refused."""
 
@@ -32,7 +32,8 @@ class StreamTable:
     """The pool's thread calls every method except `reserve`, and listeners are called on it."""
 
     def __init__(self, targets: Mapping[str, TargetConnection], router: Router, index: KvIndex | None = None) -> None:
-        """`targets`: a live view of the connections. `index`: cached blocks that workers may fetch from each other."""
+        """`targets` is a live view of the connections. `index` holds the cached blocks that workers may fetch from each
+        other."""
         self._targets = targets
         self._router = router
         self._index = index
@@ -47,7 +48,7 @@ class StreamTable:
         """Digests of requests that killed workers, the oldest first."""
 
     def reserve(self, request_id: str) -> None:
-        """Reserve the id until its stream ends. Thread-safe; raises `InvalidRequest` if it is in use."""
+        """Reserve the id until its stream ends. Thread-safe. Raises `InvalidRequest` if it is in use."""
         with self._lock:
             if request_id in self._ids:
                 raise InvalidRequest(f"a request with id {request_id!r} is already running", field="id")
@@ -102,7 +103,8 @@ class StreamTable:
             target.num_cached_tokens += min(num_cached, len(stream.request.prompt_ids))
 
     def take_failure(self, target: TargetConnection, message: RequestFailed) -> None:
-        """A request that is invalid or that an engine failed on ends; any other one is continued on another worker."""
+        """End a request that is invalid or that an engine failed on. A request that failed for a different reason is continued
+        on another worker."""
         stream = target.streams.get(message.attempt)
         if stream is None:
             return
@@ -125,8 +127,8 @@ class StreamTable:
             self._reassign(stream)
 
     def release(self, target: TargetConnection, reason: str, has_died: bool = False) -> None:
-        """Reassign all streams of a lost worker. If it is still alive, it must stop them. `has_died`: its process ended without
-        a `Goodbye`, and a request that it had not started yet may be the reason."""
+        """Reassign all streams of a lost worker. If it is still alive, it must stop them. `has_died` says that its process
+        ended without a `Goodbye`. A request that it had not started yet may then be the reason."""
         streams = target.take_streams()
         if has_died:
             for stream in streams:

@@ -52,10 +52,10 @@ class TargetClient:
         failure: Callable[[], str | None] = lambda: None,
         is_shared: bool = False,
     ) -> None:
-        """Blocks until the first worker is ready, at most `start_seconds`. `engine`: settings of the workers; None: those of
-        the first target pool. `tokenizer`: None reads the model's. `check_workers` raises if no worker will become ready.
-        `failure` returns why the workers keep failing, if they do. `is_shared`: the cluster has draft workers of other models,
-        which are no part of this client's status."""
+        """Blocks until the first worker is ready, at most `start_seconds`. `engine` holds the settings of the workers. If it is
+        None, those of the first target pool are used. If `tokenizer` is None, that of the model is read. `check_workers` raises
+        if no worker will become ready. `failure` returns why the workers keep failing, if they do. `is_shared` says that the
+        cluster has draft workers of other models, which are no part of this client's status."""
         self.config = engine or config.engines()[f"{config.targets[0].name}-0"]
         self.tokenizer = tokenizer or load_tokenizer(self.config.model)
         self.pool = TargetPool(config, directory, own)
@@ -88,7 +88,7 @@ class TargetClient:
 
     @property
     def failure(self) -> str | None:
-        """Why requests will not be served without an operator; None: they are, or may be soon."""
+        """The reason why requests will not be served without an operator. None if they are served, or may be soon."""
         if not self.is_running:
             return "the engine has stopped: restart the server"
         return None if self.is_ready else self._failure()
@@ -104,7 +104,7 @@ class TargetClient:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that the KV caches of all workers hold; 0 before the first report of a worker."""
+        """Tokens that the KV caches of all workers hold. 0 before the first report of a worker."""
         return BLOCK_SIZE * sum(report.status.kv_total for report in self.pool.reports())
 
     @property
@@ -126,7 +126,7 @@ class TargetClient:
         self.pool.submit(self._validator.validate(request), listener)
 
     def recall(self, key: str) -> "Future[Recalled | None]":
-        """The tokens of a resumable stream of any gateway; None if no worker knows its key. The stream ends where it runs."""
+        """The tokens of a resumable stream of any gateway. None if no worker knows its key. The stream ends where it runs."""
         return self.pool.recall(key)
 
     def cancel(self, request_id: str) -> None:
@@ -147,7 +147,7 @@ class TargetClient:
         return {report.name: report.status.draft for report in self.pool.reports() if report.status.draft is not None}
 
     def swap_draft(self, draft: str, seconds: float, period: float) -> int:
-        """Let every target with a draft of its own try another one. Returns the number of the swap, which `drafts` reports.
+        """Let every target with a draft of its own try another draft. Returns the number of the swap, which `drafts` reports.
         An empty `draft` ends the trials."""
         number = secrets.randbits(62)
         self.pool.swap_draft(SwapDraft(number, draft, seconds, period))
@@ -160,7 +160,7 @@ class TargetClient:
 
     def cluster_status(self) -> ClusterStatus:
         """Status of every worker."""
-        workers = [one for one in self.pool.workers() if not (self._is_shared and one.refusal)]
+        workers = [worker for worker in self.pool.workers() if not (self._is_shared and worker.refusal)]
         return ClusterStatus(tuple(workers), self.pool.num_continued)
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ class TargetConnection:
         """Sequences of other gateways there, as of the last heartbeat."""
         self._nonce = 0
         self._requested: float | None = None
-        """Time of the last heartbeat request; None before the handshake, which takes longer than a round trip."""
+        """Time of the last heartbeat request. None before the handshake, which takes longer than a round trip."""
 
     @property
     def name(self) -> str:
@@ -162,7 +162,9 @@ class TargetConnection:
 
     def take_lost_streams(self, heartbeat: Heartbeat) -> Sequence[Stream]:
         """Remove and return the streams that the worker should have and does not have, by its own account."""
-        self._first_nonces = {one: self._first_nonces[one] for one in self.streams if one in self._first_nonces}
+        self._first_nonces = {
+            stream: self._first_nonces[stream] for stream in self.streams if stream in self._first_nonces
+        }
         alive = set(heartbeat.attempts)
         lost = [
             attempt

@@ -88,11 +88,11 @@ class TargetPool:
         return self._targets.max_num_seqs
 
     def wait_ready(self, seconds: float) -> Welcome | None:
-        """The `Welcome` of the first ready worker; None after `seconds`."""
+        """The `Welcome` of the first ready worker. None after `seconds`."""
         return self._targets.first_welcome if self._ready.wait(seconds) else None
 
     def silent_seconds(self, name: str) -> float:
-        """Time since the worker's last heartbeat; 0 if it is not connected, or the gateway itself was suspended."""
+        """Time since the worker's last heartbeat. 0 if the worker is not connected, or if the gateway itself was suspended."""
         target = self._targets.get(name)
         return 0.0 if target is None else target.health.silent_seconds(self._last_poll or 0.0)
 
@@ -135,7 +135,7 @@ class TargetPool:
         self._commands.put(submit)
 
     def recall(self, key: str) -> "Future[Recalled | None]":
-        """The tokens of a resumable stream that any worker has kept; None if no worker knows its key. The stream ends there."""
+        """The tokens of a resumable stream that any worker has kept. None if no worker knows its key. The stream ends there."""
         future: Future[Recalled | None] = Future()
         self._commands.put(lambda: self._recalls.start(key, future, self._clock.now()))
         return future

@@ -1,4 +1,4 @@
-"""The connections to all target workers, and what every worker is told: the other workers and the operator's flags."""
+"""The connections to all target workers, and the worker lists and flags that the gateway sends over them."""
 
 import logging
 import secrets
@@ -32,7 +32,7 @@ class Targets(dict[str, TargetConnection]):
         self._epoch = secrets.randbits(62)
         self._max_num_seqs = 1
         self.members: tuple[Member, ...] = ()
-        """Members of the directory, also those without a connection; empty before it was read."""
+        """Members of the directory, also those without a connection. Empty before the directory was read."""
         self._worker_lists: dict[str, WorkerList] = {}
         """By model."""
         self._flags: SpeculationFlags | None = None
@@ -41,7 +41,9 @@ class Targets(dict[str, TargetConnection]):
     def max_num_seqs(self) -> int:
         """Sequences that all usable workers run at once. Without a usable worker, the last value."""
         welcomes = [target.welcome for target in list(self.values()) if target.takes_streams]
-        self._max_num_seqs = sum(one.max_num_seqs for one in welcomes if one is not None) or self._max_num_seqs
+        self._max_num_seqs = (
+            sum(welcome.max_num_seqs for welcome in welcomes if welcome is not None) or self._max_num_seqs
+        )
         return self._max_num_seqs
 
     @property
@@ -57,8 +59,8 @@ class Targets(dict[str, TargetConnection]):
         return [target.report for target in targets if target.report is not None and target.takes_streams]
 
     def disconnect(self, members: Iterable[Member]) -> Sequence[TargetConnection]:
-        """Remove and return the connections to workers that left or moved, for the caller to close. `members`: the current
-        ones."""
+        """Remove and return the connections to workers that left or moved, for the caller to close. `members` are the current
+        members."""
         current = _reachable(members)
         removed = []
         for name, target in list(self.items()):
@@ -105,7 +107,8 @@ class Targets(dict[str, TargetConnection]):
                 target.send(StatusRequest())
 
     def take_welcome(self, target: TargetConnection, welcome: Welcome) -> bool:
-        """End the handshake: the worker is told all it must know, or it is refused. Returns whether it may generate."""
+        """Complete the handshake. Sends the worker lists and the flags to an accepted worker. Returns False if the worker is
+        refused."""
         if welcome.version != VERSION:
             text = "%s has protocol version %d, this gateway has %d: upgrade the older one"
             logger.error(text, target.name, welcome.version, VERSION)
@@ -122,7 +125,8 @@ class Targets(dict[str, TargetConnection]):
         return True
 
     def _refusal(self, member: Member, welcome: Welcome) -> str:
-        """Why the worker must not generate, if so: its pool has other weights at the same revision of the settings."""
+        """The reason why the worker must not generate: its pool has other weights at the same revision of the settings. Empty
+        if the worker may generate."""
         for other in self.values():
             same = (other.member.pool, other.member.revision) == (member.pool, member.revision)
             if (
@@ -137,12 +141,16 @@ class Targets(dict[str, TargetConnection]):
 
 def _reachable(members: Iterable[Member]) -> dict[str, Member]:
     """Members that a gateway connects to, by name."""
-    return {one.name: one for one in members if one.role != "draft" and one.phase != "gone" and one.address}
+    return {
+        member.name: member
+        for member in members
+        if member.role != "draft" and member.phase != "gone" and member.address
+    }
 
 
 def _worker_list(members: Sequence[Member], model: str, shares_caches: bool) -> WorkerList:
-    """Addresses of the draft workers, and of the prefill workers and other targets of the model, for its targets. Leaving ones
-    are absent, but a draining target still sends its cached blocks to the others."""
+    """The addresses that targets of `model` need: those of the draft workers, and of the prefill workers and targets of the
+    model. Leaving workers are absent, but a draining target still sends its cached blocks to the remaining targets."""
     drafts, prefills, targets = (
         [
             WorkerAddress(member.name, member.address, member.key, member.phase == "trial")

@@ -25,7 +25,7 @@ def worker_statuses(
 ) -> list[WorkerStatus]:
     """One row per member, also for members without an address yet. `router` adds its estimates of the targets.
 
-    `prices`: dollars per hour of a worker, by pool."""
+    `prices` holds the dollars per hour of a worker, by pool."""
     prices = prices or {}
     by_name = {target.name: target for target in targets}
     drafters: dict[str, list[DrafterStatus]] = {}
@@ -61,7 +61,7 @@ def _target_row(member: Member, target: TargetConnection | None, view: RouterVie
     heartbeat, status = target.heartbeat, target.status
     is_loading = target.is_usable and heartbeat.loading is not None
     is_lost = target.state is WorkerState.SUSPECTED  # its last heartbeat describes a process that may be gone
-    traffic = [one for one in status.traffic if one.category != CATEGORY] if status is not None else []
+    traffic = [entry for entry in status.traffic if entry.category != CATEGORY] if status is not None else []
     drafters = status.drafters if status is not None else ()
     return WorkerStatus(
         name=member.name,
@@ -72,8 +72,8 @@ def _target_row(member: Member, target: TargetConnection | None, view: RouterVie
         running=0 if is_lost else heartbeat.running,
         waiting=0 if is_lost else heartbeat.waiting,
         kv_use=heartbeat.kv_used / heartbeat.kv_total if heartbeat.kv_total and not is_lost else None,
-        depth=mean([one.mean_depth for one in traffic]),
-        alpha=mean([alpha for one in traffic for alpha in one.alphas]),
+        depth=mean([entry.mean_depth for entry in traffic]),
+        alpha=mean([alpha for entry in traffic for alpha in entry.alphas]),
         round_trip=target.round_trip,
         answers=sum(drafter.answers for drafter in drafters),
         hits=sum(drafter.hits for drafter in drafters),

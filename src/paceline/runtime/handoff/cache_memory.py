@@ -19,8 +19,8 @@ MAX_CACHES = 16
 
 
 def share_cache(runner: ModelRunner, memory: DeviceMemory | None) -> list[MemoryRegion]:
-    """Keys and values of every layer; empty if other processes cannot map them. Caches that are divided among ranks are not
-    shared: rank 0 has those of other ranks mapped itself, and cannot pass them on."""
+    """Keys and values of every layer. Empty if other processes cannot map them. Caches that are divided among ranks are not
+    shared, because rank 0 itself maps those of the remaining ranks and cannot pass them on."""
     if memory is None or runner.num_head_shares > 1 or len(runner.head_shares()[0]) > 1:
         return []
     try:

@@ -39,7 +39,7 @@ class ExportJob:
         defer: "Defer",
         pool: StagingPool,
     ) -> None:
-        """`pool`: of the thread that runs the copies."""
+        """`pool` belongs to the thread that runs the copies."""
         self.peer = peer
         self.attempt = attempt
         self.request_id = request_id
@@ -79,7 +79,7 @@ class ExportJob:
     def blocks(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
         if not self.plan.in_place:
             self._defer(self, lambda: self._fill_layer(layer, blocks, ready))
-        elif layer == self.plan.layout.num_layers - 1:  # the device has then computed the other layers too
+        elif layer == self.plan.layout.num_layers - 1:  # The device has then computed all layers
             self._defer(self, lambda: self._fill_numbers(blocks, ready))
 
     def states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:

@@ -48,8 +48,8 @@ class Handoffs:
         clock: Clock | None = None,
         memory: DeviceMemory | None = None,
     ) -> None:
-        """`memory`: that of the engine's device, if blocks may be copied from other workers' memory; None: see
-        `device_memory`."""
+        """`memory` is that of the engine's device, if blocks may be copied from other workers' memory. If it is None,
+        `device_memory` decides."""
         engine = loop.engine
         self._loop = loop
         self._engine = engine
@@ -101,8 +101,8 @@ class Handoffs:
         """Stop all hand-offs. Call it before the engine is closed."""
         with self._lock:
             pending = list(self._pending.values())
-        for one in pending:
-            one.fail("this worker is stopping")
+        for prompt in pending:
+            prompt.fail("this worker is stopping")
         self._connections.close()
 
     def _place(self, prompt: RemotePrompt) -> None:
@@ -118,7 +118,7 @@ class Handoffs:
             len(prompt.ids),
         )
         with self._lock:
-            inflight = [one for one in self._pending.values() if one.incoming is not None]
+            inflight = [prompt for prompt in self._pending.values() if prompt.incoming is not None]
             loads = [_add_inflight(load, inflight) for load in self._connections.loads]
             chosen = self._policy.choose(local, loads) if len(inflight) < MAX_PROMPTS else None
         if chosen is not None and not prompt.stop.is_set():
@@ -143,7 +143,7 @@ class Handoffs:
         request, ids = prompt.request, prompt.ids[: peer.tokens + 1]
         uncached = len(ids) - 1 - self._imports.cached(ids, request.cache_salt)
         with self._lock:
-            num_inflight = sum(one.incoming is not None for one in self._pending.values())
+            num_inflight = sum(prompt.incoming is not None for prompt in self._pending.values())
             # Without `running`: a peer's blocks delay no sequence that decodes here
             chosen = self._policy.choose(LocalPrompt(uncached, 0, 0), [load]) if num_inflight < MAX_PROMPTS else None
             seconds = self._policy.local_seconds(uncached)
@@ -237,5 +237,5 @@ class Handoffs:
 
 def _add_inflight(load: PrefillLoad, inflight: Sequence[RemotePrompt]) -> PrefillLoad:
     """The load with prompts that were sent after the worker's last heartbeat."""
-    own = sum(len(one.ids) for one in inflight if one.worker == load.name)
+    own = sum(len(prompt.ids) for prompt in inflight if prompt.worker == load.name)
     return replace(load, queued=max(load.queued, own))

@@ -101,7 +101,7 @@ class PrefillConnections:
         self._commands.put(lambda: self._set_members(prefill_workers, targets))
 
     def peer(self, name: str) -> PrefillLoad | None:
-        """The load of a peer; None if it is not usable. Any thread may call it. The first call opens a connection."""
+        """The load of a peer. None if it is not usable. Any thread may call it. The first call opens a connection."""
         self._commands.put(lambda: self._peers.use(name, self._clock.now()))
         return self._peer_loads.get(name)
 
@@ -135,7 +135,7 @@ class PrefillConnections:
             connection.close()
 
     def _step(self) -> None:
-        self._commands.wait([one.socket for one in self._connections.values()], POLL_SECONDS)
+        self._commands.wait([connection.socket for connection in self._connections.values()], POLL_SECONDS)
         self._commands.run_all()
         for connection in list(self._connections.values()):
             while (message := connection.receive()) is not None:
@@ -147,7 +147,7 @@ class PrefillConnections:
         self._peers.set_members(peers)
 
     def _connect(self, members: Mapping[str, Member]) -> None:
-        """Open connections to these members and close all others."""
+        """Open connections to these members and close all other connections."""
         for name, connection in list(self._connections.items()):
             if members.get(name) != connection.member:
                 del self._connections[name]
@@ -171,15 +171,28 @@ class PrefillConnections:
                 logger.info("%s worker %s %s", connection.member.role, connection.name, connection.condition)
                 if connection.state is WorkerState.SUSPECTED:
                     self._fail_prompts(connection, "does not answer")
-        usable = [one for one in self._connections.values() if one.is_usable and not one.is_loading]
+        usable = [
+            connection
+            for connection in self._connections.values()
+            if connection.is_usable and not connection.is_loading
+        ]
         self.loads = tuple(
-            PrefillLoad(one.name, one.heartbeat.prompt_tokens, one.round_trip or 0.0, one.welcome.max_model_len)
-            for one in usable
-            if one.member.role == "prefill" and one.heartbeat is not None and one.welcome is not None
+            PrefillLoad(
+                connection.name,
+                connection.heartbeat.prompt_tokens,
+                connection.round_trip or 0.0,
+                connection.welcome.max_model_len,
+            )
+            for connection in usable
+            if connection.member.role == "prefill"
+            and connection.heartbeat is not None
+            and connection.welcome is not None
         )
         # A peer sends cached blocks at once, whatever it has to compute
         self._peer_loads = {
-            one.name: PrefillLoad(one.name, 0, one.round_trip or 0.0) for one in usable if one.member.role == "target"
+            connection.name: PrefillLoad(connection.name, 0, connection.round_trip or 0.0)
+            for connection in usable
+            if connection.member.role == "target"
         }
         for prompt in list(self._requested.values()):
             if now >= prompt.deadline:

@@ -52,19 +52,19 @@ class PrefillService:
         computes: bool = True,
         memory: DeviceMemory | None = None,
     ) -> None:
-        """`computes` False: send cached blocks only, as a target does for its peers. `memory`: that of the engine's device, if
-        targets may read blocks in place."""
+        """If `computes` is False, the service sends cached blocks only, as a target does for its peers. `memory` is that of the
+        engine's device, if targets may read blocks in place."""
         engine = loop.engine
         self._loop = loop
         self._engine = engine
         self._server = server
         self.computes = computes
-        """Whether it computes prompts; otherwise it sends cached blocks only."""
+        """Whether it computes prompts. Otherwise it sends cached blocks only."""
         self._clock = clock or WallClock()
         self._layout = CacheLayout.of(engine.runner)
         self._exports = engine.exports
         self._cache = share_cache(engine.runner, memory)
-        """The cache in device memory; empty: blocks are sent as bytes."""
+        """The cache in device memory. Empty if blocks are sent as bytes."""
         self._jobs: dict[tuple[Peer, int], ExportJob] = {}
         self._started: dict[tuple[Peer, int], float] = {}
         self._numbers = itertools.count()
@@ -72,7 +72,7 @@ class PrefillService:
         self._seconds = 0.0
         self._pool = StagingPool(engine.runner.device)
         self._copies: SimpleQueue[tuple[ExportJob, Callable[[], None] | None] | None] = SimpleQueue()
-        """Copies to run; no copy: the job has ended."""
+        """Copies to run. An entry without a copy means that the job has ended."""
         self._thread = threading.Thread(target=self._run_copies, name="paceline-exports", daemon=True)
         self._thread.start()
 
@@ -104,7 +104,7 @@ class PrefillService:
         return PrefillStarted(message.attempt, job.handle, self._cache if plan.in_place else [])
 
     def cancel(self, peer: Peer, attempt: int) -> None:
-        """End a job: the target has fetched the prompt, or no longer needs it. An unknown attempt is no error."""
+        """End a job, because the target has fetched the prompt or no longer needs it. An unknown attempt is no error."""
         job = self._jobs.pop((peer, attempt), None)
         if job is None:
             return
@@ -135,7 +135,7 @@ class PrefillService:
 
     @property
     def cache_memory(self) -> MemoryRegion | None:
-        """Device memory of the cache that a target tests; None: blocks are sent as bytes."""
+        """Device memory of the cache that a target tests. None if blocks are sent as bytes."""
         return self._cache[0] if self._cache else None
 
     def close(self) -> None:

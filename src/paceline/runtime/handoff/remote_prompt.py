@@ -33,9 +33,9 @@ class RemotePrompt:
     """Another target that has a prefix of it cached."""
     stop: threading.Event = field(default_factory=threading.Event)
     reason: str = ""
-    """Reason of a failure; empty if the caller cancelled it."""
+    """Reason of a failure. Empty if the caller cancelled the prompt."""
     worker: str = ""
-    """Worker that computes it; empty while that is undecided."""
+    """Worker that computes it. Empty while that is undecided."""
     attempt: int = 0
     requested: float = 0.0
     """Time of the request to the worker."""
@@ -59,8 +59,9 @@ class RemotePrompt:
     def fetch(
         self, client: TransferClient, handle: TransferHandle, seconds: float, open_cache: Callable[[], Sequence[Tensor]]
     ) -> int:
-        """Fetch the blocks while the worker computes them. Returns the number of complete blocks of the prefix: all of them, or
-        those that arrived before it was stopped or failed with `reason`. `open_cache`: the worker's cache, to read in place."""
+        """Fetch the blocks while the worker computes them. Returns the number of complete blocks of the prefix. These are all
+        blocks, or those that arrived before the prompt was stopped or failed with `reason`. `open_cache` opens the worker's
+        cache, to read it in place."""
         assert self.incoming is not None
         plan, missing = self.incoming.plan, set(range(len(self.incoming.plan.parts())))
         try:

@@ -1,4 +1,5 @@
-"""Host memory of prompts that are sent, kept for the next ones: pages of new memory cost more than the copy to them."""
+"""Host memory of prompts that are sent. It is kept for the next prompts, because pages of new memory cost more than the copy to
+them."""
 
 import torch
 

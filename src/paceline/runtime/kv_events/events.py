@@ -1,7 +1,8 @@
 """Cache events in vLLM's wire format: vLLM servers can feed the index, and vLLM's tools can read Paceline workers.
 
 A batch is a msgpack array: time, events, rank. An event is a map with its type in the field `type`; vLLM before 0.24 sends an
-array of the type and the same fields in order. This module writes maps and reads both, and batches as maps too.
+array of the type and the same fields in order. This module writes maps. It reads maps and arrays, and also batches that are
+maps.
 """
 
 import time
@@ -31,7 +32,7 @@ class BlockStored(msgspec.Struct, tag=True):
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None
-    """For each block, what its hash covers besides tokens. The first block of a sequence has the salt."""
+    """For each block, what its hash covers in addition to tokens. The first block of a sequence has the salt."""
     group_idx: int | None = None
 
 
@@ -170,7 +171,7 @@ def _from_wire(event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheEve
 
 
 def _salt(event: BlockStored) -> str | None:
-    """The salt of the blocks; None if they depend on more than tokens and a salt, such as an adapter or an image."""
+    """The salt of the blocks. None if they depend on more than tokens and a salt, such as an adapter or an image."""
     extra: Sequence[list[Any] | None] = event.extra_keys or ()
     if event.lora_id is not None or event.lora_name is not None or any(extra[1:]):
         return None

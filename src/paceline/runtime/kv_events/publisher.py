@@ -76,7 +76,7 @@ class KvPublisher:
     """
 
     def __init__(self, address: str, topic: str, security: Security | None = None) -> None:
-        """`address`: tcp://host:port for both sockets, port 0 for free ones."""
+        """`address` is tcp://host:port for the two sockets. Port 0 selects free ports."""
         require_keys(address, security)
         self._topic = topic.encode()
         self._events: deque[CacheEvent] = deque([CacheCleared()])

@@ -50,10 +50,10 @@ class KvSubscriber:
         self._replay = None if replay_address is None else _connect(zmq.DEALER, replay_address, security)
         self._topic: bytes | None = None
         self._expected: int | None = None
-        """Number of the next batch; None: any."""
+        """Number of the next batch. None if any number is accepted."""
         self._last_live = -1
         self._requested: float | None = None
-        """Time of the open replay request, or of its last reply; None without one."""
+        """Time of the open replay request, or of its last reply. None without an open request."""
         self._num_tries = 0
         self._retry_time: float | None = None
         """Time to request the whole cache again."""
@@ -105,7 +105,7 @@ class KvSubscriber:
             self._apply_held()
 
     def _process_replay(self, frames: Sequence[bytes]) -> None:
-        """Frames: an empty one, the topic (absent in vLLM before 0.26), number, batch."""
+        """The frames are an empty frame, the topic (absent in vLLM before 0.26), the number and the batch."""
         if self._requested is None or len(frames) not in (3, 4) or len(frames[-2]) != 8:
             return  # invalid, or the end of a replay that timed out
         if frames[-2] == END and self._is_full_replay:

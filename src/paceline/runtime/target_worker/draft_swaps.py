@@ -1,4 +1,5 @@
-"""Swaps of the draft inside a target worker's engine: loads the new draft beside it, tries it, and reports the trial."""
+"""Swaps of the draft inside a target worker's engine: loads the new draft in addition to the current draft, tries it, and
+reports the trial."""
 
 import logging
 import threading
@@ -40,7 +41,7 @@ class DraftSwaps:
     def __init__(
         self, switchback: DraftSwitchback, loop: EngineLoop, draft: str, load: Callable[[str], AnyDraft]
     ) -> None:
-        """`switchback`: hook of the engine of `loop`. `draft`: name of the draft that the engine was built with."""
+        """`switchback` is a hook of the engine of `loop`. `draft` is the name of the draft that the engine was built with."""
         self._switchback, self._loop, self._load = switchback, loop, load
         self._draft = draft
         self._swap: SwapDraft | None = None
@@ -69,7 +70,7 @@ class DraftSwaps:
 
     @property
     def status(self) -> DraftStatus | None:
-        """None: the engine drafts with no model of its own."""
+        """The draft in use and the last swap. None if the engine drafts without a model of its own."""
         if self._switchback.weights is None:
             return None
         if self._switchback.is_overdue and self._loop.is_running:

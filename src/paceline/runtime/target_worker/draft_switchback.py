@@ -1,12 +1,13 @@
 """The trial of a new draft inside one engine: a switchback in time.
 
-An engine has one draft in use at a time, for all sequences of its batch. So the trial alternates between both drafts in
-periods of a few seconds, in pairs of random order, so that load that changes slowly or regularly meets both drafts alike.
+An engine has one draft in use at a time, for all sequences of its batch. So the trial alternates between the two drafts in
+periods of a few seconds, in pairs of random order. Load that changes slowly or regularly then meets each draft equally.
 
-The unit of the test is a period, and not a sequence: sequences of one batch share their steps, so that their speeds are no
-independent observations. A period counts the tokens and the time of steps of the sequences that began in it, up to their end
-or its own. A sequence from an earlier period does not count: the draft's cache of its prompt is one of the other weights.
-Cutting at the end of a period favours neither draft; counting only finished sequences would favour the short ones.
+The unit of the test is a period, and not a sequence: sequences of one batch share their steps, so their speeds are not
+independent observations. A period counts the tokens and the time of steps of the sequences that began in it, up to their end or
+its own. A sequence from an earlier period does not count: the draft's cache of its prompt was computed with the weights of the
+second draft. Cutting at the end of a period favours neither draft; counting only finished sequences would favour the short
+ones.
 
 Acceptance is learned apart for each draft, in traffic classes with a label, so that the depth rule uses each draft as well
 as it can. A draft that the rule does not use, because it does not pay, counts as the plain decoding that it is.
@@ -46,7 +47,7 @@ class Version(IntEnum):
 
 @dataclass(slots=True)
 class _Measured:
-    """What one of both drafts was measured on."""
+    """What one draft was measured on."""
 
     sums: GoodputSums = field(default_factory=GoodputSums)
     """Sums over periods."""
@@ -76,15 +77,15 @@ class DraftSwitchback(StepHook):
     """Tries a second draft on the traffic of the engine. Other threads may read `decision`, `counts` and `is_running`."""
 
     def __init__(self, clock: Clock | None = None, seed: int | None = None) -> None:
-        """`seed`: of the order of the periods."""
+        """`seed` decides the order of the periods."""
         self._clock = clock or WallClock()
         self._random = random.Random(seed)
         self._speculator: Speculator | None = None
         self._methods: tuple[str, ...] = ()
         self.weights: DraftWeights | None = None
-        """None: the engine drafts with no model of its own."""
+        """Weights of the engine's draft. None if the engine drafts without a model of its own."""
         self.decision = TrialDecision(TrialVerdict.CONTINUE, None, "")
-        """The decision so far, or the last one."""
+        """The decision so far, or that of the last trial."""
         self._trial: DraftTrial | None = None
         self._period_seconds, self._deadline = 0.0, 0.0
         self._period = _Period(0.0)
@@ -108,15 +109,18 @@ class DraftSwitchback(StepHook):
 
     @property
     def counts(self) -> tuple[DraftCounts, DraftCounts]:
-        """What the draft in use before the trial and the new one were measured on."""
+        """What the draft in use before the trial and the new draft were measured on."""
         return self._measured[0].counts, self._measured[1].counts
 
     def attach(self, engine: HookedEngine) -> None:
         self._speculator = engine.speculator
         proposers = engine.speculator.proposers
-        self.weights = next((one.traits.weights for one in proposers.values() if one.traits.weights is not None), None)
+        weights = (proposer.traits.weights for proposer in proposers.values())
+        self.weights = next((found for found in weights if found is not None), None)
         if self.weights is not None:
-            self._methods = tuple(name for name, one in proposers.items() if one.traits.weights is self.weights)
+            self._methods = tuple(
+                name for name, proposer in proposers.items() if proposer.traits.weights is self.weights
+            )
 
     def begin(self, candidate: AnyDraft, seconds: float, period: float) -> None:
         """Start a trial; with 0 seconds the candidate is used at once. Raises `IncompatibleDraft` if the weights do not fit."""
@@ -164,17 +168,17 @@ class DraftSwitchback(StepHook):
         period = self._period
         if period.waiting:
             begun = {item.sequence.id: item.sequence.method for item in schedule.items}
-            period.begun |= {one for one in period.waiting if begun.get(one) in self._methods}
+            period.begun |= {sequence for sequence in period.waiting if begun.get(sequence) in self._methods}
             period.waiting.difference_update(begun)
 
     def committed(self, result: StepResult) -> None:
         period = self._period
         if self._trial is None or not period.begun:
             return
-        for one in result.sequences:
-            if one.verdict is not None and one.num_tokens == 1 and one.sequence.id in period.begun:
-                period.tokens += len(one.verdict.path) + 1
-                period.measured.add(one.sequence.id)
+        for row in result.sequences:
+            if row.verdict is not None and row.num_tokens == 1 and row.sequence.id in period.begun:
+                period.tokens += len(row.verdict.path) + 1
+                period.measured.add(row.sequence.id)
                 self._num_counted += 1
 
     def after_step(self) -> None:
@@ -186,7 +190,7 @@ class DraftSwitchback(StepHook):
         self.stop("the engine was closed")
 
     def _end_period(self, now: float) -> None:
-        """Count the period, decide, and begin the next one."""
+        """Count the period, decide, and begin the next period."""
         assert self._trial is not None
         period, measured = self._period, self._measured[self._version]
         if period.seconds:
@@ -206,7 +210,7 @@ class DraftSwitchback(StepHook):
         assert self._speculator is not None
         is_kept = decision.verdict is TrialVerdict.KEEP
         self._use(Version.CANDIDATE if is_kept else Version.CURRENT)
-        self._version = Version.CURRENT  # the draft in use is the current one of the next trial
+        self._version = Version.CURRENT  # The draft in use is the current draft of the next trial
         self._speculator.label(self._methods, "")
         if is_kept and self._measured[Version.CANDIDATE].sequences:
             self._speculator.adopt_label(self._methods, TRIAL_LABEL)

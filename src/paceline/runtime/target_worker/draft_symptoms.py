@@ -38,14 +38,14 @@ class DraftSymptoms:
 
 def _measure(last: EngineStatus, now: EngineStatus) -> Measurements:
     """Measurements of the rounds between two reports."""
-    before = {(one.method, one.category): one.tested for one in last.traffic}
-    grown = [(one, one.tested - before.get((one.method, one.category), 0)) for one in now.traffic]
-    weights = [(one, count) for one, count in grown if count > 0]
+    before = {(traffic.method, traffic.category): traffic.tested for traffic in last.traffic}
+    grown = [(traffic, traffic.tested - before.get((traffic.method, traffic.category), 0)) for traffic in now.traffic]
+    weights = [(traffic, count) for traffic, count in grown if count > 0]
     total = sum(count for _, count in weights)
     draft, verify = (now.seconds.get(part, 0.0) - last.seconds.get(part, 0.0) for part in ("draft", "verify"))
     return Measurements(
-        accepted=sum(count * _accepted(one) for one, count in weights) / total,
-        depth=sum(count * one.mean_depth for one, count in weights) / total,
+        accepted=sum(count * _accepted(traffic) for traffic, count in weights) / total,
+        depth=sum(count * traffic.mean_depth for traffic, count in weights) / total,
         draft_seconds=draft if verify > 0 else None,
         verify_seconds=verify if verify > 0 else None,
     )
@@ -57,4 +57,4 @@ def _accepted(traffic: TrafficStatus) -> float:
 
 
 def _num_tested(status: EngineStatus) -> int:
-    return sum(one.tested for one in status.traffic)
+    return sum(traffic.tested for traffic in status.traffic)

@@ -77,7 +77,7 @@ class WorkerFlags:
             logger.warning("the flags are ignored: %s", error)
 
     def observe(self, status: EngineStatus, now: float) -> bool:
-        """Limit the flags by the pressure on the cache, once per `PRESSURE_SECONDS`; returns whether it was time for that."""
+        """Limit the flags by the pressure on the cache, once per `PRESSURE_SECONDS`. Returns whether it was time for that."""
         if now < self._next_observation:
             return False
         self._next_observation = now + PRESSURE_SECONDS

@@ -39,7 +39,7 @@ class Gateways(dict[Peer, GatewayJobs]):
         self._last_check: float | None = None
         """Time of the last check for silent gateways."""
         self._drain_until: float | None = None
-        """Time at which the remaining streams continue elsewhere; None: the worker does not drain."""
+        """Time at which the remaining streams continue elsewhere. None if the worker does not drain."""
 
     def heard(self, peer: Peer) -> GatewayJobs:
         """The requests of a gateway that has just sent a message."""
@@ -61,7 +61,7 @@ class Gateways(dict[Peer, GatewayJobs]):
             error = f"{self._name} is draining"
         elif len(gateway.jobs) >= MAX_JOBS:
             error = f"the limit of {MAX_JOBS} requests per gateway is reached"
-        elif message.attempt in gateway.jobs:  # a failure would end the first one
+        elif message.attempt in gateway.jobs:  # A failure would end the first submission
             logger.warning("a gateway repeats the attempt %d, which is ignored", message.attempt)
             return False
         if error is not None:
@@ -95,9 +95,9 @@ class Gateways(dict[Peer, GatewayJobs]):
             gateway.flush(partial(self._listener.send, peer))
 
     def fail_silent(self) -> list[Peer]:
-        """Gateways without a message for `GATEWAY_TIMEOUT`. Their requests fail: one that was suspended continues its streams
-        when it returns. The caller drops them. Time in which the worker itself was suspended does not count: messages of that
-        time wait in its queue."""
+        """Gateways without a message for `GATEWAY_TIMEOUT`. Their requests fail, and a gateway that was suspended continues its
+        streams when it returns. The caller drops them. Time in which the worker itself was suspended does not count: messages
+        of that time wait in its queue."""
         now = self._clock.now()
         paused = 0.0 if self._last_check is None else now - self._last_check
         self._last_check = now
@@ -122,7 +122,7 @@ class Gateways(dict[Peer, GatewayJobs]):
         return self._drain_until is not None
 
     def start_drain(self, seconds: float) -> None:
-        """Accept no further requests; the running ones have `seconds`."""
+        """Accept no further requests. The running requests have `seconds` to finish."""
         self._drain_until = self._clock.now() + max(0.0, seconds - CLOSE_SECONDS)
         logger.info("draining: %d streams have %.1f s", sum(len(gateway.jobs) for gateway in self.values()), seconds)
 

@@ -13,7 +13,7 @@ from paceline.engine.validator import RequestValidator
 logger = logging.getLogger(__name__)
 
 Continue = Callable[[PacelineError | None], None]
-"""Receives the error of the schema; None: the grammar is compiled."""
+"""Receives the error of the schema. None if the grammar is compiled."""
 
 
 class GrammarThread:

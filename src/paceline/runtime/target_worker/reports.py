@@ -1,4 +1,4 @@
-"""What a target worker tells gateways about itself: its welcome, heartbeats and status."""
+"""The reports of a target worker to gateways: its welcome, heartbeats and status."""
 
 from dataclasses import dataclass, replace
 
@@ -73,7 +73,7 @@ class WorkerReports:
         )
 
     def status(self, symptoms: tuple[Symptom, ...]) -> StatusReport:
-        """`symptoms`: those that the worker itself has found."""
+        """`symptoms` are those that the worker itself has found."""
         snapshot, drafts = self.engine.status.snapshot(), self.drafts
         status = replace(
             snapshot,

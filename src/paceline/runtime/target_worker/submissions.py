@@ -29,8 +29,8 @@ class Submissions:
     def __init__(
         self, loop: EngineLoop, handoffs: Handoffs | None, gateways: Gateways, wake: Callable[[], None]
     ) -> None:
-        """`handoffs`: client of prefill workers, which passes the requests to the engine. `wake` ends the wait of the thread
-        that calls `poll`."""
+        """`handoffs` is a client of prefill workers, which passes the requests to the engine. `wake` ends the wait of the
+        thread that calls `poll`."""
         self._loop, self._handoffs, self._gateways = loop, handoffs, gateways
         self._requests: Handoffs | EngineLoop = handoffs or loop
         self._numbers = itertools.count()
@@ -70,7 +70,7 @@ class Submissions:
         except PacelineError as error:
             gateway.jobs.pop(job.attempt, None)
             gateway.fail(message.attempt, error)
-        except Exception as error:  # no request may end the worker for all others
+        except Exception as error:  # No request may end the worker for the remaining requests
             logger.exception("a request could not be started")
             gateway.jobs.pop(job.attempt, None)
             text = f"the request cannot be served ({type(error).__name__}): change its parameters"

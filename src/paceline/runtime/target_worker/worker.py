@@ -81,9 +81,9 @@ class TargetWorker:
         weights_id: str = "",
         draft_swaps: DraftSwaps | None = None,
     ) -> None:
-        """`handoffs`: client of prefill workers. `prefill_service`: computes or sends prompts for other targets. `tracing` is
-        closed at the end. `weights_id`: checksum of the weights and their formats. `draft_swaps`: of the draft inside the
-        engine."""
+        """`handoffs` is a client of prefill workers. `prefill_service` computes or sends prompts for other targets. `tracing`
+        is closed at the end. `weights_id` is the checksum of the weights and their formats. `draft_swaps` swaps the draft
+        inside the engine."""
         self.name = name
         self.epoch = secrets.randbits(62)
         self._draft_swaps = draft_swaps
@@ -119,7 +119,7 @@ class TargetWorker:
 
     @property
     def weight_address(self) -> str:
-        """Address of its weight server; empty without one."""
+        """Address of its weight server. Empty without a weight server."""
         return "" if self._weights is None else self._weights.address
 
     @property
@@ -136,7 +136,7 @@ class TargetWorker:
                 if received is not None:
                     try:
                         self._handle(received.peer, received.message)
-                    except Exception:  # no message may end the worker for all others
+                    except Exception:  # No message may end the worker for the remaining clients
                         logger.exception("a message could not be handled")
                 self._submissions.poll(self._clock.now())
                 self._gateways.send_events()
@@ -162,7 +162,7 @@ class TargetWorker:
         self._submissions.close()
         if self._weights is not None:
             self._weights.close()  # first: a forward pass may wait for a layer
-        if is_hung:  # all others wait for the engine's thread
+        if is_hung:  # All remaining requests wait for the engine's thread
             return
         if self._handoffs is not None:
             self._handoffs.close()
@@ -182,8 +182,8 @@ class TargetWorker:
         self._listener.wake()
 
     def drain(self, seconds: float) -> None:
-        """Take no new requests. `run` returns when the running ones are finished, at most `seconds` from now; gateways continue
-        the others on other workers. Thread-safe. A repeated call changes nothing."""
+        """Take no new requests. `run` returns when the running requests are finished, at most `seconds` from now. Gateways
+        continue unfinished requests on other workers. Thread-safe. A repeated call changes nothing."""
         self._commands.append(lambda: self._start_drain(seconds))
         self._listener.wake()
 
@@ -219,7 +219,7 @@ class TargetWorker:
                 if self._drafts is not None:
                     self._drafts.set_workers(message.drafts)
                 if self._handoffs is not None:
-                    others = [one for one in message.peers if one.name != self.name]
+                    others = [peer for peer in message.peers if peer.name != self.name]
                     self._handoffs.set_workers(message.prefillers, others)
             case StatusRequest():
                 self._listener.send(peer, self._status())
@@ -245,7 +245,7 @@ class TargetWorker:
             self._listener.send(peer, started)  # if it is lost, the target cancels after its timeout
         except PacelineError as error:
             gateway.fail(message.attempt, error)
-        except Exception as error:  # no request may end the worker for all others
+        except Exception as error:  # No request may end the worker for the remaining requests
             logger.exception("a prefill could not be started")
             gateway.fail(message.attempt, PacelineError(f"the prefill failed to start: {error!r}"))
 

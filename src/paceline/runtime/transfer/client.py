@@ -27,8 +27,9 @@ class TransferClient:
     """Fetches parts of transfers, on the caller's thread. Any number of threads may use it."""
 
     def __init__(self, security: Security | None, channels: Sequence[str] | None = None) -> None:
-        """`security.own` authenticates this client; the handle has the server's key. With `security`, handles without a key
-        are refused, and without it handles with one. `channels` that may be used; None: see `pick_channels`.
+        """`security.own` authenticates this client; the handle has the server's key. With `security`, handles without a key are
+        refused. Without it, handles with a key are refused. `channels` lists the channels that may be used. If it is None,
+        `pick_channels` chooses them.
         """
         self._channels = ChannelPool(security, channels)
 
@@ -44,9 +45,9 @@ class TransferClient:
         """Fetch the parts `indices`, requested in this order. Returns when all have arrived and their checksums match.
 
         `get_buffer(index)` returns a writable buffer of the part's size; it is called once a part, before its first byte. The
-        buffer's content is undefined until `on_part(index)`. Both are called on this thread, and an exception of either ends
-        the fetch. Raises TransferFailed if the server is gone, silent or refuses, if a chunk is corrupt, or if parts are
-        missing after `timeout` seconds; TransferCancelled soon after `cancelled` is set.
+        buffer's content is undefined until `on_part(index)`. The two functions are called on this thread, and an exception of
+        either ends the fetch. Raises TransferFailed if the server is gone, silent or refuses, if a chunk is corrupt, or if
+        parts are missing after `timeout` seconds; TransferCancelled soon after `cancelled` is set.
         """
         if len(set(indices)) < len(indices) or any(not 0 <= index < len(handle.sizes) for index in indices):
             raise ValueError(f"indices must be distinct parts of a transfer of {len(handle.sizes)}")

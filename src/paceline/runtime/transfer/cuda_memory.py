@@ -1,6 +1,7 @@
 """GPU memory shared between processes by CUDA IPC, through the driver's own functions.
 
-torch can share tensors too, but counts one receiver for each send. A worker does not know how many others map its memory.
+torch can share tensors too, but counts one receiver for each send. A worker does not know how many other workers map its
+memory.
 """
 
 import ctypes

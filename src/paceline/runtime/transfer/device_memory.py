@@ -13,8 +13,8 @@ class DeviceMemory(Protocol):
     """Any thread may use it."""
 
     def share(self, tensor: Tensor) -> MemoryRegion:
-        """The memory of a contiguous tensor, which must stay allocated while others read it. Raises ChannelUnavailable if no
-        other process can map it."""
+        """The memory of a contiguous tensor, which must stay allocated while other processes read it. Raises ChannelUnavailable
+        if no other process can map it."""
         ...
 
     def open(self, region: MemoryRegion) -> Tensor:
@@ -24,7 +24,7 @@ class DeviceMemory(Protocol):
 
 
 def device_memory(device: torch.device, channels: Sequence[str] | None) -> DeviceMemory | None:
-    """The memory of `device`; None if it cannot be shared, or if `channels` exclude shared memory on one machine."""
+    """The memory of `device`. None if it cannot be shared, or if `channels` exclude shared memory on one machine."""
     if device.type != "cuda" or (channels is not None and "memory" not in channels):
         return None
     from paceline.runtime.transfer.cuda_memory import CudaMemory

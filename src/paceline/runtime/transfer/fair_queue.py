@@ -98,11 +98,11 @@ class FairQueue:
         self._ready.pop(client, None)
         for id, parts in list(self._waiting.items()):
             for index, queued in list(parts.items()):
-                kept = [one for one in queued if one.client != client]
+                kept = [request for request in queued if request.client != client]
                 if len(kept) < len(queued):
                     self._remove_waiting(id, index)
-                    for one in kept:
-                        self._waiting.setdefault(id, {}).setdefault(index, []).append(one)
+                    for request in kept:
+                        self._waiting.setdefault(id, {}).setdefault(index, []).append(request)
                     self._num_waiting += len(kept)
         self._counts.pop(client, None)
 

@@ -21,7 +21,7 @@ Checksum = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
 class TransferHandle(msgspec.Struct, array_like=True, frozen=True):
-    """All that a client needs to fetch a transfer. It grants access: keep it as secret as the data."""
+    """All that a client needs to fetch a transfer. It grants access, so keep it as secret as the data."""
 
     id: TransferId
     addresses: Annotated[dict[ChannelName, Address], Meta(min_length=1, max_length=8)]
@@ -29,7 +29,7 @@ class TransferHandle(msgspec.Struct, array_like=True, frozen=True):
     sizes: Annotated[list[PartBytes], Meta(min_length=1, max_length=MAX_PARTS)]
     """Bytes of each part."""
     key: Annotated[str, Meta(max_length=40)] = ""
-    """Public key of the server; empty without CURVE."""
+    """Public key of the server. Empty without CURVE."""
 
     def __repr__(self) -> str:
         return f"TransferHandle({len(self.sizes)} parts, {sum(self.sizes)} bytes, {'/'.join(self.addresses)})"
@@ -56,8 +56,8 @@ class ChunkRequest(msgspec.Struct, array_like=True, frozen=True, tag=1):
     chunk: Index
     """Chunk of the part."""
     slot: Slot = -1
-    """Destination. Shared memory: slot of the client's segment. NIXL: 0, the server picks a staging slot. Sockets: -1, the
-    bytes follow the reply."""
+    """Destination of the bytes. For shared memory it is a slot of the client's segment. For NIXL it is 0, and the server picks
+    a staging slot. For sockets it is -1, and the bytes follow the reply."""
 
 
 class StagingRequest(msgspec.Struct, array_like=True, frozen=True, tag=2):
@@ -71,13 +71,13 @@ class SlotReleased(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class ChunkReply(msgspec.Struct, array_like=True, frozen=True, tag=65):
-    """One chunk: in the frame that follows, in the requested slot of shared memory, or in the staging buffer."""
+    """One chunk. Its bytes are in the frame that follows, in the requested slot of shared memory, or in the staging buffer."""
 
     index: Index
     chunk: Index
     checksum: Checksum
     slot: Slot = -1
-    """Slot of the staging buffer; -1 on other channels."""
+    """Slot of the staging buffer. -1 on channels without a staging buffer."""
 
 
 class KeepAlive(msgspec.Struct, array_like=True, frozen=True, tag=66):

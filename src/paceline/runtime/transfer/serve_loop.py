@@ -31,8 +31,8 @@ NOT_FOUND = "the transfer is not here: it was withdrawn, or never offered"
 
 
 class ServeLoop:
-    """Used by the server's thread only. A client that disconnects, does not read or sends invalid requests loses its own
-    fetch and delays no other client."""
+    """Serves requests on the server's thread. A client that disconnects, does not read or sends invalid requests loses its own
+    fetch and does not delay the remaining clients."""
 
     def __init__(
         self, socket: Socket, registry: Registry, shared_memory: SharedMemoryListener | None, has_nixl: bool
@@ -136,13 +136,13 @@ class ServeLoop:
                 raise ChannelUnavailable(self._nixl_error)
             try:
                 self._staging = StagingBuffer()
-            except Exception as error:  # any error of NIXL: the other channels still work
+            except Exception as error:  # Any error of NIXL, while the remaining channels still work
                 self._nixl_error = str(error)
                 raise ChannelUnavailable(self._nixl_error) from None
         return self._staging
 
     def _serve(self) -> bool:
-        """Serve one ready request. False if there is none, or it has to wait for a staging slot."""
+        """Serve one ready request. Returns False if no request is ready, or if the request has to wait for a staging slot."""
         queued = self._queue.pop()
         if queued is None:
             return False

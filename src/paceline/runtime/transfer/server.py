@@ -24,9 +24,10 @@ class TransferServer:
     """Serves transfers to every client that presents their handle, from its own thread."""
 
     def __init__(self, host: str, security: Security | None, channels: Sequence[str] | None = None) -> None:
-        """`host`: address to bind, reachable by clients; without `security` it must be a loopback address.
-        The server accepts the allowed keys and its own: workers of one role share a key.
-        `channels` to offer beside sockets, which every client uses for its requests; None: see `pick_channels`.
+        """`host` is the address to bind, which clients must be able to reach. Without `security` it must be a loopback address.
+        The server accepts the allowed keys and its own key, because workers of one role share a key. `channels` lists the
+        channels to offer in addition to sockets, which every client uses for its requests. If it is None, `pick_channels`
+        chooses them.
         """
         channels = pick_channels(channels, security)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -9,7 +9,7 @@ from paceline.kernels.cpu.crc32 import crc32
 from paceline.runtime.transfer.messages import MAX_PART_BYTES, MAX_PARTS
 
 CHUNK_BYTES = 1 << 20
-"""Bytes of a chunk. Part of the protocol: server and client must agree."""
+"""Bytes of a chunk. The number is part of the protocol, so server and client must agree."""
 MAX_INFLIGHT_CHUNKS = 16
 """Chunks that one fetch has requested and not received. Bounds its memory."""
 

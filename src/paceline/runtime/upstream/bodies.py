@@ -12,7 +12,8 @@ SAME = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty
 
 def check(request: Request, can_disable_speculation: bool) -> None:
     """Raises `InvalidRequest` with the parameter that the engine cannot serve, or `GenerationFailed` for a stream that
-    cannot continue exactly. `can_disable_speculation`: the server speculates not at all, or by request."""
+    cannot continue exactly. `can_disable_speculation` says that the server does not speculate, or lets each request turn it
+    off."""
     sampling = request.sampling
     if sampling.prompt_logprobs is not None:
         raise InvalidRequest(

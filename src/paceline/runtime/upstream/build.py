@@ -91,7 +91,7 @@ def _wait_for(connection: UpstreamConnection, process: ServerProcess | None, mod
 
 
 def _check_tokens(connection: UpstreamConnection, served: ServerModel, tokenizer: Tokenizer, model: str) -> None:
-    """The gateway encodes prompts and the server reads them: both need the same tokens."""
+    """The gateway encodes prompts and the server reads them, so they need the same tokens."""
     for text in SAMPLES:
         ours, theirs = list(tokenizer.encode(text, False)), connection.tokens(served.name, text)
         if theirs is None:
@@ -107,7 +107,8 @@ def _check_tokens(connection: UpstreamConnection, served: ServerModel, tokenizer
 def _model(
     upstream: UpstreamSpec, served: ServerModel, tokenizer: Tokenizer, cache_tokens: int | None
 ) -> UpstreamModel:
-    """`cache_tokens`: what the server says of its KV cache. Without it every stream may fill its context window."""
+    """`cache_tokens` is the size of the KV cache as the server reports it. If it is None, every stream may fill its context
+    window."""
     windows = [size for size in (served.max_model_len, upstream.max_model_len) if size]
     if not windows:
         raise InvalidConfig("the server does not report its context window: set limits.max_model_len of the pool")

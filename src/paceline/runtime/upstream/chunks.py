@@ -17,7 +17,7 @@ class UpstreamFailed(PacelineError):
 
 
 def parse_event(line: str) -> Mapping[str, Any] | None:
-    """The JSON of an event; None for other lines and for the end of the stream."""
+    """The JSON of an event. None for lines that are no event and for the end of the stream."""
     if not line.startswith("data:"):
         return None
     data = line[5:].strip()
@@ -33,7 +33,7 @@ def parse_event(line: str) -> Mapping[str, Any] | None:
 
 
 def step_output(chunk: Mapping[str, Any], request_id: str, choice: int, wants_logprobs: bool) -> StepOutput | None:
-    """What the chunk adds to a choice; None if it adds nothing. Raises `UpstreamFailed` if it has no token ids."""
+    """What the chunk adds to a choice. None if it adds nothing. Raises `UpstreamFailed` if it has no token ids."""
     choices = chunk.get("choices") or ()
     if not choices:
         return None

@@ -62,7 +62,7 @@ class UpstreamConnection:
         self._thread.start()
 
     def model(self, name: str | None = None) -> ServerModel:
-        """The served model, or the one called `name`. Raises `UpstreamFailed` if the server does not answer."""
+        """The served model, or the model called `name`. Raises `UpstreamFailed` if the server does not answer."""
 
         async def read() -> ServerModel:
             answer = await self._client.get(f"{self.url}/v1/models", timeout=HEALTH_TIMEOUT)
@@ -74,7 +74,7 @@ class UpstreamConnection:
         return self._wait(read())
 
     def tokens(self, model: str, text: str) -> list[int] | None:
-        """Token ids that the server makes of a text; None: it has no route for them."""
+        """Token ids that the server makes of a text. None if the server has no route for them."""
 
         async def read() -> list[int] | None:
             body = {"model": model, "prompt": text, "add_special_tokens": False}
@@ -84,7 +84,7 @@ class UpstreamConnection:
         return self._wait(read())
 
     def cache_tokens(self) -> int | None:
-        """Tokens that the server's KV cache holds; None: it does not say."""
+        """Tokens that the server's KV cache holds. None if the server does not report it."""
 
         async def read() -> int | None:
             answer = await self._client.get(f"{self.url}/metrics", timeout=HEALTH_TIMEOUT)
@@ -211,7 +211,7 @@ class UpstreamConnection:
             listen(UpstreamFailed(f"{self.url} was lost: {error!r}"))
         except PacelineError as error:
             listen(error)
-        except Exception as error:  # no request may end the worker for all others
+        except Exception as error:  # No request may end the worker for the remaining requests
             logger.exception("a stream of %s failed", self.url)
             listen(UpstreamFailed(f"a stream of {self.url} failed: {error!r}"))
 

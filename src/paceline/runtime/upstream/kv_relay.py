@@ -14,7 +14,7 @@ class KvRelay:
     def __init__(
         self, name: str, host: str, address: str, replay_address: str | None, security: Security | None, clock: Clock
     ) -> None:
-        """`host`: where to publish, as `tcp://host`. `address`: where the server publishes."""
+        """`host` is where to publish, as `tcp://host`. `address` is where the server publishes."""
         self._publisher = KvPublisher(f"{host}:0", f"{name}@{secrets.token_hex(8)}", security)
         self._subscriber = KvSubscriber(address, replay_address, self._publisher.put, clock)
 

@@ -35,7 +35,7 @@ def parse_load(metrics: str) -> ServerLoad:
 
 
 def parse_cache_tokens(metrics: str) -> int | None:
-    """Tokens that the caches of all engines of a vLLM server hold; None if the text does not say."""
+    """Tokens that the caches of all engines of a vLLM server hold. None if the text does not say."""
     sizes = [dict(_LABEL.findall(labels)) for labels in _CACHE.findall(metrics)]
     tokens = sum(int(size.get("block_size", 0)) * int(size.get("num_gpu_blocks", 0)) for size in sizes)
     return tokens or None

@@ -25,10 +25,10 @@ class ServerProcess:
     """The process starts with the object. It gets SIGTERM when its worker ends, also by SIGKILL."""
 
     def __init__(self, executable: str, model: str, arguments: Sequence[str], publishes: bool = False) -> None:
-        """`publishes`: it sends KV events over sockets in a private folder, unless `arguments` configure them."""
+        """With `publishes` the server sends KV events over sockets in a private folder, unless `arguments` configure them."""
         self.port = _free_port()
         self.kv_events: tuple[str, str] | None = None
-        """Addresses of its KV events and of their replay; None: it publishes none."""
+        """Addresses of its KV events and of their replay. None if it publishes no events."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if publishes and not any(argument.startswith(EVENTS_ARGUMENT) for argument in arguments):
             self._folder = tempfile.TemporaryDirectory(prefix="paceline-kv-")
@@ -69,13 +69,13 @@ class ServerProcess:
 
 
 def _end_with_parent() -> None:
-    """In the child: get SIGTERM when the parent ends."""
+    """Runs in the child process. It requests SIGTERM for the time when the parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == 1:  # the parent ended before
         os._exit(1)
 
 
 def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

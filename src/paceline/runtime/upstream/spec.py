@@ -11,12 +11,12 @@ from paceline.core.pool_config import PoolConfig, TargetEngine
 class UpstreamSpec:
     engine: TargetEngine
     url: str | None
-    """URL of a running server; None: the worker starts vLLM."""
+    """URL of a running server. None if the worker starts vLLM."""
     executable: str
     arguments: tuple[str, ...]
     """Arguments of `vllm serve`."""
     kv_events: str | None
-    """Address of the KV events that the server publishes; None: none."""
+    """Address of the KV events that the server publishes. None if it publishes no events."""
     kv_replay: str | None
     api_key_env: str | None
     """Environment variable with the server's API key."""
@@ -29,7 +29,7 @@ class UpstreamSpec:
 
     @staticmethod
     def of(pool: PoolConfig, worker: int) -> "UpstreamSpec | None":
-        """The spec of worker number `worker`; None for a pool of our own engine."""
+        """The spec of worker number `worker`. None for a pool of our own engine."""
         if pool.engine == "paceline":
             return None
         upstream = pool.upstream

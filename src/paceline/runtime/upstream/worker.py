@@ -81,7 +81,7 @@ class UpstreamWorker:
         relay: KvRelay | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`process`: the server, if this worker started it. `relay`: its KV events, if it publishes any."""
+        """`process` is the server, if this worker started it. `relay` publishes the server's KV events, if it has any."""
         self.name = name
         self.epoch = secrets.randbits(62)
         self._model, self._connection, self._listener = model, connection, listener
@@ -92,7 +92,7 @@ class UpstreamWorker:
         self._gateways = Gateways(name, listener, self._clock)
         self._is_serving = False
         self._drain_seconds: float | None = None
-        """Time that a requested drain has; None: none was requested."""
+        """Seconds that the drain may take. None if no drain was requested."""
         self._connection.watch()
 
     @property
@@ -112,7 +112,7 @@ class UpstreamWorker:
                 if received is not None and self._is_serving:
                     try:
                         self._handle(received.peer, received.message)
-                    except Exception:  # no message may end the worker for all others
+                    except Exception:  # No message may end the worker for the remaining clients
                         logger.exception("a message could not be handled")
                 self._send_events()
                 for peer in self._gateways.fail_silent():
@@ -138,8 +138,8 @@ class UpstreamWorker:
         self._listener.wake()
 
     def drain(self, seconds: float) -> None:
-        """Take no new requests. `run` returns when the running ones are finished, at most `seconds` from now; gateways continue
-        the others on other workers. Thread-safe. A repeated call changes nothing."""
+        """Take no new requests. `run` returns when the running requests are finished, at most `seconds` from now. Gateways
+        continue unfinished requests on other workers. Thread-safe. A repeated call changes nothing."""
         self._drain_seconds = seconds
         self._listener.wake()
 
@@ -214,7 +214,7 @@ class UpstreamWorker:
         self._connection.submit(request, self._model.name, extra, self._gateways.listener_of(job))
 
     def _send_events(self) -> None:
-        """The other choices of a request that failed end with it."""
+        """If a request failed, its remaining choices end with it."""
         self._gateways.send_events(lambda job: self._connection.cancel(job.request_id))
 
     def _drop(self, peer: Peer) -> None:

@@ -24,10 +24,11 @@ class SharedParts:
         self._found: dict[int, list[MemoryRegion]] = {}
         last = self.find(len(weights.manifest.parts) - 1)
         self.probe = last[0] if last else None
-        """A region to test whether a client can map this memory; None: no client can."""
+        """A region to test whether a client can map this memory. None if no client can."""
 
     def find(self, part: int) -> list[MemoryRegion]:
-        """Memory of the part's tensors, in the order of the manifest. Empty: it cannot be mapped, such as the tokenizer."""
+        """Memory of the part's tensors, in the order of the manifest. Empty if it cannot be mapped, such as that of the
+        tokenizer."""
         if part not in self._found:
             self._found[part] = self._share(part)
         return self._found[part]
@@ -51,8 +52,10 @@ class PartCopy:
             raise ValueError("its regions of memory have other sizes than its tensors")
         self._sources = [memory.open(region) for region in regions]
         self._stream = side_stream(device)
-        with self._stream:  # memory of this stream: another one may still use what it has freed
-            self.tensors = [torch.empty(one.shape, dtype=DTYPES[one.dtype], device=device) for one in form.tensors]
+        with self._stream:  # Another stream may still use memory that it has freed
+            self.tensors = [
+                torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device=device) for tensor in form.tensors
+            ]
 
     @torch.inference_mode()
     def copy(self, index: int) -> None:

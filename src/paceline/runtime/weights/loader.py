@@ -46,7 +46,7 @@ class WeightsUnavailable(PacelineError):
 
 
 class WeightLoader:
-    """One load. `load` returns when the model can be used; the other layers load in the background."""
+    """Loads one model. `load` returns when the model can be used, and the remaining layers load in the background."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class WeightLoader:
         channels: Sequence[str] | None = None,
         memory_of: Callable[[torch.device], DeviceMemory | None] | None = None,
     ) -> None:
-        """`security.own` authenticates this worker; its peers have the same role and hence the same key. `memory_of`: memory of
-        a device that may be copied from peers; None: see `device_memory`."""
+        """`security.own` authenticates this worker. Its peers have the same role and hence the same key. `memory_of` returns
+        the memory of a device that may be copied from peers. If it is None, `device_memory` is used."""
         self._peers = peers if len(peers) <= MAX_PEERS else random.sample(list(peers), MAX_PEERS)
         self._security = None if security is None else Security(security.own, security.own.public)
         self._client = TransferClient(security, channels)
@@ -200,8 +200,9 @@ class WeightLoader:
             logger.error("peers hold different weights of the same model: %s; restart those with wrong weights", names)
             if len(ranked[0]) == len(ranked[1]):
                 ranked.insert(0, [])  # a tie: no group can be trusted
-        for peer in (one for group in ranked[1:] for one in group):
-            peer.close()
+        for group in ranked[1:]:
+            for peer in group:
+                peer.close()
         return ranked[0] if ranked else []
 
     def _connect_peer(self, address: PeerAddress, device: torch.device) -> PeerSource | None:
@@ -230,7 +231,7 @@ class _LocalCheckpoint:
         self.quantization, self.activations = quantization, activations
         self.fingerprint = ""
         self.error: PacelineError | None = None
-        """Reason why there is none."""
+        """The error that shows why this machine has no copy of the model. None if it has a copy."""
         try:
             self.fingerprint = quick_checksum(name)
         except PacelineError as error:

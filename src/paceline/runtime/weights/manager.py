@@ -29,7 +29,8 @@ class WeightManager:
     def __init__(
         self, spec: WeightSpec | None, security: Security | None, channels: Sequence[str] | None = None
     ) -> None:
-        """`spec` None: load from disk and serve nothing. `security`: keys of workers of one role among themselves."""
+        """If `spec` is None, the model is loaded from disk and nothing is served. `security` holds the keys that workers of one
+        role use among themselves."""
         self._loader = WeightLoader(() if spec is None else spec.peers, security, channels)
         self._channels = channels
         self._server = None if spec is None else WeightServer(spec.address, security, spec.bytes_per_second, channels)
@@ -39,17 +40,17 @@ class WeightManager:
 
     @property
     def address(self) -> str:
-        """Address of the weight server; empty without one."""
+        """Address of the weight server. Empty without a weight server."""
         return "" if self._server is None else self._server.address
 
     @property
     def is_serving(self) -> bool:
-        """Whether other workers can load from this one."""
+        """Whether other workers can load from this worker."""
         return self._server is not None and self._server.is_open
 
     @property
     def progress(self) -> LoadProgress | None:
-        """Progress of loading; None when the worker is ready."""
+        """Progress of loading. None when the worker is ready."""
         progress = self._loader.progress
         if progress is None and self._loaded is not None and not self._is_ready:
             layers = self._loaded.config.num_layers

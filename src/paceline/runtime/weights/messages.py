@@ -23,7 +23,7 @@ class WeightsRequest(Message, frozen=True, tag=60):
     form: Name
     """Format in which the client holds weights: device type, dtype and quantization."""
     fingerprint: Name
-    """Fingerprint of the client's copy of the checkpoint; empty without one."""
+    """Fingerprint of the client's copy of the checkpoint. Empty without a copy."""
 
 
 class PartRequest(Message, frozen=True, tag=61):
@@ -38,7 +38,7 @@ class WeightsReply(Message, frozen=True, tag=70):
     manifest: Annotated[bytes, Meta(max_length=6 << 20)]
     """msgpack of `Manifest`."""
     memory: MemoryRegion | None = None
-    """Device memory of some weights, by which a client learns whether it can map them; None: the server sends bytes only."""
+    """Device memory of some weights, by which a client learns whether it can map them. None if the server sends bytes only."""
 
 
 class PartReply(Message, frozen=True, tag=71):
@@ -47,7 +47,7 @@ class PartReply(Message, frozen=True, tag=71):
     """Transfer of the part's chunks, which become ready at the server's rate. With `regions` it has one part without bytes for
     each tensor: the client may copy the tensor when that part is ready."""
     regions: Annotated[list[MemoryRegion], Meta(max_length=4096)] = msgspec.field(default_factory=list)
-    """Device memory of the tensors, in order; empty: the transfer has their bytes."""
+    """Device memory of the tensors, in order. Empty if the transfer has their bytes."""
 
 
 class WeightsRefused(Message, frozen=True, tag=72):
@@ -68,7 +68,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """A manifest from which a model can be built. Raises MalformedMessage for any other."""
+    """A manifest from which a model can be built. Raises MalformedMessage for any other manifest."""
     try:
         manifest = _DECODER.decode(data)
         manifest.check()

@@ -66,12 +66,12 @@ class PeerSource:
         device: torch.device,
         memory: DeviceMemory | None = None,
     ) -> None:
-        """`security.server`: public key of the peer. `device`: where the weights are loaded. `memory`: memory of `device`, if
-        it may be copied from a peer's memory of its kind."""
+        """`security.server` is the public key of the peer. The weights are loaded on `device`. `memory` is the memory of
+        `device`, if it may be copied from a peer's memory of its kind."""
         self.name = peer.name
         self._peer, self._security, self._client, self._device = peer, security, client, device
         self._memory = memory
-        """Memory of the device; None: weights arrive as bytes."""
+        """Memory of the device. None if weights arrive as bytes."""
         self._connection: Connection[FromWeightServer] = Connection(peer.address, TO_WEIGHT_CLIENT, security)
 
     def connect(self, form: str, fingerprint: str) -> None:
@@ -94,7 +94,7 @@ class PeerSource:
         return self._memory is not None
 
     def duplicate(self) -> "PeerSource":
-        """A second connection to the same peer: one receives a part while the other verifies its own."""
+        """A second connection to the same peer, which receives a part while the first connection verifies its own part."""
         other = PeerSource(self._peer, self._security, self._client, self._device, self._memory)
         other.manifest = self.manifest
         return other

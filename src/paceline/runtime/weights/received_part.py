@@ -11,14 +11,14 @@ from paceline.models.memory_checksum import memory_checksum
 from paceline.runtime.weights.messages import CHUNK_BYTES
 
 MAX_BUFFERS = 8
-"""Buffers of a part. A fetch has fewer chunks in flight; the others are being copied to the device."""
+"""Buffers of a part. A fetch has fewer chunks in flight, and the remaining buffers are being copied to the device."""
 
 
 class HostPart:
     """Receives `chunks` in the memory of the tensors. `get_buffer` and `copy` are the callbacks of a fetch."""
 
     def __init__(self, form: PartForm, chunks: Sequence[tuple[int, int, int]]) -> None:
-        """`chunks`: (tensor, start, end) of each, in bytes."""
+        """`chunks` has (tensor, start, end) of each chunk, in bytes."""
         self._chunks, self.tensors = chunks, empty_part(form)
         self._views = [tensor_bytes(tensor) for tensor in self.tensors]
 
@@ -37,10 +37,12 @@ class StagedPart:
     """Receives `chunks` in a few buffers and copies them to a device. Used by one thread."""
 
     def __init__(self, form: PartForm, chunks: Sequence[tuple[int, int, int]], device: torch.device) -> None:
-        """`chunks`: (tensor, start, end) of each, in bytes."""
+        """`chunks` has (tensor, start, end) of each chunk, in bytes."""
         self._chunks, self._device, self._stream = chunks, device, side_stream(device)
-        with self._stream:  # memory of this stream: another one may still use what it has freed
-            self.tensors = [torch.empty(one.shape, dtype=DTYPES[one.dtype], device=device) for one in form.tensors]
+        with self._stream:  # Another stream may still use memory that it has freed
+            self.tensors = [
+                torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device=device) for tensor in form.tensors
+            ]
         self._targets = [tensor.view(-1).view(torch.uint8) for tensor in self.tensors]
         self._filling: dict[int, memoryview] = {}
         """Buffers that chunks arrive in."""

@@ -18,7 +18,7 @@ POLL_SECONDS = 0.002
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What a worker does besides sending."""
+    """What a worker does in addition to sending."""
 
     is_busy: bool = False
     """Whether it serves requests."""
@@ -39,7 +39,7 @@ class SendRate:
     within the limit. Otherwise periods without and with sending alternate, and their times per step are compared."""
 
     def __init__(self, bytes_per_second: float) -> None:
-        """`bytes_per_second`: the limit; 0: none."""
+        """`bytes_per_second` is the limit. 0 means no limit."""
         self._limit = bytes_per_second or float("inf")
         self.rate = min(FIRST_RATE, self._limit)
         """Bytes per second while the worker serves requests."""
@@ -82,7 +82,8 @@ class SendRate:
         self._next = max(self._next, now)
 
     def _adjust(self, slowdown: float, sent: float) -> None:
-        """`sent`: bytes per second that were sent; a rate far above them would only say that something else is the limit."""
+        """`sent` is the number of bytes per second that were sent. A rate far above it would only show that something else is
+        the limit."""
         if slowdown > MAX_SLOWDOWN:
             self.rate = max(MIN_RATE, SLOWER * min(self.rate, sent))
         elif sent > self.rate / 2:

@@ -92,7 +92,7 @@ class WeightServer:
         self._activity: Callable[[], Activity] = Activity
         self._weights: ExportedWeights | None = None
         self._shared: SharedParts | None = None
-        """Weights that clients on this machine read in place; None: they cannot."""
+        """Weights that clients on this machine read in place. None if they cannot."""
         self._stream: AbstractContextManager[object] = nullcontext()
         """Stream of the copies to the host."""
         self._parts: dict[Peer, _PartTransfer] = {}
@@ -116,8 +116,8 @@ class WeightServer:
         activity: Callable[[], Activity] = Activity,
         memory: DeviceMemory | None = None,
     ) -> None:
-        """Serve these weights from now on, paced by `activity`. First computes their checksums on the calling thread. `memory`:
-        that of the weights' device, if clients may read it."""
+        """Serve these weights from now on, paced by `activity`. First computes their checksums on the calling thread. `memory`
+        is that of the weights' device, if clients may read it."""
         _ = weights.manifest
         self._activity = activity
         self._stream = side_stream(weights.device)
@@ -182,7 +182,7 @@ class WeightServer:
             return WeightsRefused(f"it serves {MAX_CLIENTS} clients already")
         forms = self._weights.manifest.parts[part].tensors
         regions = self._shared.find(part) if request.in_place and self._shared is not None else []
-        chunks = [(i, 0, one.nbytes) for i, one in enumerate(forms)] if regions else chunk_ranges(forms)
+        chunks = [(i, 0, form.nbytes) for i, form in enumerate(forms)] if regions else chunk_ranges(forms)
         sizes = [0 if regions else end - start for _, start, end in chunks]
         transfer = _WatchedTransfer(sizes, self._clock)
         handle = self._transfer_server.offer(transfer)
@@ -218,14 +218,16 @@ class WeightServer:
 
     def _withdraw_unused(self) -> None:
         limit = self._clock.now() - UNUSED_SECONDS
-        unused = [p for p, one in self._parts.items() if one.transfer.last_read < limit and p not in self._unfinished]
+        unused = [
+            p for p, served in self._parts.items() if served.transfer.last_read < limit and p not in self._unfinished
+        ]
         for peer in unused:
             self._withdraw(peer)
 
 
 @torch.inference_mode()
 def _host_chunk(tensor: Tensor, start: int, end: int) -> memoryview:
-    """Bytes of a tensor: a view of host memory, or a copy of device memory."""
+    """The bytes of a tensor, as a view of host memory or a copy of device memory."""
     data = tensor.detach().reshape(-1).view(torch.uint8)[start:end]
     if data.is_cpu:
         return tensor_bytes(data)

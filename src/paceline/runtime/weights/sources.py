@@ -54,7 +54,7 @@ class DiskSource:
         activations: Activations = "int8",
         manifest: Manifest | None = None,
     ) -> None:
-        """`manifest`: checksums of the peers that sent other parts; parts from disk must match them."""
+        """`manifest` has the checksums of the peers that sent other parts, which parts from disk must match."""
         self._checkpoint, self._manifest = checkpoint, manifest
         self._parts = Parts.of(checkpoint.config)
         self._stored = CheckpointParts(checkpoint, device, dtype, quantization, activations)
@@ -101,7 +101,7 @@ class PartQueue:
         self._changed = threading.Condition()
 
     def take(self, source: str) -> Assignment | None:
-        """The next part to load. Waits while other sources may still fail; None when all parts are loaded."""
+        """The next part to load. Waits while other sources may still fail. None when all parts are loaded."""
         with self._changed:
             while True:
                 if self._is_closed or not self._missing:
@@ -132,7 +132,9 @@ class PartQueue:
         """Return the part to the queue, unless another source loads it too."""
         with self._changed:
             self._assigned.remove(assignment)
-            if assignment.part in self._missing and not any(one.part == assignment.part for one in self._assigned):
+            if assignment.part in self._missing and not any(
+                assigned.part == assignment.part for assigned in self._assigned
+            ):
                 self._waiting = sorted([*self._waiting, assignment.part])
             self._changed.notify_all()
 

@@ -22,7 +22,7 @@ class WeightSpec:
     peers: tuple[PeerAddress, ...] = ()
     """Other workers of the same model."""
     bytes_per_second: float = 0.0
-    """Rate limit of the weight server; 0 means no limit."""
+    """Rate limit of the weight server. 0 means no limit."""
 
     @staticmethod
     def from_mapping(values: Mapping[str, Any]) -> "WeightSpec":

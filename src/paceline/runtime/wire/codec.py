@@ -17,7 +17,7 @@ class Codec(Generic[M]):
     """One direction of a protocol: encodes any message, decodes only the message types given to it."""
 
     def __init__(self, messages: Any) -> None:
-        """`messages`: a union of tagged `msgspec.Struct` types."""
+        """`messages` is a union of tagged `msgspec.Struct` types."""
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(messages)
 
@@ -25,7 +25,7 @@ class Codec(Generic[M]):
         return self._encoder.encode(message)
 
     def decode(self, data: bytes | memoryview) -> M:
-        """The message; raises `MalformedMessage`."""
+        """The message. Raises `MalformedMessage`."""
         try:
             return self._decoder.decode(data)
         # Core dataclasses validate themselves with PacelineError. Deep nesting raises RecursionError.

@@ -14,7 +14,7 @@ ZAP_DOMAIN = "paceline"
 
 
 class Authenticator:
-    """Accepts the clients of a context whose public key is in `allowed`, and rejects all others (ZAP, RFC 27).
+    """Accepts the clients of a context whose public key is in `allowed`, and rejects all other clients (ZAP, RFC 27).
 
     Hazard: create it before a server socket binds. libzmq accepts every client of a context without a ZAP handler.
     """
@@ -27,7 +27,7 @@ class Authenticator:
         self._handler.start()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Called by pyzmq for every connecting client; `key`: its public key in Z85."""
+        """Called by pyzmq for every connecting client. `key` is its public key in Z85."""
         is_allowed = key.decode() in self._allowed
         self.num_rejected += not is_allowed
         return is_allowed
@@ -44,7 +44,7 @@ def encrypt_server(socket: "zmq.Socket[bytes]", own: KeyPair) -> None:
 
 
 def encrypt_client(socket: "zmq.Socket[bytes]", own: KeyPair, server: str) -> None:
-    """Make `socket` a CURVE client; `server`: the public key that the server must prove to own."""
+    """Make `socket` a CURVE client. `server` is the public key that the server must prove to own."""
     socket.curve_serverkey = server.encode()
     _set_keys(socket, own)
 

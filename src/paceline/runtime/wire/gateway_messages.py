@@ -69,9 +69,9 @@ class WorkerAddress(Record, frozen=True):
     name: Name
     address: Name
     key: Name = ""
-    """Public key; empty without encryption."""
+    """Public key. Empty without encryption."""
     is_on_trial: bool = False
-    """Draft worker: whether it gets a share of the sequences only, see `cluster/pairing/draft_trial.py`."""
+    """Whether a draft worker gets only a share of the sequences, see `cluster/pairing/draft_trial.py`."""
 
 
 class WorkerList(Message, frozen=True, tag=24):
@@ -80,7 +80,7 @@ class WorkerList(Message, frozen=True, tag=24):
     drafts: Annotated[list[WorkerAddress], Meta(max_length=MAX_WORKERS)]
     prefillers: Annotated[list[WorkerAddress], Meta(max_length=MAX_WORKERS)] = msgspec.field(default_factory=list)
     peers: Annotated[list[WorkerAddress], Meta(max_length=MAX_WORKERS)] = msgspec.field(default_factory=list)
-    """Other targets; empty where targets do not share cached blocks."""
+    """Other targets. Empty where targets do not share cached blocks."""
 
 
 class StatusRequest(Message, frozen=True, tag=25):
@@ -121,17 +121,17 @@ class Recall(Message, frozen=True, tag=27):
 
 
 class SwapDraft(Message, frozen=True, tag=28):
-    """Try another draft inside the engine, under load. The status of the worker reports the trial; a worker that tries one
-    already ignores the message."""
+    """Try another draft inside the engine, under load. The status of the worker reports the trial. A worker that already tries
+    a draft ignores the message."""
 
     number: Large
     """Number of this swap, chosen by the gateway."""
     draft: LongText
-    """Name or folder, as `draft` of the engine. Empty: end the trial; the draft before it stays."""
+    """Name or folder, as `draft` of the engine. An empty name ends the trial, and the draft before it stays."""
     seconds: NonNegative = 600.0
-    """Longest time of the trial; 0: the draft is used at once."""
+    """Longest time of the trial. With 0 the draft is used at once."""
     period: NonNegative = 4.0
-    """Time for which one of both drafts is used before the other may follow."""
+    """Time for which a draft is used before the trial may switch to the second draft."""
 
 
 FromGateway: TypeAlias = (
@@ -168,7 +168,7 @@ def check_size(request: Request) -> None:
     check_limits(request)
     try:
         data = TO_TARGET_WORKER.encode(Submit(0, 0, request))
-        # The other half is for the generated tokens, in case another worker continues the request
+        # The second half is for the generated tokens, in case another worker continues the request
         if len(data) > MAX_MESSAGE_BYTES // 2:
             raise InvalidRequest(f"the request has {len(data)} bytes; a cluster takes up to {MAX_MESSAGE_BYTES // 2}")
         TO_TARGET_WORKER.decode(data)

@@ -82,7 +82,7 @@ class KeyFolder:
         return folder
 
     def key_pair(self, role: KeyRole) -> KeyPair:
-        """The key pair of `role`; raises `InvalidConfig` if other users can read the secret key."""
+        """The key pair of `role`. Raises `InvalidConfig` if other users can read the secret key."""
         path = self._secret_file(role)
         public, secret = _load_certificate(path)
         if secret is None:
@@ -95,7 +95,7 @@ class KeyFolder:
         return _load_certificate(self.path / f"{role}.key")[0]
 
     def server_security(self, role: KeyRole) -> Security:
-        """Keys of a server of `role`: clients of `CLIENT_ROLES` and of the folder `allowed` may connect."""
+        """The keys of a server of `role`. Clients of `CLIENT_ROLES` and of the folder `allowed` may connect."""
         allowed = {self.public_key(client) for client in CLIENT_ROLES[role]}
         allowed |= {_load_certificate(file)[0] for file in sorted((self.path / ALLOWED_FOLDER).glob("*.key"))}
         return Security(self.key_pair(role), allowed=frozenset(allowed))

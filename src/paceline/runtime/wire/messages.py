@@ -56,10 +56,10 @@ class Hello(Message, frozen=True, tag=1):
     epoch: Large
     """Random number of the process. A receiver ignores messages of another epoch."""
     tokenizer: Fingerprint | None
-    """Checksums of tokenizer and chat template, which must be the same on both sides; None from a gateway."""
+    """Checksums of tokenizer and chat template, which must be the same for sender and receiver. None from a gateway."""
     name: Name = ""
     max_sequences: Count = 0
-    """Draft worker: sequences that it holds for all targets together."""
+    """Sequences that a draft worker holds for all targets together."""
     max_depth: Depth = MAX_DEPTH
 
 
@@ -94,7 +94,7 @@ class RoundRequest(Record, frozen=True):
     num_kept: Depth = 0
     """Tokens of the answer to the last round that were committed first. The worker has them."""
     num_alternatives: Depth = 0
-    """Alternatives to drafted tokens that the target verifies beside the draft."""
+    """Alternatives to drafted tokens that the target verifies in the same step as the draft."""
 
 
 class Advance(Message, frozen=True, tag=3):
@@ -103,7 +103,7 @@ class Advance(Message, frozen=True, tag=3):
     epoch: Large
     rounds: Annotated[list[RoundRequest], Meta(max_length=MAX_BATCH)]
     send_ahead: bool = False
-    """Request for `Branches`: the round trip is long enough."""
+    """Whether the target requests `Branches`, because the round trip is long enough."""
 
 
 class Close(Message, frozen=True, tag=4):
@@ -120,7 +120,8 @@ class Ping(Message, frozen=True, tag=5):
 
 
 class Goodbye(Message, frozen=True, tag=6):
-    """The sender leaves. From a target: drop its sequences. From a worker: open them at another worker."""
+    """The sender leaves. A worker drops the sequences of a target that leaves. A target opens the sequences of a worker that
+    leaves at another worker."""
 
     reason: Name = ""
 
@@ -132,7 +133,8 @@ class RoundDraft(Record, frozen=True):
     round: Count
     tokens: Chain
     distributions: DistributionBytes = b""
-    """Rejection: the distribution of each token, see `runtime/draft_worker/distributions.py`. Empty: one-hot."""
+    """The distribution of each token under rejection, see `runtime/draft_worker/distributions.py`. Empty if the distributions
+    are one-hot."""
     was_ready: bool = False
     """Whether the worker had drafted it before the request."""
     started: Annotated[list[Token], Meta(max_length=2 * MAX_BATCH)] = msgspec.field(default_factory=list)
@@ -151,7 +153,7 @@ class Load(Record, frozen=True):
     pass_us: Count = 0
     """Recent time of one pass over its model, microseconds."""
     paused_hit_percent: Percent | None = None
-    """Percentage of drafts that were ready when it paused drafting ahead for this target; None: it drafts ahead."""
+    """Percentage of drafts that were ready when the worker paused drafting ahead for this target. None if it drafts ahead."""
 
 
 class Drafts(Message, frozen=True, tag=7):

@@ -43,13 +43,14 @@ class Welcome(Message, frozen=True, tag=40):
     methods: Annotated[list[Name], Meta(max_length=64)]
     default_method: Name
     events_port: Count = 0
-    """Port of the KV events, on the worker's host; 0: no KV events."""
+    """Port of the KV events, on the worker's host. 0 if the worker publishes no KV events."""
     replay_port: Count = 0
     weights: Name = ""
-    """Checksum of the weights and the formats that they are computed in; empty: not known. Workers with different ones generate
-    different texts."""
+    """Checksum of the weights and the formats that they are computed in. Empty if it is not known. Workers with different
+    checksums generate different texts."""
     memory: MemoryRegion | None = None
-    """Device memory of its KV cache, by which a target learns whether it can map the cache; None: blocks are sent as bytes."""
+    """Device memory of its KV cache, by which a target learns whether it can map the cache. None if blocks are sent as
+    bytes."""
 
 
 class Output(Record, frozen=True):
@@ -100,7 +101,7 @@ class LoadProgress(Record, frozen=True):
     layers: Count
     total: Count
     peers: Count
-    """Source peers; 0 means local disk."""
+    """Number of source peers. 0 means local disk."""
     in_place: Count = 0
     """Peers, of `peers`, whose device memory the worker copies."""
 
@@ -119,17 +120,18 @@ class Heartbeat(Message, frozen=True, tag=43):
     prompt_tokens: Count = 0
     """Prompt tokens that are not computed yet."""
     loading: LoadProgress | None = None
-    """Load progress; None: the model is loaded. Requests received earlier wait for the layers that they need."""
+    """Load progress. None if the model is loaded. Requests received earlier wait for the layers that they need."""
     step_seconds: NonNegative | None = None
-    """Longest time that the current step should take; None: no step of its size was measured yet."""
+    """Longest time that the current step should take. None if no step of its size was measured yet."""
     attempts: Annotated[list[Large], Meta(max_length=MAX_ATTEMPTS)] = msgspec.field(default_factory=list)
-    """Submissions of this gateway that the worker runs or has outputs of. The gateway continues all others elsewhere."""
+    """Submissions of this gateway that the worker runs or has outputs of. The gateway continues all other submissions
+    elsewhere."""
     is_draining: bool = False
     """Whether the worker takes no new submissions and exits soon. It reports the start of a drain at once, with nonce 0."""
 
 
 class StatusReport(Message, frozen=True, tag=44):
-    """Answers `StatusRequest`: the worker's status, encoded as it is."""
+    """Answers `StatusRequest` with the worker's status, encoded as it is."""
 
     epoch: Large
     name: Name
@@ -142,7 +144,7 @@ class PrefillStarted(Message, frozen=True, tag=45):
     attempt: Large
     handle: TransferHandle
     cache: Annotated[list[MemoryRegion], Meta(max_length=4096)] = msgspec.field(default_factory=list)
-    """Keys and values of every layer of the worker's cache, for `Prefill.in_place`: parts then have the numbers of blocks."""
+    """Keys and values of every layer of the worker's cache, for `Prefill.in_place`. Parts then have the numbers of blocks."""
 
 
 class Recalled(Message, frozen=True, tag=46):
@@ -150,7 +152,7 @@ class Recalled(Message, frozen=True, tag=46):
 
     number: Large
     seed: Large | None
-    """Seed of the stream; None: the worker does not know the key."""
+    """Seed of the stream. None if the worker does not know the key."""
     choices: Annotated[list[Tokens], Meta(max_length=MAX_OUTPUTS)]
     """Output tokens by choice."""
 

@@ -46,7 +46,7 @@ class TrafficCounters:
     bytes_sent: int = 0
     malformed: int = 0
     dropped: int = 0
-    """Messages not sent: the peer is gone, or its queue is full."""
+    """Messages that were not sent, because the peer is gone or its queue is full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class _Endpoint(Generic[M]):
         self._poller.register(self._wakeup.fd, zmq.POLLIN)
 
     def wait(self, seconds: float) -> bool:
-        """True: a message can be received. False: `wake` was called, or `seconds` have passed."""
+        """Wait for a message. Returns True if a message can be received, and False if `wake` was called or `seconds` have
+        passed."""
         # A look at the socket's events is cheaper than a poll over two descriptors
         if _is_readable(self._socket):
             return True
@@ -124,7 +125,7 @@ class Listener(_Endpoint[M]):
     """Bound to an address, serves many peers. Without `security` it binds loopback addresses only."""
 
     def __init__(self, address: str, codec: Codec[M], security: Security | None = None) -> None:
-        """`address`: tcp://host:port; port 0 selects a free port. Only clients in `security.allowed` may connect."""
+        """`address` is tcp://host:port, and port 0 selects a free port. Only clients in `security.allowed` may connect."""
         require_keys(address, security)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator: Authenticator | None = None
@@ -149,7 +150,7 @@ class Listener(_Endpoint[M]):
         return self._authenticator.num_rejected if self._authenticator else 0
 
     def receive(self, seconds: float = 0.0) -> Received[M] | None:
-        """The next message of any peer; None if none arrives within `seconds`."""
+        """The next message of any peer. None if none arrives within `seconds`."""
         if not self.wait(seconds):
             return None
         try:
@@ -180,7 +181,7 @@ class Connection(_Endpoint[M]):
     """A client's connection to a listener. It connects as soon as the listener exists, and reconnects after a loss."""
 
     def __init__(self, address: str, codec: Codec[M], security: Security | None = None) -> None:
-        """`security.server`: the public key that the listener must prove to own."""
+        """`security.server` is the public key that the listener must prove to own."""
         if security is not None and security.server is None:
             raise InvalidConfig(f"connecting to {address} requires the server's public key: set `server`")
         self.address = address
@@ -220,7 +221,7 @@ class Connection(_Endpoint[M]):
         super().close()
 
     def receive(self, seconds: float = 0.0) -> M | MalformedMessage | None:
-        """The next message, or the error of one that does not decode; None if none arrives within `seconds`."""
+        """The next message, or the error of one that does not decode. None if none arrives within `seconds`."""
         if not self.wait(seconds):
             return None
         try:

@@ -33,7 +33,7 @@ def test_workers_that_start_together_share_a_group() -> None:
 
 def test_a_draft_that_starts_later_uses_the_node_of_its_target() -> None:
     found = placed(state(2), placed(state(0)))
-    assert [found[name].beside for name in ("draft-0", "draft-1")] == ["target-0", "target-1"]
+    assert [found[name].same_node_as for name in ("draft-0", "draft-1")] == ["target-0", "target-1"]
     assert not any(one.group for one in found.values())
 
 

@@ -29,7 +29,7 @@ GRACE = 10.0
 REPORT_SECONDS = 0.2
 """Time to wait for reports; an actor that is not placed yet answers a later call."""
 ADOPT_SECONDS = 30.0
-"""Time in which the actors that run answer a restarted `PoolsActor`; others are killed and created again."""
+"""Time in which running actors answer a restarted `PoolsActor`. Actors that do not answer are killed and created again."""
 STOP_SECONDS = 15.0
 MARGIN = 2.0
 """Seconds between the end of a worker and the end of its node."""
@@ -41,7 +41,7 @@ NAME_SECONDS = 0.5
 class _Actor:
     order: ActorOrder
     handle: Any = None
-    """Ray's handle; None: it has died and waits for its restart."""
+    """Ray's handle. None if the actor has died and waits for its restart."""
     call: Any = None
     """Call of `report` under way: an actor that is not placed yet is called once, not every time."""
     report: ActorReport | None = None
@@ -50,9 +50,9 @@ class _Actor:
     restart_at: float = 0.0
     """Time of the next creation."""
     kill_at: float | None = None
-    """Time at which a draining worker is killed; None: it does not drain."""
+    """Time at which a draining worker is killed. None if the worker does not drain."""
     leaves_node: bool = False
-    """Whether it drains because its node does. It is created again on another one."""
+    """Whether the actor drains because its node does. It is then created again on another node."""
 
     @property
     def held(self) -> HeldWorker:
@@ -74,21 +74,24 @@ class ActorRunner:
     def __init__(
         self, cluster: str, drain_seconds: float, not_workers: frozenset[str], clock: Clock | None = None
     ) -> None:
-        """`drain_seconds`: the time of found workers that drain. `not_workers`: names of other actors in the namespace."""
+        """Draining workers that are found at the start get `drain_seconds` more. `not_workers` are the names of the actors in
+        the namespace that are not workers."""
         self._cluster, self._clock = cluster, clock or WallClock()
         self._actors: dict[str, _Actor] = {}
         self._adopt(drain_seconds, not_workers)
 
     def workers(self) -> Mapping[str, HeldWorker]:
-        return {name: one.held for name, one in self._actors.items()}
+        return {name: actor.held for name, actor in self._actors.items()}
 
     def places(self) -> dict[str, tuple[int, str]]:
         """Process id and node of each worker that has loaded, by name."""
-        reports = {name: one.report for name, one in self._actors.items()}
-        return {name: (one.pid, one.node) for name, one in reports.items() if one is not None and one.address}
+        reports = {name: actor.report for name, actor in self._actors.items()}
+        return {
+            name: (report.pid, report.node) for name, report in reports.items() if report is not None and report.address
+        }
 
     def start(self, goal: WorkerGoal, desired: DesiredState, peers: Mapping[str, str]) -> None:
-        placements = {name: one.order.placement for name, one in self._actors.items() if one.kill_at is None}
+        placements = {name: actor.order.placement for name, actor in self._actors.items() if actor.kill_at is None}
         order = ActorOrder(ray_spec(goal, desired, peers), goal.revision, choose(goal, desired, placements))
         actor = self._actors[goal.name] = _Actor(order)
         self._create(actor)
@@ -126,8 +129,8 @@ class ActorRunner:
 
     def stop(self) -> None:
         """Stop all workers and remove their placement groups."""
-        running = [one for one in self._actors.values() if one.handle is not None]
-        calls = [one.handle.stop.remote() for one in running]
+        running = [actor for actor in self._actors.values() if actor.handle is not None]
+        calls = [actor.handle.stop.remote() for actor in running]
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)
         for actor in list(self._actors.values()):
@@ -135,7 +138,7 @@ class ActorRunner:
 
     def _leave_draining_nodes(self) -> None:
         """Drain the workers of nodes that Ray is about to lose, such as pods that Kubernetes terminates."""
-        deadlines = ray._private.state.state.get_draining_nodes()  # milliseconds since 1970; 0: none
+        deadlines = ray._private.state.state.get_draining_nodes()  # milliseconds since 1970, and 0 if there is no limit
         for actor in self._actors.values():
             if (
                 actor.report is None
@@ -152,7 +155,7 @@ class ActorRunner:
             actor.leaves_node = True
 
     def _answered(self) -> list[_Actor]:
-        calls = {one.call: one for one in self._actors.values() if one.call is not None}
+        calls = {actor.call: actor for actor in self._actors.values() if actor.call is not None}
         ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=REPORT_SECONDS) if calls else ([], [])
         return [calls[call] for call in ready]
 
@@ -186,12 +189,12 @@ class ActorRunner:
         _kill(actor)
         del self._actors[actor.order.spec.name]
         group = actor.order.placement.group_name
-        if group and not any(one.order.placement.group_name == group for one in self._actors.values()):
+        if group and not any(kept.order.placement.group_name == group for kept in self._actors.values()):
             remove_group(self._cluster, group)
 
     def _create(self, actor: _Actor) -> None:
         placement, name = actor.order.placement, actor.order.spec.name
-        nodes = {other: one.report.node for other, one in self._actors.items() if one.report is not None}
+        nodes = {other: found.report.node for other, found in self._actors.items() if found.report is not None}
         actor.created = self._clock.now()
         try:
             actor.handle = (
@@ -216,7 +219,7 @@ class ActorRunner:
     def _adopt(self, drain_seconds: float, not_workers: frozenset[str]) -> None:
         """Find the actors that run, as a restarted `PoolsActor` does."""
         listed = ray.util.list_named_actors(all_namespaces=True)
-        names = {one["name"] for one in listed if one["namespace"] == self._cluster} - not_workers
+        names = {entry["name"] for entry in listed if entry["namespace"] == self._cluster} - not_workers
         calls: dict[Any, tuple[Any, Any]] = {}
         for name in names:
             with suppress(ValueError):  # it has just died
@@ -240,7 +243,7 @@ def ray_spec(goal: WorkerGoal, desired: DesiredState, peers: Mapping[str, str]) 
     addresses = {**peers, goal.name: own, weight_server_name(goal.name): own}
     resources = next(pool.ray for pool in config.pools if pool.name == goal.pool)
     threads = max(1, int(resources.num_cpus))
-    spec = next(one for one in worker_specs(config, addresses, threads) if one.name == goal.name)
+    spec = next(found for found in worker_specs(config, addresses, threads) if found.name == goal.name)
     return replace(spec, engine=replace(spec.engine, device="cuda:0")) if resources.num_gpus else spec
 
 

@@ -15,7 +15,7 @@ from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.state import AlreadyUp, NotUp
 
 CALL_SECONDS = 60.0
-"""Time to wait for an answer of the pools' actor. Its first one waits for a process on a node."""
+"""Time to wait for an answer of the pools' actor. Its first answer waits for a process on a node."""
 POLL = 0.1
 
 
@@ -23,7 +23,7 @@ class RayDeployment:
     """Implements `LivePools`. The namespace of its actors in Ray is the cluster's name."""
 
     def __init__(self, ray: Any, pools: Any) -> None:
-        """`pools`: handle of the `PoolsActor`."""
+        """`pools` is the handle of the `PoolsActor`."""
         self._ray, self._pools = ray, pools
 
     @staticmethod
@@ -86,7 +86,7 @@ class RayDeployment:
         return msgspec.json.decode(self._call(self._pools.desired), type=DesiredState)
 
     def edit(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
-        """Two commands at a time do not lose each other's change: the later one is made again."""
+        """Of two concurrent commands neither loses its change: the later change is applied again to the new state."""
         while True:
             old = self._call(self._pools.desired)
             state = change(msgspec.json.decode(old, type=DesiredState))

@@ -1,4 +1,4 @@
-"""Where Ray places a worker: beside the workers that its pool is placed with, or on any node."""
+"""Where Ray places a worker: on the node of the workers that its pool is placed with, or on any node."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,9 +23,9 @@ class Bundle:
 class ActorPlacement:
     own: Bundle
     group: tuple[Bundle, ...] = ()
-    """Bundles of its placement group; empty: none."""
-    beside: str = ""
-    """Worker whose node it uses; empty: any node."""
+    """Bundles of its placement group. Empty if it has no group."""
+    same_node_as: str = ""
+    """Worker whose node it uses. Empty if any node will do."""
 
     @property
     def group_name(self) -> str:
@@ -33,36 +33,38 @@ class ActorPlacement:
 
 
 def choose(goal: WorkerGoal, desired: DesiredState, others: Mapping[str, ActorPlacement]) -> ActorPlacement:
-    """The placement of a worker that starts now. `others`: the workers that run.
+    """The placement of a worker that starts now. `others` are the placements of the running workers.
 
     Workers that start together share a placement group, so that Ray finds a node with room for all of them. One that starts
     later uses the room that the group has for it, or else the node of a worker that runs.
     """
     config = with_numbers(desired, goal.revision)
-    pool = next(one for one in config.pools if one.name == goal.pool)
+    pool = next(candidate for candidate in config.pools if candidate.name == goal.pool)
     bundles = tuple(
-        Bundle(f"{one.name}-{goal.number}", one.ray.num_cpus, one.ray.num_gpus)
-        for one in colocated_pools(config, pool, goal.number)
-        if desired.goal(f"{one.name}-{goal.number}") is not None
+        Bundle(f"{neighbour.name}-{goal.number}", neighbour.ray.num_cpus, neighbour.ray.num_gpus)
+        for neighbour in colocated_pools(config, pool, goal.number)
+        if desired.goal(f"{neighbour.name}-{goal.number}") is not None
     )
     own = Bundle(goal.name, pool.ray.num_cpus, pool.ray.num_gpus)
     for other in others.values():
         if own in other.group:
             return ActorPlacement(own, other.group)
-    beside = next((one.worker for one in bundles if one.worker in others and one != own), "")
-    return ActorPlacement(own, beside=beside) if beside or len(bundles) < 2 else ActorPlacement(own, bundles)
+    neighbour = next((bundle.worker for bundle in bundles if bundle.worker in others and bundle != own), "")
+    return (
+        ActorPlacement(own, same_node_as=neighbour) if neighbour or len(bundles) < 2 else ActorPlacement(own, bundles)
+    )
 
 
 def strategy(placement: ActorPlacement, cluster: str, nodes: Mapping[str, str]) -> Any:
-    """Ray's scheduling strategy. `nodes`: the node of each placed worker."""
+    """Ray's scheduling strategy. `nodes` maps each placed worker to its node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
     if placement.group:
         group = _group(f"{cluster}-{placement.group_name}", placement.group)
         index = placement.group.index(placement.own)
         return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-    if placement.beside in nodes:
-        return NodeAffinitySchedulingStrategy(nodes[placement.beside], soft=False)
+    if placement.same_node_as in nodes:
+        return NodeAffinitySchedulingStrategy(nodes[placement.same_node_as], soft=False)
     return "SPREAD"
 
 
@@ -79,6 +81,6 @@ def _group(name: str, bundles: Sequence[Bundle]) -> Any:
 
     with suppress(ValueError):  # no such name
         return ray.util.get_placement_group(name)
-    resources = [{"CPU": one.num_cpus, "GPU": one.num_gpus} for one in bundles]
-    resources = [{resource: amount for resource, amount in one.items() if amount} for one in resources]
+    resources = [{"CPU": bundle.num_cpus, "GPU": bundle.num_gpus} for bundle in bundles]
+    resources = [{resource: amount for resource, amount in amounts.items() if amount} for amounts in resources]
     return ray.util.placement_group(resources, strategy="STRICT_PACK", name=name, lifetime="detached")

@@ -23,7 +23,7 @@ class PoolsActor:
     """The class of the actor. The desired state is in Ray's key-value store, so that a restarted actor continues."""
 
     def __init__(self, cluster: str, state: bytes) -> None:
-        """`state`: the desired state, if none is stored for this cluster."""
+        """`state` is the desired state to use if none is stored for this cluster."""
         log_as("pools")
         self._key = f"paceline/{cluster}".encode()
         stored = internal_kv._internal_kv_get(self._key)

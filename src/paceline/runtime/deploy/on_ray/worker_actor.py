@@ -40,11 +40,11 @@ class ActorReport:
     """Ray's id of the node."""
     life: WorkerLife
     address: str = ""
-    """Address at which it listens; empty while it loads."""
+    """Address at which the worker listens. Empty while it loads."""
     weight_address: str = ""
     is_draining: bool = False
     exit: str = ""
-    """Why the worker has ended; empty while it runs. The process still waits for `ray.kill`."""
+    """The reason why the worker has ended. Empty while it runs. The process still waits for `ray.kill`."""
 
 
 class WorkerActor:
@@ -84,7 +84,7 @@ class WorkerActor:
         )
 
     def drain(self, seconds: float) -> None:
-        """Take no new work. `report` tells when the rest is done, at most `seconds` from now."""
+        """Take no new work. The result of `report` shows when the remaining work is done, which takes at most `seconds`."""
         if self._process is None:  # nothing is loaded yet
             os._exit(1)
         self._process.drain(seconds)

@@ -20,7 +20,7 @@ from paceline.runtime.wire.keys import KeyPair, Security
 CHANNELS = ("memory", "nixl", "socket")
 """Channels, best first. Every worker has `socket`."""
 MAX_IDLE_CHANNELS = 8
-"""Idle channels in all: each may hold a segment of memory."""
+"""Most idle channels in all. Each channel may hold a segment of memory."""
 RETRY_SECONDS = 60.0
 """Time before a channel that did not reach a server is tried there again."""
 
@@ -33,7 +33,8 @@ def channels_for(setting: TransferSetting) -> Sequence[str] | None:
 def pick_channels(wanted: Sequence[str] | None, security: Security | None) -> tuple[str, ...]:
     """The channels `wanted`, best first. Raises if one of them is not available on this machine.
 
-    None: all available channels, but NIXL only without `security`: NIXL does not encrypt, so a cluster with keys must name it.
+    If `wanted` is None, these are all available channels, but NIXL only without `security`. NIXL does not encrypt, so a cluster
+    with keys must name it.
     """
     if wanted is None:
         has_nixl = security is None and nixl_agent.is_installed()
@@ -80,7 +81,8 @@ class ChannelPool:
         return len(self._idle)
 
     def acquire(self, handle: TransferHandle) -> Channel:
-        """An idle channel to the handle's server, or a new one: the best that both sides have and that reaches it."""
+        """An idle channel to the handle's server, or else a new channel: the best that client and server have and that reaches
+        the server."""
         if (self._own is None) != (not handle.key):
             difference = (
                 "the transfer server has no key and this worker has one"
@@ -102,8 +104,8 @@ class ChannelPool:
             self._idle.append((_server_of(handle), channel))
             surplus = self._idle if self._is_closed else self._idle[:-MAX_IDLE_CHANNELS]
             self._idle = self._idle[len(surplus) :]
-        for _, one in surplus:
-            one.close()
+        for _, channel in surplus:
+            channel.close()
 
     def close(self) -> None:
         with self._lock:
@@ -116,7 +118,7 @@ class ChannelPool:
     def _close_broken(self) -> None:
         with self._lock:
             broken = [channel for _, channel in self._idle if channel.is_broken()]
-            self._idle = [one for one in self._idle if one[1] not in broken]
+            self._idle = [(server, channel) for server, channel in self._idle if channel not in broken]
         for channel in broken:
             channel.close()
 
@@ -130,7 +132,7 @@ class ChannelPool:
                 continue
             key, now = (_server_of(handle), name), time.monotonic()
             with self._lock:
-                self._unreachable = {key: one for key, one in self._unreachable.items() if now < one.until}
+                self._unreachable = {key: entry for key, entry in self._unreachable.items() if now < entry.until}
                 unreachable = self._unreachable.get(key)
             if unreachable is not None:
                 reason = unreachable.reason

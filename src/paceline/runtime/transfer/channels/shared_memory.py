@@ -1,7 +1,7 @@
 """Shared memory on one machine, the server side.
 
 A client creates an anonymous segment (memfd) and passes its descriptor over an abstract Unix socket. There is no name to clean
-up: the kernel frees the segment when both processes have closed it, however they ended. The segment must be sealed against
+up: the kernel frees the segment when the two processes have closed it, however they ended. The segment must be sealed against
 shrinking: a write beyond its end would kill the server with SIGBUS. Messages use the same socket. The kernel reports the
 client's user; keys would add nothing, because a process of the same user can read them.
 """

@@ -51,7 +51,7 @@ class ServerConnection:
     """A client's socket to one server. It does not reconnect: a restarted server has none of its old transfers."""
 
     def __init__(self, address: str, own: KeyPair | None, server_key: str) -> None:
-        """Raises TransferFailed for an invalid address or key: both come from another worker."""
+        """Raises TransferFailed for an invalid address or key, which come from another worker."""
         if not _is_address(address) or (own is not None and not _is_key(server_key)):
             raise TransferFailed(f"invalid handle: {address!r} is no address, or {server_key!r} no public key")
         self._address = address
