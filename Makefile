@@ -55,10 +55,10 @@ test-poison: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n0 -s -m '' tests/poison
 
 chaos: $(VENV)/.ready-dev
-	$(BIN)/python benchmarks/chaos.py $(ARGS)
+	$(BIN)/python benchmarks/trust/chaos.py $(ARGS)
 
 soak: $(VENV)/.ready-dev
-	$(BIN)/python benchmarks/chaos.py --minutes 60 --every 120 $(ARGS)
+	$(BIN)/python benchmarks/trust/chaos.py --minutes 60 --every 120 $(ARGS)
 
 test-gpu:
 	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pytest -n 8 -p no:benchmark -W ignore::pytest.PytestConfigWarning --durations 10 $(GPU_TESTS)

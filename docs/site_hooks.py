@@ -9,7 +9,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "examples/README.md", *sorted(
-    f"benchmarks/{path.name}" for path in (ROOT / "benchmarks").glob("*.md")
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "benchmarks").rglob("*.md")
 )]  # fmt: skip
 """Pages outside docs/, by their path in the repository; the site has them under the same path."""
 

@@ -17,7 +17,7 @@ from paceline.core.version import VERSION
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "paceline"
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*.md")]
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/**/*.md"), *ROOT.glob("examples/*.md")]
 )
 NAMING = ["docs/architecture.md", "docs/request_life.md", "docs/add_a_proposer.md", "CONTRIBUTING.md"]
 """Pages whose class names must exist in the source."""
@@ -111,7 +111,7 @@ def test_the_life_of_a_request_has_at_most_20_parts() -> None:
 
 
 def test_every_row_of_the_trust_report_names_a_test() -> None:
-    text = (ROOT / "benchmarks" / "trust.md").read_text("utf-8")
+    text = (ROOT / "benchmarks" / "trust" / "README.md").read_text("utf-8")
     assert not list(unknown_tests(text))
     assert len(re.findall(TEST, text)) > 100
 
@@ -185,6 +185,6 @@ def test_the_readme_fits_on_a_screen_or_two() -> None:
 
 
 def test_benchmarks_and_examples_name_no_file_outside_the_repository() -> None:
-    scripts = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("benchmarks/*.sh"), *ROOT.glob("examples/*.py")]
+    scripts = [*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("benchmarks/**/*.sh"), *ROOT.glob("examples/*.py")]
     assert len(scripts) > 50
     assert [name(path) for path in scripts if "../" in path.read_text("utf-8")] == []

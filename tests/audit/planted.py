@@ -1,4 +1,7 @@
-"""Known bugs of speculative decoding, injected by patching. `benchmarks/audit.py` injects them into the embedded model."""
+"""Known bugs of speculative decoding, injected by patching.
+
+`benchmarks/exactness/audit.py` injects them into the embedded model.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

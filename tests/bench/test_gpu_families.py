@@ -1,4 +1,4 @@
-"""benchmarks/gpu_families.py refuses to run without a GPU, with a message."""
+"""benchmarks/gpu/gpu_families.py refuses to run without a GPU, with a message."""
 
 import sys
 from pathlib import Path
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 def test_without_a_gpu_it_is_refused(
     arguments: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
     import gpu_families
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

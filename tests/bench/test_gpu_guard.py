@@ -1,4 +1,4 @@
-"""benchmarks/gpu_guard.py: what it reads from the output of gpu.py, and the table it prints."""
+"""benchmarks/gpu/gpu_guard.py: what it reads from the output of gpu.py, and the table it prints."""
 
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +17,7 @@ batch  64: plain    11465 tok/s, goodput    16594, ratio 1.45 (1.43 to 1.46), de
 
 @pytest.fixture
 def guard(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
     import gpu_guard
 
     return gpu_guard

@@ -1,4 +1,4 @@
-"""The parts of benchmarks/planner_fidelity.py that need no server."""
+"""The parts of benchmarks/planner/planner_fidelity.py that need no server."""
 
 import importlib
 import random
@@ -13,7 +13,7 @@ from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.texts import kinds_of_texts
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "planner"
 METRICS = """
 paceline_draft_depth_bucket{category="chat",le="1.0",model="m"} 10.0
 paceline_draft_depth_bucket{category="chat",le="2.0",model="m"} 30.0

@@ -1,4 +1,4 @@
-"""benchmarks/tune_linear.py: its cases, the tiles it tries and the kernels it compiles."""
+"""benchmarks/gpu/tune_linear.py: its cases, the tiles it tries and the kernels it compiles."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +15,10 @@ EVERY = [(name, row_class) for name in ("8b", "70b", "135m") for row_class in Ro
 
 @pytest.fixture
 def cases(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import tune_linear_cases
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "gpu"))
+    import tune_linear
 
-    return tune_linear_cases
+    return tune_linear
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The runs of benchmarks/vllm_plugin.py: no prompt serves twice, except where it is meant to."""
+"""The runs of benchmarks/vllm/vllm_plugin.py: no prompt serves twice, except where it is meant to."""
 
 import importlib
 import sys
@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "vllm"
 
 
 @pytest.fixture(autouse=True)
 def scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     yield
-    for name in ("vllm_rounds", "vllm_report"):
-        sys.modules.pop(name, None)
+    sys.modules.pop("vllm_rounds", None)
 
 
 def prompts(first, count):
@@ -67,12 +66,12 @@ def test_with_next_turns_a_prompt_is_in_one_run_only():
 
 
 def test_contenders_without_lookups_are_compared_by_their_run_of_the_new_prompts():
-    rounds, report = importlib.import_module("vllm_rounds"), importlib.import_module("vllm_report")
+    rounds = importlib.import_module("vllm_rounds")
 
     def outcome(group, contender, seconds):
-        return report.Outcome(group, 0, 2, contender, seconds, [[1, 2], [3, 4]], {})
+        return rounds.Outcome(group, 0, 2, contender, seconds, [[1, 2], [3, 4]], {})
 
-    table = report.tables(
+    table = rounds.tables(
         [
             outcome(rounds.NEW, "plain", 1.0),
             outcome(rounds.NEW, "plain_sync", 2.0),
@@ -84,10 +83,10 @@ def test_contenders_without_lookups_are_compared_by_their_run_of_the_new_prompts
 
 
 def test_next_turns_have_a_table_and_are_compared_with_each_other():
-    rounds, report = importlib.import_module("vllm_rounds"), importlib.import_module("vllm_report")
+    rounds = importlib.import_module("vllm_rounds")
 
     def outcome(group, contender, seconds, cached):
-        return report.Outcome(group, 0, 2, contender, seconds, [[1, 2], [3, 4]], {"cached": cached})
+        return rounds.Outcome(group, 0, 2, contender, seconds, [[1, 2], [3, 4]], {"cached": cached})
 
     outcomes = [
         outcome(rounds.NEW, "plain", 4.0, 0),
@@ -95,8 +94,8 @@ def test_next_turns_have_a_table_and_are_compared_with_each_other():
         outcome(rounds.NEW, "paceline", 4.0, 0),
         outcome(rounds.NEXT, "paceline", 0.5, 48),
     ]
-    new, following = report.tables(outcomes).split("Next turns:")
+    new, following = rounds.tables(outcomes).split("Next turns:")
     assert "| 2 | paceline | 1 | 1 to 1 | 1.00 |  | 0 of 2 | 0 cached |" in new
     assert "| 2 | paceline | 8 | 8 to 8 | 2.00 |  | 0 of 2 | 48 cached |" in following
     # Other prompts are no base
-    assert "| 2 | paceline | 8 | 8 to 8 |  |  |  | 48 cached |" in report.tables([outcomes[0], *outcomes[2:]])
+    assert "| 2 | paceline | 8 | 8 to 8 |  |  |  | 48 cached |" in rounds.tables([outcomes[0], *outcomes[2:]])

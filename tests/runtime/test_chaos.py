@@ -8,7 +8,7 @@ import pytest
 
 from tests.runtime.test_processes import checkpoints
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "trust" / "chaos.py"
 
 
 @pytest.mark.slow

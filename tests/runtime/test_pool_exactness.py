@@ -345,7 +345,7 @@ def test_greedy_text_under_rejection_equals_plain_decoding(target):
 
 
 def test_text_is_the_same_over_a_slow_network(target, monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "pools"))
     import pools_delay
 
     core = model_core(tiny_model(perturb=0.1))

@@ -1,4 +1,4 @@
-"""A small part of benchmarks/pools_fuzz.py: the worker stays up, serves a valid target, and leaks nothing."""
+"""A small part of benchmarks/pools/pools_fuzz.py: the worker stays up, serves a valid target, and leaks nothing."""
 
 import random
 import sys
@@ -17,7 +17,7 @@ MESSAGES = 20_000
 
 @pytest.fixture
 def fuzz(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "pools"))
     import pools_fakes
     import pools_fuzz
 

@@ -111,7 +111,7 @@ def test_an_exported_head_drafts_in_vllm(folder: Path) -> None:
     greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
     result = run_vllm(folder, "head", job(folder, coupled=False, sampling=greedy, speculative_config=drafts))
     rounds, accepted = (result["metrics"][f"vllm:spec_decode_num_{name}"] for name in ("drafts", "accepted_tokens"))
-    assert 1.4 < 1 + accepted / rounds < 1.9  # 1.68 over 20 prompts of 64 tokens; see benchmarks/vllm.md
+    assert 1.4 < 1 + accepted / rounds < 1.9  # 1.68 over 20 prompts of 64 tokens; see benchmarks/vllm/README.md
 
 
 @pytest.mark.parametrize("mode", ["FULL_AND_PIECEWISE", "FULL"])

@@ -1,4 +1,7 @@
-"""Whole runs of benchmarks/tune_linear.py with small matrices and two tiles. Times are invented: a tile's number of outputs."""
+"""Whole runs of benchmarks/gpu/tune_linear.py with small matrices and two tiles.
+
+Times are invented: a tile's number of outputs.
+"""
 
 import json
 from collections.abc import Callable
@@ -12,7 +15,7 @@ import torch
 from paceline.kernels.gpu.tiles import RowClass, Tile
 from tests.kernels.gpu.cases import DEVICE
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks" / "gpu"
 TILES = [Tile(32, 64, 4, 3, rows=128), Tile(16, 64, 4, 3, rows=128)]
 OTHER = {"other": [1, 2, 3, 4, 5, 6, 7]}
 SHAPES = "192x64", "64x96", "128x64", "64x64"
@@ -51,9 +54,8 @@ def compile_all(tasks: list[Any], seconds: float) -> set[tuple[object, ...]]:
 def tuning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tuning:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     import tune_linear
-    import tune_linear_cases
 
-    return Tuning(tune_linear, tune_linear_cases, monkeypatch, tmp_path)
+    return Tuning(tune_linear, tune_linear, monkeypatch, tmp_path)
 
 
 def test_the_fastest_tile_of_every_case_is_written(tuning: Tuning, capsys: pytest.CaptureFixture[str]) -> None:

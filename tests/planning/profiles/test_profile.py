@@ -56,12 +56,15 @@ def test_shipped_profiles_survive_a_file(name: str, tmp_path: Path) -> None:
     ],
 )
 def test_plain_steps_of_the_h200_differ_from_the_sweep_as_published(batch: int, rate: int, ratio: float) -> None:
-    """benchmarks/gpu.md, plain: prompts of 281 tokens and half of 128 tokens. The ratios are those of benchmarks/planner.md."""
+    """The table of benchmarks/gpu/README.md, plain: prompts of 281 tokens and half of 128 tokens.
+
+    The ratios are those of benchmarks/planner/README.md.
+    """
     assert batch / H200.verify_seconds(batch, 0, batch * 345) == pytest.approx(ratio * rate, rel=0.005)
 
 
 def test_a_plain_step_of_64_sequences_is_that_of_the_batch_benchmark() -> None:
-    """benchmarks/gpu.md: a mean context of 512."""
+    """benchmarks/gpu/README.md: a mean context of 512."""
     assert H200.verify_seconds(64, 0, 64 * 512) == pytest.approx(0.00538, rel=0.03)
 
 

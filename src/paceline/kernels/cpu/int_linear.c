@@ -29,7 +29,7 @@ static const int_fn INT_FUNCTIONS[][INT_ROWS] = {{INT_NAMES4(1, 2, 3, 4, CODES4)
 enum { MANY_CHUNKS = 4, LONG_JOB = 1 << 21, FEW_THREADS = 4 }; /* LONG_JOB: products per thread */
 enum { BLOCKS_PER_BAND = 16 }; /* blocks of rows per visit of a unit; their codes should stay in the second-level cache */
 /* Rows from which on AMX is used. It widens 4-bit codes for each product and applies scales to sums in memory. By the times of a
- * server's host (benchmarks/cpu.md), blocks of 8 rows with vector instructions are faster for 16 rows with one thread and as fast
+ * server's host (benchmarks/cpu/README.md), blocks of 8 rows with vector instructions are faster for 16 rows with one thread and as fast
  * with 8 or 16; for 32 rows AMX is faster with 8 and 16 threads. */
 enum { AMX_LEAST_ROWS = 32 };
 

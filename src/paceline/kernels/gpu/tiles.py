@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 MEASURED = Path(__file__).with_name("tiles.json")
-"""Tiles measured on an H200 by benchmarks/tune_linear.py."""
+"""Tiles measured on an H200 by benchmarks/gpu/tune_linear.py."""
 
 
 @dataclass(frozen=True, slots=True)
