@@ -29,8 +29,8 @@ class Graph(Generic[T]):
     def __init__(
         self, compute: Callable[[], T], device: torch.device, pool: "GraphPool", is_warm: bool = False
     ) -> None:
-        """Run `compute` once, to load kernels and allocate memory, then capture it. `is_warm`: all kernels of `compute` have
-        run on the stream of the pool before; it is captured at once."""
+        """Run `compute` once, to load kernels and allocate memory, then capture it. `is_warm` is true if all kernels of
+        `compute` have run on the stream of the pool before. It is then captured at once."""
         self._compute = compute
         self._graph: torch.cuda.CUDAGraph | None = None
         self.before_replay: list[Callable[[], None]] = []
@@ -75,7 +75,7 @@ def _captured_by(graph: Graph[Any]) -> Iterator[None]:
 
 
 def graph_in_capture() -> Graph[Any] | None:
-    """The graph that this thread captures now; None: it captures none, and work that is submitted runs at once."""
+    """The graph that this thread captures now. None if it captures no graph, so that submitted work runs at once."""
     graph: Graph[Any] | None = getattr(_CAPTURING, "graph", None)
     return graph
 

@@ -83,7 +83,7 @@ def planes(runner: ModelRunner) -> list[Tensor]:
 
 
 def head_shares(runner: ModelRunner, layers: range | None = None) -> list[HeadShare]:
-    """The caches of all ranks, in the order of heads. `layers`: those to return; None: all."""
+    """The caches of all ranks, in the order of heads. `layers` are the layers to return, by default all."""
     part = slice(None) if layers is None else slice(layers.start, layers.stop)
     found = []
     for copies in runner.head_shares():
@@ -140,9 +140,9 @@ def chunks(blocks: Sequence[int], bytes_each: int) -> list[slice]:
 
 
 def cache_fingerprint(runner: ModelRunner, weights: str, quantization: str) -> bytes:
-    """32 bytes: a hash of everything besides its tokens that the bytes of a block depend on. Runners may exchange blocks only
-    if their fingerprints are equal. `weights`: `weights_checksum` of the model; `quantization`: that of loading. Kernels of
-    another version, device or processor may round differently, so they count too."""
+    """A hash of 32 bytes over everything, except its tokens, that the bytes of a block depend on. Runners may exchange blocks
+    only if their fingerprints are equal. `weights` is the model's `weights_checksum`, and `quantization` is that of loading.
+    Kernels of another version, device or processor may round differently, so they count too."""
     is_native = runner.device.type == "cpu" and native.available()
     parts = (
         ("weights", weights),

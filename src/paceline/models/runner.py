@@ -32,9 +32,9 @@ class Span:
     num_logits: int
     """Number of last rows whose logits are returned."""
     positions: Sequence[int] | None = None
-    """Rotary positions of a tree; None: `context_len, context_len + 1, …`."""
+    """Rotary positions of a tree. If None, they are `context_len, context_len + 1, …`."""
     ancestors: Sequence[int] | None = None
-    """Bitmask per row over the rows of this span; None: a chain."""
+    """Bitmask per row over the rows of this span. None if the span is a chain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,8 +128,8 @@ class ModelRunner:
         cache: Cache | None = None,
         weights_id: str = "",
     ) -> None:
-        """`kv_dtype`: number format of the cache, the model's if None. `cache`: cache of another runner, for a model that
-        shares it. `weights_id` identifies the weights when blocks are exchanged with other processes."""
+        """`kv_dtype` is the number format of the cache, by default the model's. `cache` is the cache of another runner, for a
+        model that shares it. `weights_id` identifies the weights when blocks are exchanged with other processes."""
         self.model = model
         self.num_blocks = num_blocks
         self.device = model.device
@@ -147,7 +147,8 @@ class ModelRunner:
 
     @property
     def prompt_piece(self) -> int | None:
-        """Tokens of the pieces in which the attention of long prompts is computed; None: chunks of any length take as long."""
+        """Number of tokens of the pieces in which the attention of long prompts is computed. None if chunks of any length take
+        equally long."""
         return None
 
     def forward(
@@ -189,12 +190,12 @@ class ModelRunner:
         )
 
     def padded_shape(self, spans: Sequence[Span]) -> tuple[int, int] | None:
-        """Sequences and rows of the pass over `spans`, padding included; None: nothing is padded."""
+        """Sequences and rows of the pass over `spans`, padding included. None if nothing is padded."""
         return None
 
     @property
     def can_pick(self) -> bool:
-        """Whether `forward` takes `samplers`: the whole pass is one native call."""
+        """Whether `forward` takes `samplers`, since the whole pass is one native call."""
         return self.model.native_pass(self.cache) is not None
 
     @torch.inference_mode()
@@ -284,7 +285,7 @@ def warm_up_sizes(max_num_seqs: int, max_rows: int, longest: int) -> Iterator[tu
 
 
 def around_16s(most: int) -> list[int]:
-    """15, 16, 31, 32, 63, 64, … up to `most`: the powers of two from 16, and one less than each."""
+    """Returns the powers of two from 16, and one less than each: 15, 16, 31, 32, 63, 64, … up to `most`."""
     return [size for power in _powers_of_two(most)[4:] for size in (power - 1, power)]
 
 

@@ -16,7 +16,7 @@ def make_runner(
     weights_id: str = "",
     ranks: Ranks | None = None,
 ) -> ModelRunner:
-    """The runner for a model's device. `ranks`: those of a model that is split."""
+    """The runner for a model's device. `ranks` are the ranks of a model that is split."""
     if not uses_gpu_kernels(model.device):
         if ranks is None:
             return ModelRunner(model, num_blocks, kv_dtype, weights_id=weights_id)
@@ -33,8 +33,8 @@ def make_runner(
 def make_second_runner(
     first: ModelRunner, model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None = None
 ) -> ModelRunner:
-    """A runner with a cache of its own beside `first`, for the same model, its first layers or a draft. Close it before
-    `first`."""
+    """A second runner in addition to `first`, with a cache of its own, for the same model, its first layers or a draft. Close
+    it before `first`."""
     if model.layers[0].reduce is not None:
         return first.with_cache(model, num_blocks, kv_dtype)
     return make_runner(model, num_blocks, kv_dtype)

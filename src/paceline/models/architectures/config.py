@@ -25,7 +25,7 @@ _VOCABULARY, _WIDTH, _LAYERS, _HEADS, _HEAD_DIM, _POSITIONS = 1 << 22, 1 << 20, 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything that the forward pass needs besides the weights."""
+    """Everything that the forward pass needs in addition to the weights."""
 
     architecture: str
     vocab_size: int
@@ -46,13 +46,13 @@ class ModelConfig:
     qk_norm: bool = False
     """RMS norm of each head of q and k before the rotation (Qwen3)."""
     sliding_window: int | None = None
-    """Tokens that a token attends to, itself included; None: all."""
+    """Number of tokens that a token attends to, itself included. None if it attends to all."""
     full_layers: tuple[int, ...] = ()
     """Layers without the sliding window of the other layers."""
     local_rope_theta: float | None = None
-    """Theta of layers with a sliding window, without scaling (Gemma 3); None: `rope_theta` and `rope_scaling`."""
+    """Theta of layers with a sliding window, without scaling (Gemma 3). If None, they use `rope_theta` and `rope_scaling`."""
     attention_scale: float | None = None
-    """Factor of attention scores; None: head_dim ** -0.5."""
+    """Factor of attention scores. If None, it is head_dim ** -0.5."""
     has_sinks: bool = False
     """One more score per head in the softmax of attention, without a value (gpt-oss)."""
     has_output_norms: bool = False
@@ -105,7 +105,7 @@ class ModelConfig:
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     def window(self, layer: int) -> int | None:
-        """Tokens that a token attends to in a layer, itself included; None: all."""
+        """Number of tokens that a token attends to in a layer, itself included. None if it attends to all."""
         return None if layer in self.full_layers else self.sliding_window
 
     def rotary_number(self, layer: int) -> int:

@@ -52,8 +52,8 @@ class DecoderWeights(nn.Module):
         tables: tuple[LinearWeight, LinearWeight] | None = None,
         reduce: Reduce | None = None,
     ) -> None:
-        """`tables`: embedding and head of another model, for a checkpoint without them. `reduce`: the sum over all ranks of
-        their parts of a layer's output, if `weights` are the share of one rank."""
+        """`tables` has the embedding and the head of another model, for a checkpoint without them. `reduce` sums the ranks'
+        parts of a layer's output, if `weights` are the share of one rank."""
         super().__init__()
         self.config, self.device, self.dtype = config, device, dtype
         load = Loader(weights, device, dtype)

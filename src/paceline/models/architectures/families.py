@@ -1,4 +1,4 @@
-"""What each supported family reads from its config.json besides the sizes that all families share.
+"""What each supported family reads from its config.json in addition to the sizes that all families share.
 
     llama, mistral, qwen2, qwen3   one dense feed-forward layer of silu(gate) * up
     qwen3_moe                      Qwen3 with routed experts
@@ -146,7 +146,7 @@ ARCHITECTURES = tuple(_FAMILIES)
 
 
 def _require(config: Mapping[str, Any], *options: tuple[str, object, str]) -> None:
-    """Raise `UnsupportedModel` for an option (key, supported value, meaning of others) with another value."""
+    """Raise `UnsupportedModel` for an option (key, supported value, meaning of other values) with another value."""
     for key, expected, meaning in options:
         found = config.get(key)
         if found is not None and found != expected:

@@ -162,7 +162,8 @@ class InflatedWeights:
         return old // group * new_group + old % group
 
     def _rotary_dims(self) -> Tensor:
-        """[e] new index of each old dimension of a head: both halves of a pair move to the pair with the same frequency."""
+        """The new index [e] of each old dimension of a head. The two halves of a pair move to the pair with the same
+        frequency."""
         small, config = self._small.head_dim, self._config.head_dim
         pairs = torch.arange(small // 2, device=self._device) * (config // small)
         return torch.cat((pairs, config // 2 + pairs))

@@ -101,12 +101,12 @@ def rotary_table(head_dim: int, theta: float, scaling: RopeScaling | None, num_p
 
 
 def rotary_table_bytes(head_dim: int, num_positions: int) -> int:
-    """Bytes of both tables."""
+    """Bytes of the tables of cos and sin."""
     return 4 * head_dim * num_positions
 
 
 def rope_from_hf(config: Mapping[str, Any], default_theta: float = 10000.0) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling). transformers 5 stores both in `rope_parameters`, transformers 4 in two keys."""
+    """Returns (theta, scaling). transformers 5 stores them in `rope_parameters`, transformers 4 in two keys."""
     fields = Metadata("config.json", config)
     rope = fields.section("rope_parameters" if fields.raw("rope_parameters") else "rope_scaling")
     theta = rope.number("rope_theta", 1.0, 1e12, fields.number("rope_theta", 1.0, 1e12, default_theta))

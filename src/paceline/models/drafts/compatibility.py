@@ -1,4 +1,4 @@
-"""Whether a draft fits a target: both must have the same vocabulary, special tokens, stop tokens and chat template."""
+"""Checks whether a draft fits a target. They must have the same vocabulary, special tokens, stop tokens and chat template."""
 
 import hashlib
 import json
@@ -55,7 +55,7 @@ def fingerprint(tokenizer: Tokenizer) -> Fingerprint:
 
 
 def check_compatible(target: Tokenizer, draft: Tokenizer) -> None:
-    """Raise `IncompatibleDraft`, with both checksums and the first difference, unless all parts are equal.
+    """Raise `IncompatibleDraft`, with the two checksums and the first difference, unless all parts are equal.
 
     Embeddings may differ in size: see `proposable_ids`.
     """
@@ -71,8 +71,8 @@ def check_compatible(target: Tokenizer, draft: Tokenizer) -> None:
 
 
 def describe_mismatch(target: Fingerprint, draft: Fingerprint) -> str | None:
-    """The first part that differs, with both checksums, for peers that know only the checksums of each other; None if target
-    and draft fit together."""
+    """The first part that differs, with the checksums of target and draft, for peers that know only each other's checksums.
+    None if target and draft fit together."""
     part = target.differing_part(draft)
     if part is None:
         return None
@@ -81,7 +81,7 @@ def describe_mismatch(target: Fingerprint, draft: Fingerprint) -> str | None:
 
 
 def proposable_ids(target: "ModelConfig", draft: "ModelConfig") -> range:
-    """Token ids that a draft may propose: those in both embeddings.
+    """Token ids that a draft may propose: those in the embeddings of target and draft.
 
     Rows beyond the tokenizer's ids are padding, which a target never samples.
     """

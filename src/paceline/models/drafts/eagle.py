@@ -47,7 +47,8 @@ class EagleModel(EagleWeights):
         cache: tuple[Tensor, Tensor],  # keys, values, each [num_blocks, 16, KV, hd]
         plan: "AttentionPlan | None" = None,
     ) -> Tensor:
-        """[T, D]: the states of the next slots; `logits` turns them into predictions. `plan`: see `plan`; None: a new plan."""
+        """Returns the states [T, D] of the next slots, which `logits` turns into predictions. `plan` comes from the method
+        `plan`. If None, the pass makes a new plan."""
         if uses_gpu_kernels(self.device):
             from paceline.models.gpu.eagle import gpu_eagle_forward
 
@@ -142,8 +143,8 @@ class EagleRunner:
 
     @torch.inference_mode()
     def warm_up(self, max_num_seqs: int, max_rows: int, longest: int) -> None:
-        """Compile the GPU kernels of passes within these limits and of passes over all lanes. `longest`: rows of one sequence.
-        The passes write to a lane, whose slots are always written before they are read."""
+        """Compile the GPU kernels of passes within these limits and of passes over all lanes. `longest` is the most rows of one
+        sequence. The passes write to a lane, whose slots are always written before they are read."""
         scratch = self.lane(0)[:1]
         longest = min(longest, len(self.model.cos))
         sizes = {*warm_up_sizes(max_num_seqs, max_rows, longest), *warm_up_sizes(self.num_lanes, self.num_lanes, 1)}

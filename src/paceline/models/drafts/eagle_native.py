@@ -11,7 +11,7 @@ from paceline.models.drafts.eagle_weights import EagleWeights
 
 
 def native_head(head: EagleWeights, cache: tuple[Tensor, Tensor]) -> EagleHead | None:
-    """None: a part of the head needs its own call."""
+    """The head as one native call. None if a part of the head needs its own call."""
     c, (keys, values) = head.config, cache
     matrices = (head.qkv, head.output, head.gate_up, head.down, head.embedding, head.fc, head.vocabulary.head)
     packed = tuple(matrix for matrix in matrices if isinstance(matrix, PackedWeight))

@@ -32,11 +32,11 @@ KINDS: dict[type[Any], str] = {
     DecoderModel: "a whole model",
 }
 _COMPUTED = ("cos", "sin", "rotary")
-"""Tables that follow from the configuration, which is the same in both drafts."""
+"""Tables that follow from the configuration, which is the same in the current and the new draft."""
 
 
 def check_exchangeable(current: AnyDraft, other: AnyDraft) -> None:
-    """Raise `IncompatibleDraft` with the first difference, unless both drafts have the same kind, configuration, size of
+    """Raise `IncompatibleDraft` with the first difference, unless the two drafts have the same kind, configuration, size of
     vocabulary and shapes."""
     if type(current) is not type(other):
         raise _difference("the kind", KINDS[type(current)], KINDS[type(other)])
@@ -66,7 +66,7 @@ def exchange_in_place(current: AnyDraft, other: AnyDraft) -> None:
     before read the old values, and later ones the new."""
     its = own_tensors(other)
     for name, mine in own_tensors(current).items():
-        if mine.data_ptr() != its[name].data_ptr():  # otherwise both use the tensor of their target
+        if mine.data_ptr() != its[name].data_ptr():  # otherwise the two drafts use the tensor of their target
             kept = mine.clone()
             mine.copy_(its[name])
             its[name].copy_(kept)
@@ -112,7 +112,7 @@ def _tensors(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
 
 
 def _settings(current: AnyDraft, other: AnyDraft) -> Iterator[tuple[str, object, object]]:
-    """Name and both values of everything that decides the computation besides the weights."""
+    """The name of everything that decides the computation in addition to the weights, with its values in the two drafts."""
     if isinstance(current, MedusaModel) and isinstance(other, MedusaModel):
         yield "num_heads", current.num_heads, other.num_heads
         yield "hidden_size", current.hidden_size, other.hidden_size

@@ -24,7 +24,7 @@ Bits = Literal[4, 8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftVocabulary:
-    """Tokens that a draft may propose. Column i of its logits is the target's token `ids[i]`; None: token i."""
+    """Tokens that a draft may propose. Column i of its logits is the target's token `ids[i]`, or token i if `ids` is None."""
 
     vocab_size: int
     """Vocabulary size of the target."""
@@ -52,7 +52,7 @@ class DraftVocabulary:
     @classmethod
     def of(cls, target: DecoderModel, weights: Weights, hidden_size: int, bits: Bits = 8) -> "DraftVocabulary":
         """Vocabulary of a draft's checkpoint, which may have its own head. `d2t` [V'] holds the offset of each draft id to
-        the target's id. `bits`: see `prepare_draft`."""
+        the target's id. `prepare_draft` describes `bits`."""
         names, vocab_size = weights.names(), target.config.vocab_size
         ids = None
         if "d2t" in names:

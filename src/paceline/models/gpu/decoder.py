@@ -65,8 +65,9 @@ def gpu_forward(
     logits_out: Tensor | None = None,  # [R, V] float32
     attention_out: Tensor | None = None,  # [T, H * hd]
 ) -> ForwardOutput:
-    """As `DecoderModel.forward`, which calls it. `plan` None: a new plan. `logits_out` and `attention_out`: buffers of the
-    logits and of every layer's attention. Attention does not write rows that belong to no sequence."""
+    """Computes `DecoderModel.forward`, which calls it. If `plan` is None, the pass makes a new plan. `logits_out` and
+    `attention_out` are buffers for the logits and for every layer's attention. Attention does not write rows that belong to no
+    sequence."""
     plan = plan or plan_pass(model, PassSize(len(tokens), len(layout.context_lens), len(tokens)))
     is_fused = len(tokens) <= MAX_ROWS and _is_plain(model.config) and model.layers[0].reduce is None
     inputs = _PassInputs(
@@ -254,8 +255,8 @@ def head_logits(model: DecoderWeights, rows: Tensor, out: Tensor | None = None) 
 
 
 def _product(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, by_vendor: bool = False) -> Tensor:
-    """x [T, K] -> [T, N], for any number of rows. The bits of few rows do not depend on their number, which the vendor's
-    library does not promise; `by_vendor`: it computes few rows of dense weights too."""
+    """Multiplies x [T, K] into [T, N], for any number of rows. The bits of few rows do not depend on their number, which the
+    vendor's library does not promise. With `by_vendor` the library computes few rows of dense weights too."""
     if isinstance(weight, DenseWeight) and (by_vendor or len(x) > MAX_ROWS):
         return dense_linear(x, weight.values, bias)
     return linear(x, weight, bias)

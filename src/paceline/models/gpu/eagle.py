@@ -35,14 +35,14 @@ def gpu_eagle_forward(
     cache: tuple[Tensor, Tensor],
     plan: AttentionPlan | None = None,
 ) -> Tensor:
-    """As `EagleModel.forward`, which calls it. `plan` None: a new plan."""
+    """Computes `EagleModel.forward`, which calls it. If `plan` is None, the pass makes a new plan."""
     return gpu_eagle_pass(model, states, None, tokens, positions, layout, cache, plan)[0]
 
 
 def gpu_eagle_pass(
     model: EagleWeights,
     states: Tensor,  # [R, D]
-    rows: Tensor | None,  # [T] int64: rows of `states` that precede `tokens`; None: all, in order
+    rows: Tensor | None,  # [T] int64: rows of `states` that precede `tokens`. None if these are all, in order
     tokens: Tensor,  # [T] int64
     positions: Tensor,  # [T] int64
     layout: AttentionLayout,
@@ -50,8 +50,8 @@ def gpu_eagle_pass(
     plan: AttentionPlan | None = None,
     first_row: int = 0,
 ) -> tuple[Tensor, Normed]:
-    """(states [T, D], the same states with the final norm partly applied). `first_row`: rows of each sequence's tree that
-    earlier passes have cached."""
+    """Returns the states [T, D], and the same states with the final norm partly applied. Earlier passes have cached the first
+    `first_row` rows of each sequence's tree."""
     c, eps = model.config, model.config.rms_eps
     assert isinstance(model.embedding, DenseWeight)  # on a GPU
     plan = plan or plan_eagle(model, len(tokens), len(layout.context_lens))
@@ -76,7 +76,7 @@ def gpu_eagle_norm(model: EagleWeights, states: Tensor) -> Tensor:
 
 
 def gpu_eagle_logits(model: EagleWeights, normed: Normed, rows: Tensor | None = None) -> Tensor:
-    """[R, V'] float32: logits of `rows`; None: of all rows."""
+    """The logits [R, V'] of `rows` in float32, by default of all rows."""
     if rows is not None:
         normed = Normed(normed.scaled[rows], normed.squares[rows], normed.eps)
     if len(normed.scaled) <= MAX_ROWS:

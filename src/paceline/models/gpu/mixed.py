@@ -1,4 +1,4 @@
-"""Mixed passes: prompts beside sequences that decode, of which only the device knows the newest tokens and the lengths."""
+"""Mixed passes over prompts and over sequences that decode, whose newest tokens and lengths only the device knows."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from paceline.models.runner import Span, long_prompts
 class MixedOutput:
     """Logits of every decoding row, then of the last row of every prompt that is complete."""
 
-    logits: Tensor | None  # [R, V] float32; None: no row has logits
+    logits: Tensor | None  # [R, V] float32. None if no row has logits
     rows: Tensor  # [R] int64, rows of the pass that have logits
     slots: Tensor  # [R] int64, their slots
     decoding: Tensor  # [D] int64, slots of the decoding sequences
@@ -47,7 +47,7 @@ class MixedPasses:
         self._inputs = RaggedInputs(runner.device, runner.table_width, most.rows, most.sequences)
         self._passes: dict[tuple[RaggedSize, int], RaggedPass] = {}
         self._captured: dict[RaggedSize, RaggedGraph] = {}
-        """Passes whose decoding sequences have several rows; the runner has the others."""
+        """Passes whose decoding sequences have several rows. The runner holds the passes with one row each."""
         # Rows with logits, their slots, slots of the decoding sequences. The host writes one copy while the other is in use.
         most_numbers = 2 * most.rows + most.sequences + 2
         self._index = torch.zeros(most_numbers, dtype=torch.int64, device=runner.device)
@@ -62,13 +62,13 @@ class MixedPasses:
         self,
         state: DeviceState,
         tables: Tensor,  # [slots, W] int32
-        drafts: Tensor | None,  # [slots, K] int64; None: K is 0
+        drafts: Tensor | None,  # [slots, K] int64. None if K is 0
         decoding: Sequence[int],
         prompts: Sequence[Span],
         ending: Sequence[int],
     ) -> MixedOutput:
-        """1 + K rows for each slot in `decoding`, then the rows of `prompts`. `ending`: slots of the prompts that have logits,
-        in their order."""
+        """Computes 1 + K rows for each slot in `decoding`, then the rows of `prompts`. `ending` has the slots of the prompts
+        that have logits, in their order."""
         num_decoding, rows_each = len(decoding), 1 if drafts is None else 1 + drafts.shape[1]
         num_rows = num_decoding * rows_each + sum(len(span.tokens) for span in prompts)
         ragged = self._pass(num_decoding + len(prompts), num_rows, rows_each)

@@ -185,7 +185,7 @@ class RaggedPass:
     def __init__(
         self, context: PassContext, inputs: RaggedInputs, size: RaggedSize, kind: PassKind, few_rows: int = 1
     ) -> None:
-        """`few_rows`: rows of sequences that decode beside prompts."""
+        """`few_rows` is the number of rows of each sequence that decodes in a pass with prompts."""
         self.size, self.inputs, self.on_device = size, inputs, inputs.on_device(size)
         self._context, self._kind = context, kind
         self._layout = AttentionLayout(
@@ -206,8 +206,8 @@ class RaggedPass:
     def logits(
         self, rows: Tensor, prompts: tuple[LongPrompt, ...] = (), num_decoding: int = 0, rows_each: int = 1
     ) -> Tensor | None:
-        """[R, V] of `rows` [R]; None if R is 0. `prompts`: see `AttentionLayout.long_prompts`. `num_decoding`: see `PassSize`;
-        these sequences have `rows_each` rows."""
+        """The logits [R, V] of `rows` [R]. None if R is 0. `prompts` are `AttentionLayout.long_prompts`. `num_decoding` is as
+        in `PassSize`; these sequences have `rows_each` rows."""
         layout = replace(self._layout, long_prompts=prompts) if prompts else self._layout
         size = self._pass_size
         if num_decoding:

@@ -82,7 +82,7 @@ class GpuRunner(ModelRunner):
         weights_id: str = "",
         leader: "Leader | None" = None,
     ) -> None:
-        """`leader`: of a model that is divided among ranks."""
+        """`leader` leads the ranks of a model that is divided among them."""
         super().__init__(model, num_blocks + 1, kv_dtype, cache, weights_id)
         self.num_blocks = num_blocks
         self.scratch_block = num_blocks
@@ -146,7 +146,7 @@ class GpuRunner(ModelRunner):
     def _graph_of(
         self, spans: Sequence[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False
     ) -> PassGraph | RaggedGraph | None:
-        """Graph for this pass; None: it fits no graph."""
+        """The graph for this pass. None if it fits no graph."""
         kind = PassKind(any(span.ancestors is not None for span in spans), state_layers, last_hidden)
         if (padded := self.padded_shape(spans)) is not None:
             batch, rows = padded
@@ -155,7 +155,7 @@ class GpuRunner(ModelRunner):
         return self._ragged.get((ragged_size(len(spans), total), kind))
 
     def captured_ragged(self, sequences: int, rows: int) -> RaggedGraph | None:
-        """The graph of a ragged pass without trees and hidden states; None: there is none of this size."""
+        """The graph of a ragged pass without trees and hidden states. None if there is no graph of this size."""
         return self._ragged.get((ragged_size(sequences, rows), PassKind()))
 
     def _graph(self, batch: int, rows: int, kind: PassKind) -> PassGraph:
@@ -183,15 +183,15 @@ class GpuRunner(ModelRunner):
 
     @torch.inference_mode()
     def move_paths(self, contexts: Tensor, block_tables: Tensor, rows: Tensor, counts: Tensor, rows_each: int) -> None:
-        """As the kernel `move_paths`, in this cache. `rows_each`: rows of a tree in the pass."""
+        """Runs the kernel `move_paths` on this cache. `rows_each` is the number of rows of a tree in the pass."""
         move_paths(self._addresses, contexts, block_tables, rows, counts, rows_each)
 
     @torch.inference_mode()
     def warm_up(
         self, max_num_seqs: int, max_rows: int, longest: int, kinds: Collection[PassKind] = (PassKind(),)
     ) -> None:
-        """Load the kernels and capture the graphs of passes of these kinds within these limits, over padding rows.
-        `longest`: rows of one sequence."""
+        """Load the kernels and capture the graphs of passes of these kinds within these limits, over padding rows. `longest` is
+        the most rows of one sequence."""
         limits = PassLimits(max_num_seqs, max_rows, longest, frozenset(kinds))
         self.load_kernels(limits)
         for capture in self.captures(limits):

@@ -90,7 +90,7 @@ class PassContext:
         logits_out: Tensor | None = None,
         attention_out: Tensor | None = None,
     ) -> ForwardOutput:
-        """As `gpu_forward`. `plan`: that of this size."""
+        """Runs `gpu_forward`. `plan` is the plan of this size."""
         if self.leader is not None:
             self.leader.begin_pass(size, tokens, positions, layout)
         return gpu_forward(

@@ -51,7 +51,7 @@ class Checkpoint:
 
 
 class DerivedWeights:
-    """`Weights` whose matrices are made from those of others."""
+    """`Weights` whose matrices are made from those of other `Weights`."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights

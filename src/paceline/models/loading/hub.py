@@ -15,8 +15,8 @@ _BEST_DRAFT = f"{EMBEDDED}-eagle"
 
 
 def find_model(name_or_path: str | Path, role: Literal["model", "draft"] = "model") -> Path:
-    """Folder or .gguf file of a model: a path, `EMBEDDED`, a shipped draft, or a Hugging Face id in the local cache. `role`:
-    what errors call it."""
+    """Folder or .gguf file of a model, given by a path, `EMBEDDED`, a shipped draft, or a Hugging Face id in the local cache.
+    Errors call the model by its `role`."""
     path = Path(name_or_path).expanduser()
     if path.exists():
         return path
@@ -62,7 +62,8 @@ def shipped_drafts() -> tuple[str, ...]:
 
 
 def pick_draft(draft: str | None, model: str) -> str | None:
-    """The draft to load; None: no draft. `auto` is the best shipped draft for `model`. `none` is None, for command lines."""
+    """The draft to load. None if there is no draft. `auto` is the best shipped draft for `model`. `none` is None, for command
+    lines."""
     if draft == "auto":
         return _BEST_DRAFT if model == EMBEDDED and _BEST_DRAFT in shipped_drafts() else None
     return None if draft == "none" else draft

@@ -76,7 +76,7 @@ class StreamedModel(DecoderModel):
         streamed: StreamedWeights,
         weight_bytes: int,
     ) -> None:
-        """`weight_bytes`: bytes of all matrices, including those not loaded yet."""
+        """`weight_bytes` is the size of all matrices, including those not loaded yet."""
         nn.Module.__init__(self)
         self.config, self.device, self.dtype = config, device, dtype
         self._streamed, self._weight_bytes = streamed, weight_bytes

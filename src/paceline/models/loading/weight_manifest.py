@@ -123,7 +123,7 @@ class ExportedWeights:
     """Weights of a complete model, for other workers to copy. Read-only."""
 
     def __init__(self, loaded: LoadedModel, form: str, fingerprint: str, manifest: Manifest | None = None) -> None:
-        """`manifest`: the one that the model was loaded with, if its checksums matched; None: computed on demand."""
+        """`manifest` is the one that the model was loaded with, if its checksums matched. If None, it is computed on demand."""
         assert loaded.model.is_complete
         self._loaded, self._form, self._fingerprint = loaded, form, fingerprint
         self._loaded_manifest = manifest

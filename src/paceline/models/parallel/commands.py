@@ -38,7 +38,7 @@ class Start:
     rank: int
     port: int
     config: ModelConfig | None = None
-    """Configuration of the whole model if rank 0 sends the weights; None: the rank reads the checkpoint."""
+    """Configuration of the whole model if rank 0 sends the weights. None if the rank reads the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class RankCache:
 
     def settle(self, own: Cache) -> None:
         """Wait until the other ranks no longer use their parts. A pass ends with sums over all ranks, so that no rank uses its
-        part after it. Only moves may be late. The first call maps the parts, which is impossible during a pass. `own`: the
+        part after it. Only moves may be late. The first call maps the parts, which is impossible during a pass. `own` is the
         part of rank 0."""
         self._parts(own)
         if self._has_moved:

@@ -69,8 +69,8 @@ class Ranks:
 
     @classmethod
     def start(cls, spec: RankSpec, config: ModelConfig, sends_weights: bool = False) -> "Ranks":
-        """Start the processes. They load their weights in parallel with this process; `join` waits for them. `config`:
-        configuration of the whole model. `sends_weights`: this process sends their weights over `weights`."""
+        """Start the processes. They load their weights in parallel with this process; `join` waits for them. `config` is the
+        configuration of the whole model. `sends_weights` is true if this process sends their weights over `weights`."""
         if dist.is_initialized():
             raise InvalidConfig("this process already belongs to a distributed group: close the other engine first")
         if spec.device.type == "cuda":
@@ -185,8 +185,8 @@ class Ranks:
             share_cores(1)
 
     def _finish_passes(self) -> None:
-        """Wait for passes in flight: if a rank ended before them, the devices of the others would wait forever. They are left
-        alone if a rank is lost or does not answer."""
+        """Wait for passes in flight: if a rank ended before them, the devices of the other ranks would wait forever. It does
+        not wait if a rank is lost or does not answer."""
         with contextlib.suppress(RankLost, RuntimeError), self.lock:
             self.send(Settle())
             for member in self._members:

@@ -43,7 +43,7 @@ class ParallelRunner(RankCacheOwner):
         weights_id: str = "",
         shared: "ParallelRunner | None" = None,
     ) -> None:
-        """`shared`: runner of the same model whose cache this one shares."""
+        """`shared` is a runner of the same model, whose cache this runner shares."""
         self.ranks, self._is_owner = ranks, shared is None
         self._rank_cache = RankCache(ranks, num_blocks, kv_dtype) if shared is None else shared._rank_cache
         cache = None if shared is None else shared.cache[: model.config.num_layers]

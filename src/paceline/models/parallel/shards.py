@@ -67,7 +67,7 @@ class ShardedWeights:
     """`Weights` of one rank: slices of the weights of the whole model."""
 
     def __init__(self, weights: Weights, config: ModelConfig, shard: Shard) -> None:
-        """`config`: configuration of the whole model."""
+        """`config` is the configuration of the whole model."""
         self._weights = weights
         own, width = shard_config(config, shard.size), config.head_dim
         query, inner = shard.rank * own.q_size, shard.rank * own.ffn_size

@@ -34,7 +34,7 @@ class CacheShape:
 
     @staticmethod
     def of(config: ModelConfig, num_blocks: int, dtype: torch.dtype) -> "CacheShape":
-        """`config`: that of one rank's share."""
+        """`config` is the configuration of one rank's share."""
         return CacheShape(config.num_layers, num_blocks, config.num_kv_heads, config.head_dim, dtype)
 
     @property

@@ -64,7 +64,7 @@ def load_from(
     spec: RankSpec, config: ModelConfig, name: str, start: Callable[[StreamedWeights], None]
 ) -> tuple[LoadedModel, Ranks]:
     """Like `load_parallel`, with weights from elsewhere: `start` begins to put all parts of the whole model in any order.
-    `config`: that of the whole model. Returns when all ranks have loaded."""
+    `config` is the configuration of the whole model. Returns when all ranks have loaded."""
     check_split(config, spec.size)
     ranks = Ranks.start(spec, config, sends_weights=True)
     try:

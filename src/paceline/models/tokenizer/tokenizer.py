@@ -123,7 +123,7 @@ _BYTE_OF = _byte_alphabet()
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """The tokenizer in tokenizer.json and the optional files beside it."""
+    """The tokenizer in tokenizer.json and the optional files in the same folder."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UnsupportedModel(

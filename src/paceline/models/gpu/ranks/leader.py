@@ -15,8 +15,8 @@ class Leader:
     """Lets the other ranks follow the passes over one cache with the first `num_layers` layers.
 
     The host of rank 0 tells the other ranks what to launch. The inputs follow from device to device, inside the work: the sum
-    over all ranks of a vector that is zero on all ranks but rank 0. If the work is captured, the others capture it too, and
-    every replay is announced.
+    over all ranks of a vector that is zero on all ranks but rank 0. If the work is captured, the other ranks capture it too,
+    and every replay is announced.
     """
 
     def __init__(self, cache: RankCache, num_layers: int) -> None:
@@ -29,7 +29,7 @@ class Leader:
         self._lead(work, pass_values(PassInputs(tokens, positions, layout)))
 
     def begin_move(self, inputs: MoveInputs, rows_each: int) -> None:
-        """Let the other ranks move these paths. `rows_each`: rows of a tree."""
+        """Let the other ranks move these paths. `rows_each` is the number of rows of a tree."""
         trees, path_rows = inputs.rows.shape
         work = DeviceMove(trees, rows_each, path_rows, inputs.block_tables.shape[1], self._cache.number)
         self._lead(work, move_values(inputs))

@@ -29,7 +29,7 @@ class ParallelGpuRunner(RankCacheOwner, GpuRunner):
         weights_id: str = "",
         shared: "ParallelGpuRunner | None" = None,
     ) -> None:
-        """`shared`: runner of the same model whose cache this one shares."""
+        """`shared` is a runner of the same model, whose cache this runner shares."""
         self.ranks, self._is_owner = ranks, shared is None
         # One block more, for padding
         self._rank_cache = RankCache(ranks, num_blocks + 1, kv_dtype) if shared is None else shared._rank_cache
