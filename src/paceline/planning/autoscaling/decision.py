@@ -25,7 +25,7 @@ class PlannerConfig:
     fewest: int = 1
     """Target workers that always serve."""
     period: float | None = None
-    """Seconds of a season, such as a day; None: none is known."""
+    """Seconds of a season, such as a day. None if no season is known."""
     hold: float = HOLD_SECONDS
     """Seconds of past load that a pool must be able to carry, with its bursts, before it shrinks."""
 

@@ -115,7 +115,7 @@ class Forecast:
     """Forecasts `horizon` steps ahead. Every method forecasts at every step, and is judged when the value is known."""
 
     def __init__(self, horizon: int, period: int | None = None) -> None:
-        """`period`: steps of a season; None: no season is known."""
+        """`period` is the number of steps of a season. None if no season is known."""
         self._horizon = max(1, horizon)
         self._methods: list[Method] = [LastValue(), SmoothedMean(), Trend()]
         if period is not None and period > 1:

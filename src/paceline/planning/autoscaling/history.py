@@ -33,7 +33,7 @@ class Lengths:
 
     @property
     def shape(self) -> Shape | None:
-        """The mean request; None: too few have ended."""
+        """The mean request. None if too few requests have ended."""
         if self._started < MIN_REQUESTS or self._finished < MIN_REQUESTS:
             return None
         prompt = (self._prompt - self._cached) / self._started
@@ -85,7 +85,7 @@ class LoadHistory:
 
 
 def problem(seen: Observation, last: float | None) -> str | None:
-    """Why an observation cannot be used; None if it can. `last`: time of the one before."""
+    """Why an observation cannot be used. None if it can. `last` is the time of the previous observation."""
     numbers = (seen.time, seen.seconds, seen.kv_use, seen.busy)
     if not all(map(math.isfinite, numbers)):
         return "a figure is not finite"

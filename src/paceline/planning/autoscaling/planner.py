@@ -33,7 +33,7 @@ class Planner:
     """`decide` takes one observation and returns the sizes; `decisions` holds the last ones with their reasons."""
 
     def __init__(self, config: PlannerConfig, capacity: Capacity | None = None) -> None:
-        """`capacity`: of the same profile, objective and speculation; planners that share one simulate a shape once."""
+        """`capacity` has the same profile, objective and speculation. Planners that share it simulate a shape once."""
         self.config = config
         self._capacity = capacity or Capacity(config.profile, config.objective, config.speculation)
         self.horizon = max(1, math.ceil(config.profile.start_seconds.value / config.interval)) + 1
@@ -123,7 +123,7 @@ class Planner:
         return Need(clearing, "queue", reason)
 
     def _clearing(self, seen: Observation, rates: Rates) -> int:
-        """Workers that clear the queue within a start-up time besides the present load."""
+        """Number of workers that serve the present load and also clear the queue within a start-up time."""
         patience = max(self.config.interval, min(self.config.objective.ttft, self.config.profile.start_seconds.value))
         usual = max(1.0, rates.load * min(self.config.objective.ttft, self.config.interval))
         queued = max(0.0, seen.waiting - usual)

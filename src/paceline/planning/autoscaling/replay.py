@@ -24,7 +24,7 @@ class Span:
 
 def late_share(spans: Sequence[Span], capacity: float, patience: float, size: int | None, factor: float = 1.0) -> float:
     """Share of the requests that wait longer than `patience` seconds, if `size` workers serve `capacity` requests per second
-    each; None: as many workers as there were.
+    each. If `size` is None, each span has as many workers as there were.
 
     The queue is a fluid: it grows by factor * weight * rate - service, and a request waits queue / service seconds.
     """

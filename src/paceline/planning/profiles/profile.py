@@ -50,7 +50,7 @@ class WorkerProfile:
     links: Mapping[str, Figure] = field(default_factory=dict)
     """Bytes per second by kind of link."""
     prompt_seconds: Curve | None = None
-    """Time of a pass by rows of prompts, of which few have logits. None: that of `pass_seconds`."""
+    """Time of a pass by rows of prompts, of which few have logits. If None, it is that of `pass_seconds`."""
     is_padded: bool = False
     """Whether steps are padded, as those of CUDA graphs are: a number of slots, and as many rows for each as for the deepest
     draft."""
@@ -77,7 +77,8 @@ class WorkerProfile:
         return linear + self.prompt_context_seconds.value * (length * length - cached * cached) / 2.0
 
     def verify_seconds(self, batch: int, depth: int, context: float) -> float:
-        """Time of the target's pass of one round; `depth` 0 is a plain step. `context`: tokens of all sequences."""
+        """Time of the target's pass of one round. A round of `depth` 0 is a plain step. `context` is the number of tokens of
+        all sequences."""
         return self.pass_seconds.at(batch * (depth + 1)) + self.context_seconds.value * context
 
     def drafting_seconds(self, batch: float, depth: int) -> float:

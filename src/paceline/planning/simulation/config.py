@@ -26,10 +26,10 @@ class Speculation:
     """Conditional acceptance by position, mean over texts; the last one applies to all later positions."""
     max_depth: int = 8
     rule: DepthRule = "expected"
-    """`expected`: the depth with the most expected tokens per second. `policy`: the production policy `goodput`. `fixed`:
-    always `max_depth`."""
+    """`expected` takes the depth with the most expected tokens per second. `policy` asks the production policy `goodput`.
+    `fixed` always takes `max_depth`."""
     spread: float = 0.0
-    """Standard deviation over texts of the log-odds of acceptance; 0: all texts have the same alphas."""
+    """Standard deviation over texts of the log-odds of acceptance. With 0 all texts have the same alphas."""
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0.0 <= alpha <= 1.0 for alpha in self.alphas):
@@ -46,14 +46,15 @@ class SimulationConfig:
     workers: int = 1
     """Target workers at the start."""
     draft_workers: int = 0
-    """Draft workers that the targets share; 0: each target drafts on its own device."""
+    """Number of draft workers that the targets share. With 0 each target drafts on its own device."""
     speculation: Speculation | None = None
-    """None: plain decoding."""
+    """How targets speculate. None if they decode plainly."""
     router: RouterPolicy = "kv_aware"
     mode: Mode = "closed_form"
-    """`closed_form`: steps between two events are one event. `stepwise`: every step is an event with sampled acceptance."""
+    """In `closed_form` the steps between two events are one event. In `stepwise` every step is an event with sampled
+    acceptance."""
     streams: int | None = None
-    """Requests in flight: each end starts the next request. None: requests arrive at their times."""
+    """Number of requests in flight, where each end starts the next request. None if requests arrive at their times."""
     ramp_seconds: float = 0.0
     """Time between the first requests of two streams."""
     seed: int = 0

@@ -17,7 +17,7 @@ class WorkersLost:
     is_silent: bool = False
     """A failed node closes no connection: gateways notice after missed heartbeats. The end of a process is noticed at once."""
     end: float | None = None
-    """Time at which they are ready again; None: after a restart."""
+    """Time at which they are ready again. If None, they are ready after a restart."""
 
 
 @dataclass(frozen=True, slots=True)

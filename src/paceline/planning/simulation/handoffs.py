@@ -48,7 +48,7 @@ class Handoffs:
         self.num_done = self.num_failed = 0
 
     def choose(self, job: Job, target: SimulatedWorker) -> RemotePrompt | None:
-        """None: the target computes the prompt itself."""
+        """Chooses a prefill worker for the prompt. None if the target computes the prompt itself."""
         if not self.workers or job.moves:
             return None
         now = self._clock.now()
@@ -72,7 +72,8 @@ class Handoffs:
         return lambda: policy.add_local(tokens, self._clock.now() - since)
 
     def sent(self, job_id: int) -> float | None:
-        """The prompt is computed: the time at which its last block arrives. None: it is no longer wanted."""
+        """Called when the prompt is computed. Returns the time at which its last block arrives, None if the prompt is no longer
+        wanted."""
         prompt = self._pending.get(job_id)
         if prompt is None:
             return None
@@ -84,7 +85,7 @@ class Handoffs:
         return end + 2.0 * self._round_trip * self.network_factor
 
     def finish(self, job_id: int) -> Job | None:
-        """The blocks have arrived: the request for its target. None: it is no longer wanted."""
+        """Called when the blocks have arrived. Returns the request for its target, None if it is no longer wanted."""
         prompt = self._pending.pop(job_id, None)
         if prompt is None:
             return None
@@ -97,7 +98,8 @@ class Handoffs:
         return job
 
     def fail(self, job_id: int) -> Job | None:
-        """The hand-off failed or is late: its target computes the prompt. None: it has ended already."""
+        """Called when the hand-off failed or is late. Returns the request, whose prompt its target computes. None if the
+        hand-off has ended already."""
         prompt = self._pending.pop(job_id, None)
         if prompt is None:
             return None

@@ -13,7 +13,7 @@ MemberState = Literal["starting", "ready", "draining", "lost", "gone"]
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One worker. A draft worker has no `worker`: `DraftWorkers` holds its sequences."""
+    """One worker. A draft worker has no `worker`, since `DraftWorkers` holds its sequences."""
 
     id: int
     name: str

@@ -8,7 +8,7 @@ from paceline.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Limits in seconds; infinite: none. A request meets the objective if it meets both."""
+    """Limits in seconds. An infinite value is no limit. A request meets the objective if it meets `ttft` and `tpot`."""
 
     ttft: float = math.inf
     """Time to first token."""

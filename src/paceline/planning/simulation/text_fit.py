@@ -53,7 +53,7 @@ class _Fit:
 
 
 def _fit(texts: Mapping[TextRounds, int], spread: float) -> _Fit:
-    """The most likely medians for this spread. `texts`: how often each occurred."""
+    """The most likely medians for this spread. `texts` counts how often each text occurred."""
     tested, accepted = (
         [sum(map(mul, column, texts.values())) for column in zip(*rows, strict=True)]
         for rows in ([text.tested for text in texts], [text.accepted for text in texts])
@@ -74,7 +74,7 @@ def _fit(texts: Mapping[TextRounds, int], spread: float) -> _Fit:
 
 
 def _median(tested: Sequence[float], accepted: float, spread: float) -> float:
-    """The log-odds with which as many are expected as were accepted. `tested`: by kind."""
+    """The log-odds with which as many are expected as were accepted. `tested` has the tested drafts by kind."""
     return root(lambda median: sum(map(mul, tested, alphas_around(median, spread))) - accepted)
 
 

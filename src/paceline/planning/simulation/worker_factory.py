@@ -21,7 +21,7 @@ class WorkerFactory:
     def __init__(
         self, config: SimulationConfig, block_tokens: int, rounds: Rounds, index: KvIndex, drafters: DraftWorkers | None
     ) -> None:
-        """`drafters`: draft workers of all targets; None: targets draft on their own devices, or not at all."""
+        """`drafters` are the draft workers of all targets. If None, targets draft on their own devices, or not at all."""
         self._config, self._block_tokens, self._rounds = config, block_tokens, rounds
         self._index, self._drafters = index, drafters
 

@@ -32,7 +32,7 @@ class Plan:
     is_met: bool
     """Whether the choice meets the objective; if not, no cluster within the limits does."""
     plain: Evaluation | None
-    """The cheapest cluster without drafts that meets the objective; None: there is none within the limits."""
+    """The cheapest cluster without drafts that meets the objective. None if there is none within the limits."""
     reasons: tuple[str, ...]
     evaluations: tuple[Evaluation, ...]
     """All simulated clusters, in the order of their simulation."""

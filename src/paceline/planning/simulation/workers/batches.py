@@ -34,11 +34,12 @@ class Batch(Protocol):
         ...
 
     def add(self, job: Job, last: Round) -> None:
-        """The prompt of `job` is computed. `last`: the round that the batch would run now."""
+        """Add `job`, whose prompt is computed. `last` is the round that the batch would run now."""
         ...
 
     def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
-        """The next round, beside `prompt_rows`. `drafting`: sequences at the draft device; 0: there are no drafts."""
+        """The next round, in a step that also computes `prompt_rows`. `drafting` is the number of sequences at the draft
+        device, 0 if there are no drafts."""
         ...
 
     def max_steps(self, step: Round) -> int:
@@ -207,7 +208,7 @@ class SteppedBatch:
     """Visits every sequence in every step."""
 
     def __init__(self, rounds: Rounds, dice: random.Random, policy: PolicyDepths | None = None) -> None:
-        """`policy`: the production policy that decides depths; None: the depth with the most expected tokens."""
+        """`policy` is the production policy that decides depths. If None, the depth with the most expected tokens is taken."""
         self._rounds, self._dice, self._policy = rounds, dice, policy
         self._jobs: list[Job] = []
         self._tokens = 0

@@ -18,13 +18,13 @@ METHOD, CATEGORY = "draft_model", "draft_model/simulated"
 class PolicyDepths:
     """`goodput` of one worker. It starts from the times of passes and drafts in the profile, as a worker does from its warm-up.
 
-    A sequence that did not join others that draft has its draft prefill beside the step in which it is first to draft, and no
-    draft in it. A device that pads its passes (`WorkerProfile.is_padded`) has as many rows for every slot as for the deepest
-    draft, and beside prompts for every sequence.
+    A sequence that did not join a batch that drafts has its draft prefill during the step in which it is first to draft, and no
+    draft in that step. A device that pads its passes (`WorkerProfile.is_padded`) has as many rows for every slot as for the
+    deepest draft. In a step with prompts it has as many for every sequence.
     """
 
     def __init__(self, profile: WorkerProfile, max_depth: int, on_device: bool = True) -> None:
-        """`on_device`: the target's device computes the prompts of the draft model."""
+        """`on_device` is true if the target's device computes the prompts of the draft model."""
         self._max_depth, self._is_padded = max_depth, profile.is_padded
         padded = PaddedBatch(frozenset({METHOD}), padded_size, lambda depth: depth)
         self._policy = GoodputDepth(max_depth, padded=(padded,) if profile.is_padded else ())
@@ -51,7 +51,7 @@ class PolicyDepths:
                     self._behind[job.id] = depths[i]
                     self._prefill_tokens += job.length + job.generated
                     depths[i] = 0
-            if self._is_padded and 2 * len(self._behind) > drafting:  # the others wait for them
+            if self._is_padded and 2 * len(self._behind) > drafting:  # the remaining sequences wait for them
                 depths = [0] * len(jobs)
         return depths
 

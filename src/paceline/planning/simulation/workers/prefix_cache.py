@@ -23,11 +23,11 @@ class PrefixCache:
     """Least recently used blocks are evicted first, and of a chain the last ones. So it holds every block before one that it
     holds, and the least recently used run has no children.
 
-    Sequences hold their tokens beside the cached blocks; a block in use is the most recently used, and is not pinned.
+    Sequences hold their tokens in addition to the cached blocks. A block in use is the most recently used, and is not pinned.
     """
 
     def __init__(self, capacity: int, block_tokens: int, publish: Callable[[CacheEvent], None]) -> None:
-        """`capacity`: tokens of the KV cache."""
+        """`capacity` is the number of tokens of the KV cache."""
         self._capacity, self._block_tokens, self._publish = capacity, block_tokens, publish
         self._root = _Run([], None)
         self._recent: OrderedDict[_Run, None] = OrderedDict()
@@ -118,7 +118,7 @@ class PrefixCache:
             run, parent = parent, parent.parent
 
     def _evict(self) -> None:
-        """Evict the blocks that have no place beside the tokens of sequences."""
+        """Evict the blocks for which the tokens of sequences leave no place."""
         surplus = self._num_blocks - max(0, self._capacity - self._used) // self._block_tokens
         if not self._num_blocks:
             return

@@ -79,7 +79,7 @@ class Rounds:
     """
 
     def __init__(self, profile: WorkerProfile, speculation: Speculation | None, network_seconds: float = 0.0) -> None:
-        """`network_seconds`: round trip to a draft worker; 0: drafts on the target's device."""
+        """`network_seconds` is the round trip to a draft worker, 0 if the target's device drafts."""
         self._profile, self._speculation = profile, speculation
         self._rows = _seconds_by_rows(profile.pass_seconds)
         self._prompt_rows = None if profile.prompt_seconds is None else _seconds_by_rows(profile.prompt_seconds)
@@ -134,8 +134,8 @@ class Rounds:
         return own[rows] + more if more > 0.0 else own[rows]
 
     def best(self, batch: int, context: float, drafting: int, prompt_rows: int = 0) -> Round:
-        """The fastest round of `batch` sequences with `context` tokens in all, beside `prompt_rows`. `drafting`: sequences at
-        the draft device; 0: it cannot draft."""
+        """The fastest round of `batch` sequences with `context` tokens in all, in a step that also computes `prompt_rows`.
+        `drafting` is the number of sequences at the draft device, 0 if it cannot draft."""
         key = batch, int(context / (batch * CONTEXT_STEP)), drafting, (prompt_rows + PROMPT_STEP - 1) // PROMPT_STEP
         found = self._known.get(key)
         if found is None:

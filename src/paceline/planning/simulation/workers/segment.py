@@ -52,7 +52,7 @@ class PromptSegment:
     __slots__ = ("_ends", "_rows", "end", "prompt_rows", "start", "step", "steps")
 
     def __init__(self, start: float, step: Round, ends: Sequence[float], rows: Sequence[int]) -> None:
-        """`ends`: times at which the steps end. `rows`: prompt rows up to the end of each."""
+        """`ends` are the times at which the steps end. `rows` are the prompt rows up to the end of each step."""
         self.start, self.step = start, step
         self._ends, self._rows = ends, rows
         self.steps, self.end = len(ends), ends[-1]

@@ -1,4 +1,4 @@
-"""A worker with continuous batching: prompts in chunks beside the sequences that decode."""
+"""A worker with continuous batching, which computes chunks of prompts in the steps of the sequences that decode."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -62,8 +62,8 @@ class DeviceDrafts(NoDrafts):
     """Drafts on the device of the target: it also computes the prompts of the draft model."""
 
     def __init__(self, profile: WorkerProfile, is_policy: bool) -> None:
-        """`is_policy`: the draft model computes prompts that join sequences which draft; others when they first draft
-        (`PolicyDepths`). Otherwise it computes all."""
+        """With `is_policy` the draft model computes the prompts of sequences that join a batch which drafts, and other prompts
+        when their sequences first draft (`PolicyDepths`). Without it, the draft model computes all prompts."""
         self._row_seconds, self._is_policy = profile.draft_prefill_seconds.value, is_policy
 
     def load(self, batch: int) -> int:
@@ -74,7 +74,7 @@ class DeviceDrafts(NoDrafts):
 
 
 class SimulatedWorker:
-    """Changes state at the boundaries of segments only. `end` is the time of the next one; None: the worker is idle."""
+    """Changes state at the boundaries of segments only. `end` is the time of the next boundary, None if the worker is idle."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class SimulatedWorker:
         max_depth: int,
         drafts: Drafting,
     ) -> None:
-        """`max_depth`: slots that drafts of a sequence take in the KV cache."""
+        """`max_depth` is the number of slots that drafts of a sequence take in the KV cache."""
         self.batch, self.cache = batch, cache
         self._rounds, self._max_depth, self._drafts = rounds, max_depth, drafts
         self._context_seconds, self._attention = profile.context_seconds.value, profile.prompt_context_seconds.value
