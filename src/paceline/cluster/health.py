@@ -36,14 +36,15 @@ class Progress:
     is_busy: bool
     """Whether the engine has work."""
     step_seconds: float | None = None
-    """Longest time that the current step should take; None: no step of its size was measured yet."""
+    """Longest time that the current step should take. None if no step of its size was measured yet."""
 
 
 class StallDetector:
     """Whether an engine with work makes steps in the time that they should take. Times are seconds on the caller's clock."""
 
     def __init__(self, slack: float, unmeasured: float = UNMEASURED_STEP_SECONDS) -> None:
-        """`slack`: seconds that a step may take beyond its predicted time. `unmeasured`: seconds of a step without one."""
+        """`slack` is the time in seconds that a step may take beyond its predicted time. A step without a prediction may take
+        `unmeasured` seconds."""
         self._slack, self._unmeasured = slack, unmeasured
         self._progress: Progress | None = None
         self._last_step = 0.0
@@ -65,7 +66,7 @@ class StallDetector:
         return now - self._last_step > (self._unmeasured if seconds is None else self._slack + seconds)
 
     def forgive(self, seconds: float) -> None:
-        """The observer was suspended for `seconds`: they do not count."""
+        """Do not count the last `seconds`, in which the observer was suspended."""
         self._last_step += seconds
 
 

@@ -1,7 +1,7 @@
-"""The rules of a step, which the engine and the simulator share: which sequences join, how many prompt tokens a step computes,
-and how many rows a pass is padded to.
+"""The rules of a step, which the engine and the simulator share. They decide which sequences join, how many prompt tokens a
+step computes, and how many rows a pass is padded to.
 
-On a CPU a step computes so few prompt tokens that sequences that decode do not wait long; on a GPU it computes whole pieces of
+On a CPU a step computes so few prompt tokens that sequences that decode do not wait long. On a GPU it computes whole pieces of
 long prompts.
 """
 
@@ -50,7 +50,7 @@ def padded_size(count: int) -> int:
 
 def chunk_tokens(num_computed: int, num_left: int, budget: int, piece: int | None) -> int:
     """Tokens of the next chunk of a prompt of which `num_computed` tokens are computed and `num_left` are not, with room for
-    `budget` in the step. `piece`: that of `ModelRunner.prompt_piece`. The chunk ends at a multiple of it if it has enough rows
+    `budget` in the step. `piece` is `ModelRunner.prompt_piece`. The chunk ends at a multiple of it if it has enough rows
     then."""
     if num_left <= budget or piece is None:
         return min(num_left, budget)

@@ -21,7 +21,7 @@ LARGE_SLOTS = 0.05
 """Share of the cache held by drafts from which a caution is given."""
 
 POOL = "pool"
-"""The method whose drafts come from workers beside the target's device."""
+"""The method whose drafts come from workers on other devices than the target's."""
 EVEN = 0.02
 """Difference of speed within which a pool and a local draft count as equally fast."""
 
@@ -186,7 +186,7 @@ def _refusal(target: Target, method: Method, best: Prospect) -> str:
 
 
 def _needed_alpha(target: Target, method: Method, best: Prospect) -> float | None:
-    """The alpha at which this depth breaks even; None: none does."""
+    """The alpha at which this depth breaks even. None if there is no such alpha."""
     need = 1.0 + (best.round_seconds / target.plain_seconds - 1.0) / method.delivery
     if method.tokens or need > best.depth + 1:
         return None

@@ -84,7 +84,7 @@ class Target:
     kv_tokens: int = 0
     """Committed tokens in the cache."""
     memory_bytes: int | None = None
-    """Memory of the device; None: not checked."""
+    """Memory of the device. If None, it is not checked."""
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class Method:
     """Seconds that a round waits for its drafts, by depth."""
     network_seconds: float = 0.0
     delivery: float = 1.0
-    """Share of rounds with a draft; the others are plain steps."""
+    """Share of rounds with a draft. The remaining rounds are plain steps."""
     tokens: Mapping[int, float] = field(default_factory=dict)
     """Measured tokens per round by depth, for trees and drafts that stop early; alphas describe chains only."""
     nodes: Mapping[int, float] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def prospect(target: Target, method: Method, depth: int) -> Prospect:
 
 
 def prospects(target: Target, method: Method, max_depth: int) -> list[Prospect]:
-    """Prospects up to `max_depth`: of every depth for chains, of the measured depths for others."""
+    """Prospects up to `max_depth`, of every depth for chains and of the measured depths for other methods."""
     depths = sorted(method.tokens) or range(1, max_depth + 1)
     return [prospect(target, method, depth) for depth in depths if depth <= max_depth]
 
@@ -235,9 +235,9 @@ def recent_cost(workers: Sequence[WorkerStatus], tokens_per_second: float) -> fl
 
 
 def cost_since_start(workers: Sequence[WorkerStatus], now: float) -> float | None:
-    """Dollars per million tokens since the present processes started; None without prices or tokens.
+    """Dollars per million tokens since the present processes started. None without prices or tokens.
 
-    `now`: seconds since 1970."""
+    `now` is the time in seconds since 1970."""
     present = [worker for worker in workers if worker.state != GONE]
     dollars = sum(
         worker.price * max(0.0, now - worker.life.started) / 3600.0

@@ -12,7 +12,7 @@ PERSISTENCE = 20
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """Recent measurements; None: not measured."""
+    """Recent measurements. A value that was not measured is None."""
 
     accepted: float | None = None
     """Accepted drafts per round."""

@@ -59,8 +59,8 @@ class AheadBudget:
         return max(0.0, mean_seconds + slope * (rows - mean_rows))
 
     def num_branches(self, depth: int, sequences: int, probabilities: Sequence[float]) -> int:
-        """Branches for each sequence. `probabilities` of their outcomes: the draft's own continuation, then the others, most
-        probable first. All of them before enough was observed."""
+        """Number of branches for each sequence. `probabilities` are those of their outcomes: first the draft's own
+        continuation, then the alternatives, most probable first. All branches are drafted until enough was observed."""
         if not self.is_known or not self._pauses:
             return len(probabilities)
         time, own, others = PAUSE_SHARE * median(self._pauses), probabilities[0], 0.0

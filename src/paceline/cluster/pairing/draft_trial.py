@@ -1,10 +1,10 @@
-"""Whether a new draft replaces the current one: a sequential test of their goodput. Pure.
+"""Decides by a sequential test of their goodput whether a new draft replaces the current one. Pure.
 
-Goodput is tokens per second of decoding. Every sequence is drafted for by one of both drafts, chosen at random, and yields a
-pair of tokens and seconds. Inside one engine, where only one draft is in use at a time, the unit is a period instead: see
+Goodput is tokens per second of decoding. The current or the new draft, chosen at random, drafts for each sequence, which yields
+a pair of tokens and seconds. Inside one engine, where only one draft is in use at a time, the unit is a period instead: see
 `runtime/target_worker/draft_switchback.py`.
 
-The gain is the logarithm of the ratio of both goodputs, with its variance s^2 by the delta method. The test may be repeated
+The gain is the logarithm of the ratio of the two goodputs, with its variance s^2 by the delta method. The test may be repeated
 at any time without more errors (mixture sequential probability ratio test, Johari et al. 2017):
 
     L = sqrt(s^2 / (s^2 + tau^2)) exp(gain^2 tau^2 / (2 s^2 (s^2 + tau^2)))  >=  1 / alpha
@@ -46,7 +46,7 @@ class TrialLimits:
 class TrialDecision:
     verdict: TrialVerdict
     gain: float | None
-    """Relative gain in goodput, 0.1 for 10% more; None: not enough sequences."""
+    """Relative gain in goodput, 0.1 for 10% more. None if there were not enough sequences."""
     reason: str
 
 
@@ -60,7 +60,7 @@ class DraftTrial:
         self._started, self._limits = started, limits or TrialLimits()
 
     def decide(self, current: GoodputSums, candidate: GoodputSums, now: float) -> TrialDecision:
-        """`current` and `candidate`: sequences of both drafts since the start of the trial."""
+        """Decides from `current` and `candidate`, the sums over each draft's sequences since the start of the trial."""
         limits = self._limits
         seen = f"{candidate.sequences} {limits.unit} against {current.sequences}"
         is_over = now - self._started >= limits.seconds

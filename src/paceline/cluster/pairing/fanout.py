@@ -29,11 +29,12 @@ class Outcome:
 def fan_out(
     alphas: Sequence[float], odds: Sequence[float], offered: int, depth: int, nodes: int, continues: bool = True
 ) -> list[Outcome]:
-    """The outcomes to draft for, most probable first, besides full acceptance, which continues the draft's own chain.
+    """The outcomes to draft for, most probable first, in addition to full acceptance, which continues the draft's own chain.
 
-    `alphas` by position, at least one; the last applies to all later positions. `odds[r]`: probability that a token other than
-    the draft's is alternative r. Each branch costs `depth` of the `nodes`, and so does the continued chain, which comes first.
-    `continues=False`: under rejection the token after full acceptance is an independent sample, so the chain does not continue.
+    `alphas` are by position, at least one; the last applies to all later positions. `odds[r]` is the probability that a token
+    other than the draft's is alternative r. Each branch costs `depth` of the `nodes`, and so does the continued chain, which
+    comes first. `continues` is false under rejection, where the token after full acceptance is an independent sample, so that
+    the chain does not continue.
     """
     branches = nodes // depth - 1 if depth else 0
     if branches <= 0:
@@ -63,7 +64,7 @@ class AlternativeOdds:
         self._counts = [chance * self._total for chance in self.PRIOR]
 
     def observe(self, alternative: int | None) -> None:
-        """`alternative`: rank of the token; None if it is not among the alternatives."""
+        """`alternative` is the rank of the token, None if it is not among the alternatives."""
         self._total = self._total * self._keep + 1.0
         self._counts = [count * self._keep for count in self._counts]
         if alternative is not None and alternative < len(self._counts):

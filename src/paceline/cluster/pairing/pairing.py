@@ -15,7 +15,7 @@ class RoundTrip:
     """Minimum and median of a draft worker's recent response times.
 
     A target does not read responses while it verifies, so a sample may end late. Only samples that the target waited for
-    count; without any, the others are an upper bound.
+    count. Without such samples, the late ones are an upper bound.
     """
 
     def __init__(self) -> None:
@@ -91,7 +91,8 @@ class Pairing:
 def is_worth_waiting(ready: int, missing: int, gain: float, wait: float, step: float) -> bool:
     """Whether a target extends its draft deadline by `wait` seconds for `missing` drafts, when `ready` have arrived.
 
-    `step`: seconds of a step; `gain`: tokens that a draft adds to a sequence's step. Waiting pays if
+    `step` is the time of a step in seconds. `gain` is the number of tokens that a draft adds to a sequence's step. Waiting pays
+    if
 
         (ready + missing) (1 + gain) / (step + wait)  >  (ready (1 + gain) + missing) / step
     """
@@ -100,9 +101,10 @@ def is_worth_waiting(ready: int, missing: int, gain: float, wait: float, step: f
 
 
 def colocated_pools(config: ClusterConfig, pool: PoolConfig, worker: int) -> list[PoolConfig]:
-    """Pools whose worker number `worker` shares a node with that of `pool`; the pool that the others are placed beside first.
+    """Pools whose worker number `worker` shares a node with that of `pool`. The pool whose nodes the other pools share is
+    first.
 
-    Only `pool` if no pool is placed beside it, or if the pool it is placed beside has fewer workers.
+    Returns only `pool` if no pool shares its nodes, or if the pool whose nodes it shares has fewer workers.
     """
     host = pool.placement.with_pool or pool.name
     group = [

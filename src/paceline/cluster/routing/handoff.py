@@ -58,7 +58,7 @@ class _Rate:
         self.measured = now
 
     def value(self, now: float) -> float | None:
-        """Seconds per token; None: no recent measurement."""
+        """Seconds per token. None if there is no recent measurement."""
         return self.mean.value(0.0) if self.mean.units and now - self.measured < FRESH_SECONDS else None
 
 
@@ -70,14 +70,14 @@ class _Worker:
 
 
 class HandoffPolicy:
-    """Compares waiting times: that of the request for its first token, and that of every sequence that decodes beside a
-    prefill. With l seconds per token on the decode worker and h on the prefill worker (the slower of computing and sending,
-    which overlap):
+    """Compares the time that the request waits for its first token, and the time that a prefill delays every sequence that
+    decodes on the same worker. With l seconds per token on the decode worker and h on the prefill worker (the slower of
+    computing and sending, which overlap):
 
         local:   l (queued + uncached) + running * l * uncached
         remote:  h (queued there + uncached) + two round trips
 
-    Until both rates are measured, prompts with more uncached tokens than the threshold are handed off.
+    Until l and h are measured, prompts with more uncached tokens than the threshold are handed off.
     """
 
     def __init__(self, clock: Clock, threshold: int = HANDOFF_THRESHOLD) -> None:
@@ -87,7 +87,7 @@ class HandoffPolicy:
         self._workers: dict[str, _Worker] = {}
 
     def choose(self, prompt: LocalPrompt, workers: Sequence[PrefillLoad]) -> Handoff | None:
-        """None: compute the prompt on the decode worker."""
+        """Chooses the prefill worker that computes the prompt. None if the decode worker computes it."""
         now = self._clock.now()
         usable = [w for w in workers if now >= self._worker(w.name).excluded_until and prompt.length < w.window]
         if not usable or prompt.uncached < min(MIN_TOKENS, self._threshold):
@@ -108,7 +108,7 @@ class HandoffPolicy:
         return Handoff(best.name, min(max(expected, MIN_TIMEOUT), MAX_TIMEOUT))
 
     def local_seconds(self, tokens: int) -> float | None:
-        """Time to compute `tokens` on the decode worker without a queue; None: no recent measurement."""
+        """Time to compute `tokens` on the decode worker without a queue. None if there is no recent measurement."""
         rate = self._local.value(self._clock.now())
         return None if rate is None else rate * tokens
 

@@ -36,8 +36,8 @@ class _Worker:
     long: dict[Hashable, tuple[int, ...]] = field(default_factory=dict)
     """All keys in the tree of a block of more than 16 tokens, by the worker's own key."""
     holders: dict[int, int] = field(default_factory=dict)
-    """Holder number in the tree, by tier: it holds the blocks of that tier and of all nearer ones. The device's is the
-    worker's number; others are created with the first block of their tier."""
+    """Holder number in the tree, by tier. A holder has the blocks of its tier and of all nearer tiers. The device's number is
+    the worker's number. The numbers of lower tiers are created with the first block of their tier."""
 
 
 class KvIndex:

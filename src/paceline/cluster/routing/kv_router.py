@@ -1,4 +1,4 @@
-"""The KV-aware router: chooses the worker where a request costs the least time, its own and that of others."""
+"""The KV-aware router chooses the worker where a request costs the least time, its own and that of other requests."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ class KvRouter:
     """
 
     def __init__(self, index: KvIndex, clock: Clock, shares_caches: bool = False) -> None:
-        """`shares_caches`: workers may fetch cached blocks from each other."""
+        """`shares_caches` is true if workers may fetch cached blocks from each other."""
         self._index = index
         self._clock = clock
         self._shares_caches = shares_caches
@@ -139,11 +139,11 @@ class KvRouter:
     def _best(
         self, numbers: Sequence[int], uncached: float, fetchable: int, by_tier: TokensByTier, now: float, below: float
     ) -> tuple[float, int]:
-        """The least cost and its position, if it is less than `below`; ties go to the worker chosen longest ago. Among many
-        workers, the first one that is good enough, or the best of `MAX_CANDIDATES`; each search starts elsewhere.
+        """The least cost and its position, if it is less than `below`. Ties go to the worker chosen longest ago. Among many
+        workers, it takes the first that is good enough, or the best of `MAX_CANDIDATES`, and each search starts elsewhere.
 
-        `fetchable`: those of the uncached tokens that another worker holds. `by_tier`: cached tokens by tier, of workers that
-        hold some below the device. Without fetches, the time of a queue and other waits only add to
+        `fetchable` is the number of uncached tokens that another worker holds. `by_tier` are the cached tokens by tier, of
+        workers that hold some below the device. Without fetches, the time of a queue and other waits only add to
         `token * uncached + fixed`: a worker with more than the best cost there needs no closer look.
         """
         costs, count = self._costs, len(numbers)

@@ -8,7 +8,7 @@ class Run:
 
     def __init__(self, keys: list[int], start: int, parent: "Run | None") -> None:
         self.keys, self.start, self.parent = keys, start, parent
-        """`start`: blocks before the first."""
+        """`start` is the number of blocks before the first."""
         self.children: dict[int, Run] = {}
         """By their first key."""
         self.holders = 0

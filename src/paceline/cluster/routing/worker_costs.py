@@ -73,14 +73,14 @@ class WorkerCosts:
         self.shares: list[float] = []
         """Sequences relative to the largest batch."""
         self.min_compute = 0.0
-        """Least cost of computing a token, without the delay of others."""
+        """Least cost of computing a token, without the delay of other sequences."""
         self.least_token = 0.0
         """Cost of a token on the least loaded worker."""
         self.peer = math.inf
         """Seconds per token fetched from another worker; infinite until measured."""
         self.refreshed = -math.inf
         self._compute: list[float] = []
-        """Cost of computing a token, without the delay of others."""
+        """Cost of computing a token, without the delay of other sequences."""
         self._capacities: list[int] = []
         self._assigned: list[int] = []
         self._limits: list[int] = []

@@ -108,7 +108,7 @@ class WorkerRates:
         return self._common_duration.value(default)
 
     def peer(self) -> float | None:
-        """Seconds per token fetched from another worker; None: not measured."""
+        """Seconds per token fetched from another worker. None if it was not measured."""
         return self._peer.value(0.0) if self._peer.units else None
 
     def load(self, tier: Tier) -> float:

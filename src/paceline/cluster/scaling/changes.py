@@ -106,7 +106,8 @@ def resized(state: DesiredState, pool: str, count: int) -> DesiredState:
 
 
 def check_memory(before: DesiredState, after: DesiredState) -> None:
-    """Raise `InvalidConfig` if a new worker does not fit beside the running ones on a GPU: these keep the memory they have."""
+    """Raise `InvalidConfig` if a new worker does not fit on a GPU in addition to the running workers, which keep the memory
+    they have."""
     shares = _gpu_shares(before)
     running = {goal.name for goal in before.workers}
     added = {name: share for name, share in _gpu_shares(after).items() if name not in running}
@@ -121,7 +122,7 @@ def check_memory(before: DesiredState, after: DesiredState) -> None:
 
 
 def _gpu_shares(state: DesiredState) -> Mapping[str, tuple[str, float]]:
-    """Device and memory fraction of each worker on a GPU that others may share."""
+    """Device and memory fraction of each worker on a GPU that other workers may share."""
     config = with_numbers(state)
     engines = config.engines()
     pools = {pool.name: pool for pool in config.pools}

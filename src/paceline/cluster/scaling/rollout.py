@@ -70,7 +70,7 @@ class RolloutRule:
 
 
 class Rollout:
-    """Call `next` until it returns `Finished`. None: wait. Times are seconds on the caller's clock."""
+    """Call `next` until it returns `Finished`. If it returns None, wait. Times are seconds on the caller's clock."""
 
     def __init__(self, state: DesiredState, pool: str, revision: int, rule: RolloutRule) -> None:
         """Replaces the pool's workers that have another revision than `revision`."""
