@@ -27,7 +27,7 @@ class BlockPool:
 
     def listen(self, listener: Callable[[CacheEvent], None], before_eviction: Evicted | None = None) -> None:
         """Report every block that prefix hits find from now on, and no longer, to `listener`. `before_eviction` receives the
-        blocks and keys that are about to be overwritten. Both run on the engine's thread and must not block."""
+        blocks and keys that are about to be overwritten. The two callbacks run on the engine's thread and must not block."""
         self._listener, self._before_eviction = listener, before_eviction
 
     @property

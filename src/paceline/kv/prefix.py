@@ -54,8 +54,8 @@ class PrefixSums:
         self._token_list, self._offset_int = self._tokens.tolist(), int(self._offset[0])
 
     def __call__(self, ids: Sequence[int], first_block: int = 0, before: int = 0) -> Sequence[int]:
-        """One number for each full block of `ids`, which begin at block `first_block` of their prompt. `before`: number of the
-        blocks before them, or an offset of the whole prompt. An int32 array is used as it is; a list is converted."""
+        """One number for each full block of `ids`, which begin at block `first_block` of their prompt. `before` is the number
+        of the blocks before them, or an offset of the whole prompt. An int32 array is used as it is; a list is converted."""
         count = len(ids) // BLOCK_SIZE
         while first_block + count > len(self._blocks):
             self._blocks = np.concatenate([self._blocks, self._draw(len(self._blocks))])

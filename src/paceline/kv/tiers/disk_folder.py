@@ -25,7 +25,7 @@ class DiskFolder:
     """
 
     def __init__(self, folder: Path, fingerprint: bytes, block_bytes: int) -> None:
-        """`fingerprint`: 32 bytes that identify everything a block's contents depend on besides its key."""
+        """`fingerprint` has 32 bytes, which identify everything except its key that a block's contents depend on."""
         self.folder = folder
         self._fingerprint = fingerprint
         self._block_bytes = block_bytes

@@ -22,8 +22,8 @@ TROUBLE_SECONDS = 30.0
 
 
 class TierStore:
-    """The blocks of both tiers. The engine's thread never waits for the disk; a thread of the store reads and writes. A block
-    on disk stays in host memory too until its slot is needed."""
+    """The blocks in host memory and on disk. The engine's thread never waits for the disk: a thread of the store reads and
+    writes. A block on disk stays in host memory too until its slot is needed."""
 
     def __init__(self, memory: SlotMemory, clock: Clock, folder: DiskFolder | None = None, disk_bytes: int = 0) -> None:
         self.memory = memory
@@ -47,7 +47,7 @@ class TierStore:
             self._thread.start()
 
     def run(self, keys: Sequence[bytes]) -> list[Tier]:
-        """The tiers of the longest stored prefix of `keys`; `host` for a block in both."""
+        """The tiers of the longest stored prefix of `keys`. A block in host memory and on disk counts as `host`."""
         tiers: list[Tier] = []
         with self._changed:
             for key in keys:
@@ -64,7 +64,8 @@ class TierStore:
             return key in self._host or key in self._disk
 
     def listen(self, listener: Callable[[CacheEvent], None]) -> None:
-        """Report the blocks of both tiers, and every change, to `listener`. It may run on either thread and must not block."""
+        """Report the blocks of the two tiers, and every change, to `listener`. It may run on the engine's or on the store's
+        thread, and must not block."""
         self._listener = listener
         self._announce()
 
