@@ -63,11 +63,12 @@ class ClusterConfig:
     host: str = "127.0.0.1"
     """Address that workers bind; on Ray, `auto` is the address of their node."""
     keys: str | None = None
-    """Folder created by `paceline keys`. None: no encryption, which is allowed on loopback only."""
+    """Folder created by `paceline keys`. None if nothing is encrypted, which is allowed on loopback only."""
     state_dir: str | None = None
-    """Folder for addresses and logs. None: a folder named after the cluster in the user's state folder."""
+    """Folder for addresses and logs. If None, it is a folder named after the cluster in the user's state folder."""
     ray: str | None = None
-    """Address of the Ray cluster that runs the workers; `auto`: the one of this machine. None: local processes."""
+    """Address of the Ray cluster that runs the workers. `auto` is the cluster of this machine. If None, the workers are local
+    processes."""
     router: RouterPolicy = "least_loaded"
     health: HealthConfig = field(default_factory=HealthConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
@@ -77,9 +78,11 @@ class ClusterConfig:
     """Channel for KV blocks and weights between workers. `nixl` between machines is never encrypted, so `auto` uses it only
     without `keys`."""
     trace_endpoint: str | None = None
-    """OpenTelemetry endpoint of workers and gateway; None: no tracing. The gateway decides which requests are traced."""
+    """OpenTelemetry endpoint of workers and gateway. None if nothing is traced. The gateway decides which requests are
+    traced."""
     drain_seconds: float = DRAIN_SECONDS
-    """Time that a draining worker has, from SIGTERM to its exit, to finish its streams. Others continue on another worker."""
+    """Time that a draining worker has, from SIGTERM to its exit, to finish its streams. Unfinished streams continue on another
+    worker."""
     gateway: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the gateway: `host`, `port`, `sampling` and so on."""
 

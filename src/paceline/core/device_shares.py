@@ -18,7 +18,7 @@ class MemoryClaim:
     weight: float
     """Weight relative to the other claims on a device."""
     given: float | None = None
-    """Configured fraction; None: a share by weight."""
+    """Configured fraction. If None, the worker gets a share by weight."""
 
 
 def device_shares(claims: Sequence[MemoryClaim]) -> dict[str, float]:

@@ -64,8 +64,8 @@ def available_memory(root: Path = _ROOT) -> int | None:
 
 
 def lower_priority(nice: int) -> None:
-    """Yield processors to others, also where Linux divides the processors between sessions first: a nice value counts within a
-    session alone, and the session of this process gets the same one."""
+    """Yield processors to other processes, also where Linux divides the processors between sessions first: a nice value counts
+    within a session alone, and the session of this process gets the same value."""
     os.nice(nice)
     with suppress(OSError):  # a kernel without sessions' priorities
         (_ROOT / "proc/self/autogroup").write_text(str(nice))

@@ -53,7 +53,7 @@ class StepOutput:
     waited: float = field(default=0.0, compare=False)
     """Seconds from arrival to the first scheduled step."""
     times: StepTimes | None = field(default=None, compare=False)
-    """Times of the step, shared by all its outputs; None: the step ran in another process."""
+    """Times of the step, shared by all its outputs. None if the step ran in another process."""
 
 
 OutputEvent = StepOutput | PacelineError

@@ -29,7 +29,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Limits of one worker. None: by device and memory, as for one engine."""
+    """Limits of one worker. A limit that is None depends on device and memory, as for one engine."""
 
     max_num_seqs: int | None = None
     """Most sequences at once. A draft worker answers `Busy` for further ones, which are then decoded without drafts."""
@@ -37,7 +37,8 @@ class PoolLimits:
     max_model_len: int | None = None
     kv_tokens: int | None = None
     memory_fraction: float | None = None
-    """Share of its device's memory. None: the workers of a device divide 0.85; a target gets four times a draft's share."""
+    """Share of its device's memory. If None, the workers of a device divide 0.85, and a target gets four times a draft's
+    share."""
     kv_host_bytes: int | None = None
     """Host memory for cached blocks, of a target or prefill worker."""
     kv_disk: str | None = None
@@ -101,17 +102,18 @@ class PoolConfig:
     draft: str | None = None
     """Draft that runs in the workers of a target pool."""
     served_model_name: str | None = None
-    """Name of the model in the API; None: the value of `model`. Target and prefill pools with the same name work together."""
+    """Name of the model in the API, by default the value of `model`. Target and prefill pools with the same name work
+    together."""
     audit_fraction: float = AUDIT_FRACTION
     """Share of texts that an idle worker of a target pool checks; see docs/audit.md."""
     ray: RayResources = field(default_factory=RayResources)
     engine: TargetEngine = "paceline"
     """Engine of a target pool. `vllm` and `openai` are servers behind this gateway, see docs/endpoints.md."""
     endpoints: tuple[str, ...] = ()
-    """URLs of running servers of that engine, one worker each. Empty: the workers start vLLM."""
+    """URLs of running servers of that engine, one worker each. If it is empty, the workers start vLLM."""
     upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
     price: float | None = None
-    """Dollars per hour of one worker; None: not known."""
+    """Dollars per hour of one worker. None if it is not known."""
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
@@ -139,7 +141,8 @@ class PoolConfig:
         self._check_engine()
 
     def check_method(self, has_drafts: bool) -> None:
-        """Raises `InvalidConfig` for a speculation method that its workers do not have. `has_drafts`: there is a draft pool."""
+        """Raises `InvalidConfig` for a speculation method that its workers do not have. `has_drafts` is true if the cluster has
+        a draft pool."""
         try:
             self.speculation.check_method(self.draft, has_drafts)
         except InvalidConfig as error:

@@ -10,9 +10,9 @@ from paceline.core.speculation import SpeculationParams
 
 MAX_CATEGORIES = 32
 MAX_NAMED_CATEGORIES = 20
-"""Categories with names that clients choose; the others are those that a gateway infers."""
+"""Number of categories with names that clients choose. The remaining categories are those that a gateway infers."""
 MAX_OWNER_CATEGORIES = 8
-"""Categories that one API key may name, so that it does not take those of others."""
+"""Number of categories that one API key may name, so that other keys can name some too."""
 OTHER_CATEGORY = "other"
 
 
@@ -30,16 +30,18 @@ class Request:
     """Salt of the prefix keys. Requests with different salts never share a cached prefix."""
     committed: tuple[tuple[int, ...] | None, ...] = ()
     """Output tokens that another engine has already committed, one entry per choice; None for a finished choice.
-    Empty: generation starts after the prompt. These tokens are not returned again."""
+    If it is empty, generation starts after the prompt. These tokens are not returned again."""
     max_cached_tokens: int | None = None
-    """Prompt tokens that may come from the prefix cache; None: no limit. A caller that needs the hidden states of the other
-    tokens sets it, because the cache holds keys and values only."""
+    """Most prompt tokens that may come from the prefix cache. None if there is no limit. A caller that needs the hidden states
+    of the remaining tokens sets it, because the cache holds keys and values only."""
     draft: tuple[int, ...] | None = None
-    """Tokens that a client drafted. One round verifies them after the committed tokens and ends the request; None: generate."""
+    """Tokens that a client drafted. One round verifies them after the committed tokens and ends the request. None if the
+    request generates."""
     resume_key: str = ""
-    """Key under which a worker keeps the output tokens for a while, so that another gateway can continue; empty: not kept."""
+    """Key under which a worker keeps the output tokens for a while, so that another gateway can continue. If it is empty,
+    the tokens are not kept."""
     trace: str = ""
-    """Parent span as a W3C `traceparent`; empty: not traced."""
+    """Parent span as a W3C `traceparent`. If it is empty, the request is not traced."""
 
     @property
     def unfinished(self) -> tuple[int, ...]:
@@ -78,7 +80,7 @@ class Categories:
     """A bounded set of traffic categories. Clients choose the names, so their number is not bounded."""
 
     def __init__(self, limit: int = MAX_CATEGORIES, owner_limit: int = MAX_CATEGORIES) -> None:
-        """`owner_limit`: names that one owner may add."""
+        """`owner_limit` is the number of names that one owner may add."""
         self._limit, self._owner_limit = limit, owner_limit
         self._known: set[str] = set()
         self._added: Counter[str] = Counter()

@@ -32,10 +32,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """Number of alternatives reported with each token; None: no log-probabilities."""
+    """Number of alternatives reported with each token. None if no log-probabilities are reported."""
     prompt_logprobs: int | None = None
-    """Number of alternatives reported with each prompt token after the first; None: no log-probabilities of the prompt. The
-    engine then computes the whole prompt, without the prefix cache."""
+    """Number of alternatives reported with each prompt token after the first. The engine then computes the whole prompt,
+    without the prefix cache. None if no log-probabilities of the prompt are reported."""
     skip_special_tokens: bool = True
     """Whether the text leaves out special tokens."""
     blocked_ids: tuple[int, ...] = ()

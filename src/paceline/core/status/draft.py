@@ -53,9 +53,9 @@ class DrafterStatus:
     late: int
     """Rounds whose draft missed the deadline."""
     pass_seconds: float = 0.0
-    """Recent time of one pass over its model; 0: not known."""
+    """Recent time of one pass over its model. 0 if it is not known."""
     paused_share: float | None = None
-    """Share of drafts that were ready when it paused drafting ahead for this target; None: it drafts ahead."""
+    """Share of drafts that were ready when it paused drafting ahead for this target. None if it drafts ahead."""
     refusal: str = ""
     """Why the draft does not fit the target, if it does not."""
     goodput: GoodputSums = GoodputSums()
@@ -69,7 +69,7 @@ class DraftCounts:
     sequences: int = 0
     periods: int = 0
     goodput: float = 0.0
-    """Tokens per second of one sequence; 0: not measured."""
+    """Tokens per second of one sequence. 0 if it was not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class DraftSwapStatus:
     """`continue` while the new draft loads or is tried, then `keep` or `roll back`; see `cluster/pairing/draft_trial.py`."""
     reason: str
     gain: float | None = None
-    """Relative gain in goodput, 0.1 for 10% more; None: not known."""
+    """Relative gain in goodput, 0.1 for 10% more. None if it is not known."""
     of_current: DraftCounts = DraftCounts()
     of_candidate: DraftCounts = DraftCounts()
 
@@ -94,7 +94,7 @@ class DraftStatus:
     """The draft inside an engine whose weights can be exchanged."""
 
     draft: str
-    """Name or folder of the draft in use. Until a new one is kept, it is the old one."""
+    """Name or folder of the draft in use. Until a new draft is kept, it is the old draft."""
     method: str
     swap: DraftSwapStatus | None = None
-    """None: no swap since the start."""
+    """The last swap. None if there was no swap since the start."""

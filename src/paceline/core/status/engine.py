@@ -127,19 +127,19 @@ class EngineStatus:
     """Flags in effect; no field is None."""
     traffic: tuple[TrafficStatus, ...]
     advantage: float | None = None
-    """Expected speed of speculation over plain decoding at the last decision; None: the depth rule does not estimate it."""
+    """Expected speed of speculation over plain decoding at the last decision. None if the depth rule does not estimate it."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time of steps since the start, by part; see `engine/stats.py`."""
     executor_steps: Mapping[str, int] = field(default_factory=dict)
-    """Steps since the start: `graph`, or the reason why the host executor ran them; see `engine/executors/reason.py`."""
+    """Steps since the start, by `graph` or by the reason why the host executor ran them; see `engine/executors/reason.py`."""
     audit: AuditCounts = AuditCounts()
     tiers: TierCounts | None = None
-    """None: the device is the only tier."""
+    """Counts of the cache tiers. None if the device is the only tier."""
     drafters: tuple[DrafterStatus, ...] = ()
     symptoms: tuple[Symptom, ...] = ()
     handoffs: HandoffCounts | None = None
-    """None: this worker takes part in no hand-offs."""
+    """Counts of hand-offs. None if this worker takes part in no hand-offs."""
     generated: int = 0
     """Tokens committed since the start, for all gateways."""
     draft: DraftStatus | None = None
-    """None: the engine drafts with no model of its own."""
+    """The draft inside the engine. None if the engine drafts with no model of its own."""

@@ -12,9 +12,9 @@ class WorkerLife:
 
     restarts: int = 0
     started: float | None = None
-    """Time of the last start, seconds since 1970; None: no supervisor reports it."""
+    """Time of the last start in seconds since 1970. None if no supervisor reports it."""
     last_exit: str = ""
-    """Why its last process exited, such as `SIGKILL`; empty: none has exited."""
+    """Why its last process exited, such as `SIGKILL`. It is empty if no process has exited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +55,24 @@ class WorkerStatus:
     pass_seconds: float | None = None
     """Draft worker: recent time of one pass over its model."""
     paused_share: float | None = None
-    """Draft worker: share of drafts that were ready when it paused drafting ahead. None: it drafts ahead."""
+    """Draft worker: share of drafts that were ready when it paused drafting ahead. None if it drafts ahead."""
     prompt_tokens: int = 0
     """Target: prompt tokens of this gateway's requests that it has started."""
     cached_tokens: int = 0
     """Target: tokens, of `prompt_tokens`, found in its prefix cache."""
     indexed_blocks: int | None = None
-    """Target: cached blocks in the router's index; None: the router keeps no index."""
+    """Target: cached blocks in the router's index. None if the router keeps no index."""
     prefill_seconds: float | None = None
-    """Target: seconds per prompt token, as the router measured; None: not measured."""
+    """Target: seconds per prompt token, as the router measured. None if it was not measured."""
     handoffs: HandoffCounts | None = None
-    """None: this worker takes part in no hand-offs."""
+    """Counts of hand-offs. None if this worker takes part in no hand-offs."""
     refusal: str = ""
     """Draft worker: why no target uses it, if its draft fits none."""
     life: WorkerLife = WorkerLife()
     generated: int = 0
     """Target: tokens committed since its start, for all gateways."""
     price: float | None = None
-    """Dollars per hour; None: its pool has no price."""
+    """Dollars per hour. None if its pool has no price."""
 
 
 @dataclass(frozen=True, slots=True)
