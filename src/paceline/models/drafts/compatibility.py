@@ -1,4 +1,4 @@
-"""Checks whether a draft fits a target. They must have the same vocabulary, special tokens, stop tokens and chat template."""
+"""Checks whether a draft fits a target, with the same vocabulary, special tokens, stop tokens and chat template."""
 
 import hashlib
 import json
