@@ -12,6 +12,7 @@ from paceline.core.clock import Clock
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
+from paceline.engine.assembly import engine_of_parts
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.hooks.tiers import Tiers
@@ -284,7 +285,7 @@ def tiny_engine(
 
         told: Any = runner, None if drafts_on_host else proposer
         graph = GraphExecutor(*told, scheduler, speculator, validator, graph_depth, clock)
-    return Engine(
+    return engine_of_parts(
         runner,
         scheduler,
         speculator,

@@ -145,8 +145,7 @@ def run_pairs(engine: Engine, options: argparse.Namespace, run: Callable[[], Run
 
 
 def memory(engine: Engine) -> None:
-    fit, peak = engine.memory, torch.cuda.max_memory_allocated()
-    counted = fit.weight_bytes + fit.activation_bytes + fit.kv_bytes
+    counted, peak = engine.counted_bytes, torch.cuda.max_memory_allocated()
     free, total = torch.cuda.mem_get_info()
     print(
         f"memory: admission counted {counted / 2**30:.2f} GiB, peak of tensors {peak / 2**30:.2f} ({peak / counted - 1:+.1%}), "

@@ -27,6 +27,7 @@ from gpu_families_models import PARTS, SHAPES, RandomModel, random_four_bit
 from gpu_runs import BANDWIDTH, Run, decode, replay_seconds, switch
 
 from paceline.core.clock import WallClock
+from paceline.engine.assembly import engine_of_parts
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
@@ -252,7 +253,7 @@ def make_engine(random: RandomModel, batch: int, depth: int) -> Engine:
     )
     scheduler = Scheduler(tables, batch, most)
     graph = GraphExecutor(runner, proposer, scheduler, speculator, validator, depth, clock)
-    return Engine(runner, scheduler, speculator, validator, tokenizer=None, clock=clock, graph=graph)
+    return engine_of_parts(runner, scheduler, speculator, validator, tokenizer=None, clock=clock, graph=graph)
 
 
 def decoding_lines(name: str, options: argparse.Namespace) -> Iterator[str]:

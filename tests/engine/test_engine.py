@@ -12,6 +12,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
+from paceline.engine.assembly import engine_of_parts
 from paceline.engine.engine import Engine
 from paceline.engine.executors.reason import HostReason
 from paceline.engine.hooks.idle_captures import IdleCaptures
@@ -372,7 +373,9 @@ def test_warm_up_does_nothing_while_a_request_runs() -> None:
 
     built = engine_of()
     graph: Any = Graphs()
-    engine = Engine(built.runner, built.scheduler, built.speculator, built.validator, clock=built.clock, graph=graph)
+    engine = engine_of_parts(
+        built.runner, built.scheduler, built.speculator, built.validator, clock=built.clock, graph=graph
+    )
     engine.add(request("r", PROMPT, max_tokens=2))
     engine.warm_up()
     assert warmed == []

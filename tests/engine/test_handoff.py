@@ -11,8 +11,9 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
+from paceline.engine.hooks.exports import Exports
 from paceline.engine.hooks.handoff_plan import BlockPart, CacheLayout, HandoffPlan, Part, StatePart
-from paceline.engine.hooks.imports import PromptImport
+from paceline.engine.hooks.imports import Imports, PromptImport
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import StreamEvent
 from paceline.models.kv_blocks import read_layer
@@ -64,28 +65,29 @@ def decode_engine(proposer: EagleProposer | None = None, **options: Any) -> Engi
 def compute_export(engine: Engine, ids: Sequence[int], plan: HandoffPlan, salt: str = "") -> CopySink:
     """Compute the parts of `plan` for `ids`, as a prefill worker does."""
     sink = CopySink(engine)
-    engine.exports.begin("export", plan, sink)
+    engine.hooks.get(Exports).begin("export", plan, sink)
     off = SpeculationParams(enabled=False)
     hit = plan.first_state if plan.state_layers else None
     prompt = tuple(ids[: plan.num_tokens])
     engine.add(Request("export", prompt, SamplingParams(max_tokens=1), off, cache_salt=salt, max_cached_tokens=hit))
     while engine.has_work:
         engine.step()
-    engine.exports.end("export")
+    engine.hooks.get(Exports).end("export")
     return sink
 
 
 def hand_off(source: Engine, target: Engine, one: Request, states: bool = False) -> PromptImport:
-    assert target.imports is not None
     layers = target.speculator.proposers["fake"].traits.hidden.layers if states else ()  # type: ignore[union-attr]
-    incoming = target.imports.reserve(one.id, one.prompt_ids, one.cache_salt, layers, SEQUENCE_ROWS if states else 0)
+    incoming = target.hooks.get(Imports).reserve(
+        one.id, one.prompt_ids, one.cache_salt, layers, SEQUENCE_ROWS if states else 0
+    )
     assert incoming is not None
     sink = compute_export(source, one.prompt_ids, incoming.plan, one.cache_salt)
     for part in incoming.plan.parts():
         data = sink.bytes_of(incoming.plan, part)
         assert len(data) == incoming.plan.size(part)
         incoming.write(part, data)
-    target.imports.publish(incoming, incoming.plan.end)
+    target.hooks.get(Imports).publish(incoming, incoming.plan.end)
     return incoming
 
 
@@ -185,15 +187,14 @@ def test_without_hidden_states_the_head_drafts_differently() -> None:
 
 def test_an_incomplete_hand_off_is_used_as_far_as_it_goes() -> None:
     target, one = decode_engine(), request("r", LONG, **GREEDY)
-    assert target.imports is not None
-    incoming = target.imports.reserve("r", LONG, "")
+    incoming = target.hooks.get(Imports).reserve("r", LONG, "")
     assert incoming is not None
     sink = compute_export(prefill_engine(), LONG, incoming.plan)
     first, *_ = parts = [part for part in incoming.plan.parts() if isinstance(part, BlockPart)]
     for part in parts:
         if part.start == first.start:
             incoming.write(part, sink.bytes_of(incoming.plan, part))
-    target.imports.publish(incoming, first.stop)
+    target.hooks.get(Imports).publish(incoming, first.stop)
     outputs = outputs_of(target, one)
     assert outputs[0].num_cached == first.stop * BLOCK_SIZE
     assert tokens_of(outputs) == tokens_of(outputs_of(engine_of(), one))
@@ -201,11 +202,10 @@ def test_an_incomplete_hand_off_is_used_as_far_as_it_goes() -> None:
 
 def test_reserved_blocks_are_released() -> None:
     target = decode_engine()
-    assert target.imports is not None
-    incoming = target.imports.reserve("r", LONG, "")
+    incoming = target.hooks.get(Imports).reserve("r", LONG, "")
     assert incoming is not None
     assert target.scheduler.tables.pool.num_free == 64 - 12
-    target.imports.release(incoming)
+    target.hooks.get(Imports).release(incoming)
     assert_nothing_held(target)
     one = request("r", LONG, **GREEDY)
     hand_off(prefill_engine(), target, one)
@@ -216,27 +216,25 @@ def test_reserved_blocks_are_released() -> None:
 
 def test_reservations_leave_blocks_for_a_sequence_of_full_length() -> None:
     target = decode_engine(kv_tokens=512)  # 32 blocks, 16 of them for a sequence of 256
-    assert target.imports is not None
-    first = target.imports.reserve("a", LONG, "")
+    first = target.hooks.get(Imports).reserve("a", LONG, "")
     assert first is not None
-    assert target.imports.reserve("b", LONG[::-1], "") is None
+    assert target.hooks.get(Imports).reserve("b", LONG[::-1], "") is None
     whole = request("whole", LONG[5:] + LONG[:40], max_tokens=10, **GREEDY)
     target.add(whole)
     tokens = []
     while target.has_work:
         tokens += tokens_of(target.step(), "whole")
     assert len(tokens) == 10
-    target.imports.release(first)
-    assert target.imports.reserve("b", LONG[::-1], "") is not None
+    target.hooks.get(Imports).release(first)
+    assert target.hooks.get(Imports).reserve("b", LONG[::-1], "") is not None
 
 
 def test_nothing_is_reserved_for_short_or_cached_prompts() -> None:
     target = decode_engine()
-    assert target.imports is not None
-    assert target.imports.reserve("r", LONG[:16], "") is None
+    assert target.hooks.get(Imports).reserve("r", LONG[:16], "") is None
     outputs_of(target, request("before", LONG, max_tokens=1))
-    assert target.imports.reserve("r", LONG, "") is None
-    assert target.imports.cached(LONG, "") == 192
+    assert target.hooks.get(Imports).reserve("r", LONG, "") is None
+    assert target.hooks.get(Imports).cached(LONG, "") == 192
     assert_nothing_held(target)
 
 
@@ -244,9 +242,8 @@ def test_a_preempted_export_has_the_same_bytes() -> None:
     source = prefill_engine(max_batched_tokens=40)
     plan = HandoffPlan(CacheLayout.of(source.runner), 0, 10, (0, 1), 64)
     expected = compute_export(prefill_engine(), LONG, plan)
-    assert source.exports is not None
     sink = CopySink(source)
-    source.exports.begin("export", plan, sink)
+    source.hooks.get(Exports).begin("export", plan, sink)
     source.add(Request("export", LONG[:160], SamplingParams(max_tokens=1), max_cached_tokens=plan.first_state))
     for _ in range(3):
         source.step()
@@ -254,7 +251,7 @@ def test_a_preempted_export_has_the_same_bytes() -> None:
     source.add(request("between", LONG[::-1][:100], max_tokens=3))  # uses the freed blocks
     while source.has_work:
         source.step()
-    source.exports.end("export")
+    source.hooks.get(Exports).end("export")
     assert_nothing_held(source)
     for part in plan.parts():
         assert sink.bytes_of(plan, part) == expected.bytes_of(plan, part)

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+GIB = 1 << 30
+"""Bytes of a GiB."""
 _ROOT = Path("/")
 _YOUNG_OBJECTS = 10_000
 """New objects that trigger a collection of the youngest generation. Python's default of 700 triggers one in every step of a

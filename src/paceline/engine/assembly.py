@@ -11,7 +11,11 @@ from paceline.cluster.step import padded_size
 from paceline.core.clock import Clock, WallClock
 from paceline.core.config import EngineConfig
 from paceline.engine.engine import Engine
+from paceline.engine.hooks.exports import Exports
 from paceline.engine.hooks.hook import StepHook
+from paceline.engine.hooks.imports import Imports
+from paceline.engine.hooks.method_assignment import MethodAssignment
+from paceline.engine.hooks.self_audit import SelfAudit
 from paceline.engine.hooks.tier_build import make_tiers
 from paceline.engine.proposers import default_methods, make_proposers, pick_method
 from paceline.engine.scheduler import Scheduler
@@ -26,6 +30,7 @@ from paceline.models.loading.load import LoadedModel
 from paceline.models.parallel.ranks import Ranks
 from paceline.models.runner import ModelRunner
 from paceline.models.runners import make_runner
+from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth_rule import make_breaker, make_depth
 from paceline.speculation.proposer import Proposer
@@ -81,7 +86,7 @@ def assemble(
     graph = None
     if has_graphs:
         graph = _make_graph_executor(runner, drafting, scheduler, speculator, validator, limits, clock)
-    return Engine(
+    return engine_of_parts(
         runner,
         scheduler,
         speculator,
@@ -91,8 +96,54 @@ def assemble(
         graph=graph,
         hooks=hooks,
         audit_fraction=config.audit_fraction,
-        memory=sizing.memory,
+        counted_bytes=sizing.memory.budget_bytes - sizing.memory.free_bytes,
         default_methods=default_methods(config.speculation, proposers),
+    )
+
+
+def engine_of_parts(
+    runner: ModelRunner,
+    scheduler: Scheduler,
+    speculator: Speculator,
+    validator: RequestValidator,
+    *,
+    tokenizer: Tokenizer | None = None,
+    clock: Clock | None = None,
+    graph: "GraphExecutor | None" = None,
+    hooks: Sequence[StepHook] = (),
+    audit_fraction: float = 0.0,
+    counted_bytes: int = 0,
+    default_methods: Sequence[str] = (),
+) -> Engine:
+    """An engine with the hooks that every engine has, followed by `hooks`. If `default_methods` names two methods, a request
+    that names none gets the faster one; if it is empty, such a request gets the validator's default."""
+    clock = clock or WallClock()
+    assignment = (
+        MethodAssignment(default_methods, speculator.proposers, scheduler, validator, clock)
+        if default_methods
+        else None
+    )
+    audit = SelfAudit(runner, scheduler.tables, audit_fraction)
+    built_in: list[StepHook | None] = [
+        assignment,
+        audit,
+        Imports(runner, scheduler, speculator, validator.limits.max_model_len),
+        Exports(runner, scheduler.tables),
+        scheduler.tiers,
+        None if graph is None else graph.captures,
+    ]
+    return Engine(
+        runner,
+        scheduler,
+        speculator,
+        validator,
+        tokenizer=tokenizer,
+        clock=clock,
+        graph=graph,
+        hooks=(*(hook for hook in built_in if hook is not None), *hooks),
+        assignment=assignment,
+        audit=audit,
+        counted_bytes=counted_bytes,
     )
 
 

@@ -4,23 +4,18 @@ import logging
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from paceline.cluster.step import PromptPacer
 from paceline.core.clock import Clock, WallClock
 from paceline.core.kv_events import CacheEvent
 from paceline.core.output import StepOutput
 from paceline.core.request import Request, ValidatedRequest
-from paceline.engine.control.run_time_flags import RunTimeFlags
-from paceline.engine.control.status import StatusReporter
-from paceline.engine.executors.executor import StepExecutor, StepResult
+from paceline.engine.control.run_time_flags import AssignedMethods, RunTimeFlags
+from paceline.engine.control.status import AuditReport, StatusReporter
+from paceline.engine.executors.executor import GraphStepExecutor, StepExecutor, StepResult
 from paceline.engine.executors.host import HostExecutor
 from paceline.engine.executors.selector import ExecutorSelector
-from paceline.engine.hooks.exports import Exports
 from paceline.engine.hooks.hook import HookedParts, StepHook, StepHooks
-from paceline.engine.hooks.imports import Imports
-from paceline.engine.hooks.method_assignment import MethodAssignment
-from paceline.engine.hooks.self_audit import SelfAudit
 from paceline.engine.isolation.engine_recovery import EngineRecovery
 from paceline.engine.isolation.failures import RequestFailure, contained
 from paceline.engine.isolation.step_watch import StepWatch
@@ -28,15 +23,11 @@ from paceline.engine.output import OutputProcessor
 from paceline.engine.requests.committer import Committer
 from paceline.engine.requests.requests import Requests
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sizing.memory_fit import MemoryFit
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
 from paceline.models.runner import ModelRunner
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.verification.grammar import Grammar
-
-if TYPE_CHECKING:
-    from paceline.engine.executors.graph.executor import GraphExecutor
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +48,15 @@ class Engine:
         *,
         tokenizer: Tokenizer | None = None,
         clock: Clock | None = None,
-        graph: "GraphExecutor | None" = None,
+        graph: GraphStepExecutor | None = None,
         hooks: Seq[StepHook] = (),
-        audit_fraction: float = 0.0,
-        memory: MemoryFit | None = None,
-        default_methods: Seq[str] = (),
+        assignment: AssignedMethods | None = None,
+        audit: AuditReport | None = None,
+        counted_bytes: int = 0,
     ) -> None:
-        """`graph` runs steps as CUDA graphs; None on a CPU. `memory` is what the builder computed before it loaded anything.
-        `default_methods` are two methods, of which a request that names none gets the faster one. If it is empty, such a
-        request gets the validator's default method."""
+        """`graph` runs steps as CUDA graphs; None on a CPU. `hooks` are all hooks of the engine: see `engine_of_parts` for
+        those that every engine has, of which `assignment` and `audit` are two. `counted_bytes` is the memory that the builder
+        computed before it loaded anything."""
         self.runner = runner
         self.scheduler = scheduler
         self.speculator = speculator
@@ -73,26 +64,13 @@ class Engine:
         self.tokenizer = tokenizer
         self.clock = clock or WallClock()
         self.graph = graph
-        self.memory = memory
+        self.counted_bytes = counted_bytes
         self.num_steps = 0
         """Steps begun; a busy engine whose count stands still is stuck."""
         self.watch = StepWatch()
-        self.imports = Imports(runner, scheduler, speculator, validator.limits.max_model_len)
-        self.exports = Exports(runner, scheduler.tables)
-        self.audit = SelfAudit(runner, scheduler.tables, audit_fraction)
-        self.assignment = (
-            MethodAssignment(default_methods, speculator.proposers, scheduler, validator, self.clock)
-            if default_methods
-            else None
-        )
-        """Chooses the method of requests that name none. If None, they get the validator's default method."""
-        assignment = () if self.assignment is None else (self.assignment,)
-        tiers = () if scheduler.tiers is None else (scheduler.tiers,)
-        captures = () if graph is None else (graph.captures,)
-        self.hooks = StepHooks(
-            (*assignment, self.audit, self.imports, self.exports, *tiers, *captures, *hooks),
-            HookedParts(runner, speculator),
-        )
+        self.assignment = assignment
+        """Chooses the method of requests that name none. None if they get the validator's default."""
+        self.hooks = StepHooks(hooks, HookedParts(runner, speculator))
         output = OutputProcessor(tokenizer)
         self.requests = Requests(validator, scheduler, speculator, output, self.hooks, self.clock)
         host = HostExecutor(runner, scheduler, speculator, output, self.clock, self.hooks)
@@ -103,7 +81,7 @@ class Engine:
         self._committed: tuple[StepExecutor, StepResult | None] | None = None
         """The last step, until `prepare_next`."""
         self.flags = RunTimeFlags(validator, scheduler, speculator, self.assignment)
-        self.status = StatusReporter(scheduler, speculator, self.flags, self.executors, self._committer, self.audit)
+        self.status = StatusReporter(scheduler, speculator, self.flags, self.executors, self._committer, audit)
 
     def step(self) -> list[StepOutput]:
         """Run one step and return what it added to each sequence.

@@ -13,7 +13,7 @@ from paceline.cli.doctor import checks as module
 from paceline.cli.doctor.checks import Check, Verdict, sketch
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
-from paceline.engine.sizing.memory_fit import GIB
+from paceline.core.machine import GIB
 from paceline.kernels.cpu import native
 from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
 from paceline.models.loading.load import load_model, open_checkpoint

@@ -13,7 +13,7 @@ from paceline.cli.doctor.checks import Check, Verdict
 from paceline.cli.doctor.cluster_checks import check_cluster, require_sound
 from paceline.core.cluster_config import cluster_config
 from paceline.core.errors import InvalidConfig
-from paceline.engine.sizing.memory_fit import GIB
+from paceline.core.machine import GIB
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.load import open_checkpoint
 from paceline.runtime.deploy.cluster_file import load_cluster

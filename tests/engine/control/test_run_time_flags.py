@@ -8,6 +8,7 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
+from paceline.engine.assembly import engine_of_parts
 from paceline.engine.engine import Engine
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import Limits, RequestValidator
@@ -32,7 +33,7 @@ def two_methods(max_depth: int = 4, enabled: bool = True) -> Engine:
         TINY.vocab_size,
         enabled,
     )
-    return Engine(engine.runner, engine.scheduler, speculator, validator, clock=engine.clock)
+    return engine_of_parts(engine.runner, engine.scheduler, speculator, validator, clock=engine.clock)
 
 
 def asked(name: str = "r", **speculation: object) -> Request:

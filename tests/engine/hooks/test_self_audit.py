@@ -201,7 +201,7 @@ def test_json_is_audited_under_its_grammar(rule: str) -> None:
 def test_a_text_that_violates_its_grammar_has_drifted() -> None:
     subject = engine_of(tokenizer=True, audit_fraction=1.0)
     outputs_of(subject, seeded("r", PROMPT, json_schema=SCHEMA, max_tokens=80))
-    work = subject.audit._pending[0]
+    work = subject.hooks.get(SelfAudit)._pending[0]
     work.text = replace(work.text, output_ids=(0, *work.text.output_ids[1:]))  # no JSON object begins with an `a`
     assert idle(subject).drifted >= 1
 

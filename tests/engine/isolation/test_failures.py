@@ -9,7 +9,7 @@ from paceline.core.errors import EngineClosed, GenerationFailed, InvalidRequest,
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import Sequence as EngineSequence
-from paceline.engine.engine import Engine
+from paceline.engine.assembly import engine_of_parts
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.isolation.failures import owner_error
@@ -219,7 +219,9 @@ def test_a_poisoned_request_in_graph_steps_ends_alone() -> None:
             calls.append("release")
 
     graph: Any = Graph()
-    engine = Engine(built.runner, built.scheduler, built.speculator, built.validator, clock=built.clock, graph=graph)
+    engine = engine_of_parts(
+        built.runner, built.scheduler, built.speculator, built.validator, clock=built.clock, graph=graph
+    )
     with running(engine) as loop:
         check_others(loop, POISON, GenerationFailed)
     assert calls[:2] == ["schedule", "release"]

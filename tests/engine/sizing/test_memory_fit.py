@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import OutOfMemory
+from paceline.core.machine import GIB
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sizing.memory_fit import GIB, Footprint, memory_fit
+from paceline.engine.sizing.memory_fit import Footprint, memory_fit
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables
 from paceline.models.architectures.config import ModelConfig

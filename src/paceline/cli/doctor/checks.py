@@ -15,9 +15,9 @@ import torch
 
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
-from paceline.core.machine import available_memory, cpu_name, total_memory, usable_cores
+from paceline.core.machine import GIB, available_memory, cpu_name, total_memory, usable_cores
 from paceline.engine.build import is_optional, pick_device, pick_dtype
-from paceline.engine.sizing.memory_fit import GIB, MemoryFit
+from paceline.engine.sizing.memory_fit import MemoryFit
 from paceline.engine.sizing.sizing import size_engine
 from paceline.kernels.cpu import native
 from paceline.models.architectures.config import ModelConfig

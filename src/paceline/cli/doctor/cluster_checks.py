@@ -11,10 +11,9 @@ from paceline.cli.doctor.checks import Check, ModelSketch, Verdict, describe, sk
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, PacelineError, UnsupportedModel
-from paceline.core.machine import available_memory
+from paceline.core.machine import GIB, available_memory
 from paceline.core.pool_config import PoolConfig
 from paceline.engine.build import pick_device, pick_dtype
-from paceline.engine.sizing.memory_fit import GIB
 from paceline.engine.sizing.sizing import device_facts, size_engine
 from paceline.models.architectures.inflation import PREFIX
 from paceline.models.drafts.compatibility import check_compatible

@@ -1,11 +1,23 @@
 """Speculation flags that change while an engine runs."""
 
+from typing import Protocol
+
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationFlags
-from paceline.engine.hooks.method_assignment import MethodAssignment
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
+from paceline.speculation.default_method import DefaultMethod
+
+
+class AssignedMethods(Protocol):
+    """Chooses the method of requests that name none."""
+
+    default: DefaultMethod
+
+    def method_of(self, sequence: Sequence) -> str:
+        """The method of a sequence under the present flags."""
+        ...
 
 
 class RunTimeFlags:
@@ -16,9 +28,9 @@ class RunTimeFlags:
         validator: RequestValidator,
         scheduler: Scheduler,
         speculator: Speculator,
-        assignment: MethodAssignment | None,
+        assignment: AssignedMethods | None,
     ) -> None:
-        """`assignment` chooses the method of requests that name none. If None, they get the validator's default method."""
+        """`assignment` is None if requests that name no method get the validator's default."""
         self._validator, self._scheduler, self._speculator = validator, scheduler, speculator
         self._assignment = assignment
 

@@ -1,15 +1,23 @@
 """The status of an engine, for reports."""
 
-from paceline.core.status.engine import EngineStatus, TrafficStatus
+from typing import Protocol
+
+from paceline.core.status.engine import AuditCounts, EngineStatus, TrafficStatus
 from paceline.engine.control.run_time_flags import RunTimeFlags
 from paceline.engine.executors.selector import ExecutorSelector
-from paceline.engine.hooks.self_audit import SelfAudit
 from paceline.engine.requests.committer import Committer
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 
 REPORT_SECONDS = 0.25
 """Longest age of the traffic report of a busy engine."""
+
+
+class AuditReport(Protocol):
+    """What the engine reports of its self-audit."""
+
+    @property
+    def counts(self) -> AuditCounts: ...
 
 
 class StatusReporter:
@@ -22,7 +30,7 @@ class StatusReporter:
         flags: RunTimeFlags,
         executors: ExecutorSelector,
         committer: Committer,
-        audit: SelfAudit,
+        audit: AuditReport | None,
     ) -> None:
         self._scheduler, self._speculator, self._flags = scheduler, speculator, flags
         self._executors, self._committer, self._audit = executors, committer, audit
@@ -50,6 +58,6 @@ class StatusReporter:
             advantage=speculator.depth.advantage if speculator.enabled else None,
             seconds=speculator.totals.seconds,
             executor_steps=dict(self._executors.counts),
-            audit=self._audit.counts,
+            audit=AuditCounts(0, 0, 0) if self._audit is None else self._audit.counts,
             generated=self._committer.num_generated,
         )

@@ -9,11 +9,15 @@ from torch import Tensor
 
 from paceline.core.output import StepTimes
 from paceline.core.sequence import Sequence
+from paceline.engine.executors.reason import HostReason
+from paceline.engine.schedule import Schedule
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Hidden
 from paceline.speculation.verification.verify import Verdict
 
 NO_DRAFT = Draft()
+PICKING_BYTES = 160 << 20
+"""Memory for sampling: sorting a vocabulary takes 40 bytes a logit."""
 
 
 class SequenceResult(NamedTuple):
@@ -89,4 +93,54 @@ class StepExecutor(Protocol):
 
     def prepare_next(self, result: StepResult) -> None:
         """The result is committed and learned from: decide the next depths and inform the proposers."""
+        ...
+
+
+class GraphStepExecutor(StepExecutor, Protocol):
+    """The executor of steps that the device runs as graphs, one step ahead of the host."""
+
+    num_steps: int
+    """Steps collected."""
+
+    def warm_up(self) -> None:
+        """Compile the kernels and capture the graphs that any traffic needs."""
+        ...
+
+    def draft_seconds(self, size: int) -> dict[int, float]:
+        """{draft tokens of a sequence: seconds of drafting} in steps of about `size` sequences."""
+        ...
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it holds sequences."""
+        ...
+
+    @property
+    def num_inflight(self) -> int:
+        """Steps that are submitted and not collected."""
+        ...
+
+    @property
+    def seconds_to_spare(self) -> float:
+        """How long the host can wait for requests before it submits the next step."""
+        ...
+
+    def schedule(self, can_prefill: bool = True) -> Schedule | HostReason | None:
+        """The next step, or why the host executor has to take it. None if the step in flight is collected first."""
+        ...
+
+    def drain(self) -> None:
+        """Submit nothing more: `collect` returns the step in flight, then the host executor continues."""
+        ...
+
+    def sync_to_host(self) -> None:
+        """Hand the sequences back to the host executor. No step is in flight."""
+        ...
+
+    def release(self) -> None:
+        """Give up all sequences and the steps in flight, of which nothing is committed."""
+        ...
+
+    def yield_to_host(self) -> None:
+        """The host executor takes the next step."""
         ...

@@ -3,19 +3,15 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from paceline.core.clock import Clock
-from paceline.engine.executors.executor import StepExecutor
+from paceline.engine.executors.executor import GraphStepExecutor, StepExecutor
 from paceline.engine.executors.host import HostExecutor
 from paceline.engine.executors.reason import GRAPH, HostReason
 from paceline.engine.hooks.hook import StepHooks
 from paceline.engine.schedule import Schedule
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
-
-if TYPE_CHECKING:
-    from paceline.engine.executors.graph.executor import GraphExecutor
 
 FETCH_SECONDS = 0.005
 """Longest wait for blocks from lower tiers when no sequence can run; a new request may arrive meanwhile."""
@@ -27,7 +23,7 @@ class ExecutorSelector:
     def __init__(
         self,
         host: HostExecutor,
-        graph: "GraphExecutor | None",
+        graph: GraphStepExecutor | None,
         scheduler: Scheduler,
         speculator: Speculator,
         hooks: StepHooks,

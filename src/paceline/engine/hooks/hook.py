@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from paceline.core.sequence import Sequence
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 AfterLayer = Callable[[int], None]
 """Called with the index of a layer as soon as the pass has computed it."""
+
+
+Hook = TypeVar("Hook", bound="StepHook")
 
 
 class HookedEngine(Protocol):
@@ -111,6 +114,13 @@ class StepHooks:
 
     def __iter__(self) -> Iterator[StepHook]:
         return iter(self._hooks)
+
+    def get(self, kind: type[Hook]) -> Hook:
+        """The hook of this class. Raises LookupError if the engine has none."""
+        for hook in self._hooks:
+            if isinstance(hook, kind):
+                return hook
+        raise LookupError(kind.__name__)
 
     def add(self, hook: StepHook) -> None:
         self._hooks = (*self._hooks, hook)

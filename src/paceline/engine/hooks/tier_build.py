@@ -6,9 +6,8 @@ from pathlib import Path
 from paceline.core.clock import Clock
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig, OutOfMemory
-from paceline.core.machine import total_memory
+from paceline.core.machine import GIB, total_memory
 from paceline.engine.hooks.tiers import Tiers
-from paceline.engine.sizing.memory_fit import GIB
 from paceline.kv.block_tables import BlockTables, blocks_for
 from paceline.kv.tiers.disk_folder import DiskFolder
 from paceline.kv.tiers.store import TierStore

@@ -3,11 +3,8 @@
 from dataclasses import dataclass
 
 from paceline.core.errors import OutOfMemory
+from paceline.core.machine import GIB
 from paceline.kernels.layout import BLOCK_SIZE
-
-GIB = 1 << 30
-PICKING_BYTES = 160 << 20
-"""Memory for sampling: sorting a vocabulary takes 40 bytes a logit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import torch
 
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
-from paceline.core.machine import total_memory, usable_cores
+from paceline.core.machine import GIB, total_memory, usable_cores
+from paceline.engine.executors.executor import PICKING_BYTES
 from paceline.engine.sizing.defaults import DeviceFacts, GivenLimits, ModelFacts, ResolvedLimits, resolve_limits
-from paceline.engine.sizing.memory_fit import GIB, PICKING_BYTES, Footprint, MemoryFit, memory_fit
+from paceline.engine.sizing.memory_fit import Footprint, MemoryFit, memory_fit
 from paceline.kernels.gpu_model import gpu_model
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import blocks_for

@@ -15,6 +15,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.core.status.engine import HandoffCounts
+from paceline.engine.hooks.exports import Exports
 from paceline.engine.hooks.handoff_plan import CacheLayout, HandoffPlan
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
@@ -62,7 +63,7 @@ class PrefillService:
         """Whether it computes prompts. Otherwise it sends cached blocks only."""
         self._clock = clock or WallClock()
         self._layout = CacheLayout.of(engine.runner)
-        self._exports = engine.exports
+        self._exports = engine.hooks.get(Exports)
         self._cache = share_cache(engine.runner, memory)
         """The cache in device memory. Empty if blocks are sent as bytes."""
         self._jobs: dict[tuple[Peer, int], ExportJob] = {}

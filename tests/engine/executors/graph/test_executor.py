@@ -9,6 +9,7 @@ from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.engine.executors.graph import eligibility, graph_scheduler
 from paceline.engine.executors.graph.batch import GraphBatch
+from paceline.engine.executors.graph.executor import GraphExecutor
 from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.depth.simple_rules import FixedDepth
@@ -40,6 +41,11 @@ def requests(count: int, max_tokens: int = 5, samplings=SAMPLINGS) -> list[Reque
 def graph_engine(proposer: DraftModelProposer | None, depth=3, max_depth=6, **options) -> Engine:
     model = tiny_model(config=SMALL, device=DEVICE)
     return tiny_engine(model, proposer, depth, runner_kind=GpuRunner, graph_depth=max_depth, **options)
+
+
+def executor_of(engine: Engine) -> GraphExecutor:
+    assert isinstance(engine.graph, GraphExecutor)
+    return engine.graph
 
 
 def check(engine: Engine, asked: list[Request], **options):
@@ -142,10 +148,10 @@ def steps_before_admission(engine: Engine, arrival: Request) -> int:
     engine.add(request("first", [1, 2, 3], temperature=0.0, max_tokens=24))
     engine.step()
     engine.add(arrival)
-    rounds = 0
+    rounds, graph = 0, executor_of(engine)
     while len(engine.scheduler.running) < 2:
         engine.step()
-        rounds = max(rounds, engine.graph._eligibility.num_steps)
+        rounds = max(rounds, graph._eligibility.num_steps)
     return rounds
 
 
@@ -154,14 +160,14 @@ def test_a_large_batch_that_cannot_be_joined_admits_after_a_few_steps(monkeypatc
     monkeypatch.setattr(eligibility, "SMALL_BATCH", small)
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, depth=1, max_batched_tokens=64)
-    engine.graph._batches.can_join = False
+    executor_of(engine)._batches.can_join = False
     assert steps_before_admission(engine, request("r", [1] * 9)) == steps
 
 
 def test_prompts_that_fill_half_a_pass_are_admitted_at_once():
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, depth=1, max_batched_tokens=64)
-    engine.graph._batches.can_join = False
+    executor_of(engine)._batches.can_join = False
     assert steps_before_admission(engine, request("r", [1] * 32)) == 0
 
 
@@ -179,7 +185,7 @@ def collected(monkeypatch) -> list[list[int]]:
 def test_after_prompts_of_the_host_the_graph_drafts(collected, length):
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, max_num_seqs=2, kv_tokens=512)
-    engine.graph._batches.can_join = False  # prompts cannot join
+    executor_of(engine)._batches.can_join = False  # prompts cannot join
     asked = [
         request("r0", [1, 2, 3, 4], temperature=0.0, max_tokens=24),
         request("r1", [i % 7 for i in range(length)], temperature=0.0, max_tokens=6),

@@ -18,7 +18,7 @@ from paceline.speculation.depth import prompt_load
 from paceline.speculation.depth.simple_rules import FixedDepth
 from paceline.speculation.proposer import ProposerTraits
 from paceline.speculation.proposers.ngram import NgramProposer
-from tests.engine.executors.graph.test_executor import DEVICE, SAMPLINGS, SMALL, check, graph_engine
+from tests.engine.executors.graph.test_executor import DEVICE, SAMPLINGS, SMALL, check, executor_of, graph_engine
 from tests.exactness.suite import plain_text
 from tests.fakes import draft_model, request, tiny_model
 
@@ -95,8 +95,9 @@ def test_prompt_rows_of_a_step_are_bounded(monkeypatch):
     monkeypatch.setattr("paceline.cluster.step.MIXED_PROMPT_ROWS", 8)
     monkeypatch.setattr("paceline.cluster.step.CHEAP_ROWS", 8)
     engine, rows = graph_engine(None), []
-    submit = engine.graph._submit_mixed
-    engine.graph._submit_mixed = lambda schedule, drafts: rows.append(schedule.num_tokens) or submit(schedule, drafts)
+    graph = executor_of(engine)
+    submit = graph._submit_mixed
+    graph._submit_mixed = lambda schedule, drafts: rows.append(schedule.num_tokens) or submit(schedule, drafts)
     first = request("first", [1, 2, 3], temperature=0.0, max_tokens=30)
     check(engine, [first, *arriving(3, longest=20)], arrivals=1)
     assert rows
@@ -205,7 +206,7 @@ def steps_with_prompts(lengths, monkeypatch) -> list[tuple[int, int] | str]:
         graph_engine(proposer, depth=2, max_batched_tokens=64, kv_tokens=512),
         list[tuple[int, int] | str](),
     )
-    submit, prefill = engine.graph._submit_mixed, DraftPrefills.submit
+    submit, prefill = executor_of(engine)._submit_mixed, DraftPrefills.submit
 
     def submit_mixed(schedule, drafts):
         submit(schedule, drafts)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
-from paceline.engine.sizing.memory_fit import PICKING_BYTES
+from paceline.engine.executors.executor import PICKING_BYTES
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.pick import PickScratch, pick, pick_greedy, pick_scratch, pick_truncated
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
