@@ -6,7 +6,6 @@ A pass that fits no graph runs eagerly.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,11 +33,8 @@ from paceline.models.gpu.ragged import (
     ragged_size,
     ragged_sizes,
 )
-from paceline.models.gpu.workspace import PassContext, Workspace
+from paceline.models.gpu.workspace import PassContext, PassLeader, Workspace
 from paceline.models.runner import ModelRunner, Span, around_16s, early_exit, warm_up_sizes
-
-if TYPE_CHECKING:
-    from paceline.models.gpu.ranks.leader import Leader
 
 
 def padded_sizes(most: int) -> list[int]:
@@ -80,9 +76,9 @@ class GpuRunner(ModelRunner):
         cache: Sequence[tuple[Tensor, Tensor]] | None = None,
         workspace: Workspace | None = None,
         weights_id: str = "",
-        leader: "Leader | None" = None,
+        leader: PassLeader | None = None,
     ) -> None:
-        """`leader` leads the ranks of a model that is divided among them."""
+        """`leader` is that of a model that is divided among ranks."""
         super().__init__(model, num_blocks + 1, kv_dtype, cache, weights_id)
         self.num_blocks = num_blocks
         self.scratch_block = num_blocks

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,8 +14,13 @@ from paceline.models.architectures.llama import DecoderModel
 from paceline.models.cuda_graph import MAX_GRAPH_ROWS, GraphPool
 from paceline.models.gpu.decoder import gpu_forward, plan_pass
 
-if TYPE_CHECKING:
-    from paceline.models.gpu.ranks.leader import Leader
+
+class PassLeader(Protocol):
+    """Lets the other ranks of a divided model follow the passes of this one."""
+
+    def begin_pass(self, size: PassSize, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> None:
+        """Let the other ranks begin this pass."""
+        ...
 
 
 class Workspace:
@@ -65,7 +70,7 @@ class PassContext:
     """Blocks per sequence in a block table."""
     scratch_block: int
     """Block that padding rows write to; no pass reads it."""
-    leader: "Leader | None" = None
+    leader: PassLeader | None = None
     """Lets other ranks compute their shares of every pass."""
 
     @property
