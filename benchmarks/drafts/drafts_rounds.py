@@ -44,10 +44,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams, Verification
 from paceline.engine.build import build_engine
 from paceline.kernels.cpu import native
-from paceline.models.drafts.compatibility import proposable_ids
 from paceline.models.drafts.folder import open_draft_folder
 from paceline.models.drafts.load import LoadedHead, load_draft
 from paceline.models.drafts.medusa import MedusaModel
+from paceline.models.drafts.vocabulary import proposable_ids
 from paceline.models.loading.hub import find_model
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runners import make_runner

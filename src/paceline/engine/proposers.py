@@ -11,9 +11,9 @@ from paceline.core.speculation import DRAFT_METHODS
 from paceline.engine.sizing.defaults import ResolvedLimits
 from paceline.engine.sizing.sizing import num_lanes
 from paceline.kv.block_tables import BlockTables
-from paceline.models.drafts.compatibility import proposable_ids
 from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.drafts.load import LoadedHead
+from paceline.models.drafts.vocabulary import proposable_ids
 from paceline.models.loading.load import LoadedModel
 from paceline.models.runner import ModelRunner
 from paceline.models.runners import make_runner

@@ -6,7 +6,8 @@ from tokenizers import models
 
 from paceline.core.errors import IncompatibleDraft
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.drafts.compatibility import check_compatible, fingerprint, proposable_ids
+from paceline.models.drafts.compatibility import check_compatible, fingerprint
+from paceline.models.drafts.vocabulary import proposable_ids
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from tests.models.architectures.test_config import HF
 

@@ -4,13 +4,10 @@ import hashlib
 import json
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.core.errors import IncompatibleDraft
 from paceline.models.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:  # a gateway computes fingerprints and has no torch
-    from paceline.models.architectures.config import ModelConfig
 
 SHA256_LENGTH = 64
 """Characters of a checksum; a peer may send more."""
@@ -57,7 +54,7 @@ def fingerprint(tokenizer: Tokenizer) -> Fingerprint:
 def check_compatible(target: Tokenizer, draft: Tokenizer) -> None:
     """Raise `IncompatibleDraft`, with the two checksums and the first difference, unless all parts are equal.
 
-    Embeddings may differ in size: see `proposable_ids`.
+    Embeddings may differ in size: see `proposable_ids` of the vocabulary of drafts.
     """
     target_parts, draft_parts = fingerprint(target), fingerprint(draft)
     part = target_parts.differing_part(draft_parts)
@@ -78,14 +75,6 @@ def describe_mismatch(target: Fingerprint, draft: Fingerprint) -> str | None:
         return None
     expected, found = (str(getattr(model_fingerprint, part))[:SHA256_LENGTH] for model_fingerprint in (target, draft))
     return f"target and draft differ in their {_words(part)}: sha256 of the target's {expected}, of the draft's {found}"
-
-
-def proposable_ids(target: "ModelConfig", draft: "ModelConfig") -> range:
-    """Token ids that a draft may propose: those in the embeddings of target and draft.
-
-    Rows beyond the tokenizer's ids are padding, which a target never samples.
-    """
-    return range(min(target.vocab_size, draft.vocab_size))
 
 
 def _difference(part: str, target: Tokenizer, draft: Tokenizer) -> str:

@@ -15,6 +15,7 @@ from paceline.kernels.cpu import native
 from paceline.kernels.linear import LinearWeight, embedding_rows, linear, prepare
 from paceline.kernels.quantized import QuantizedWeight, quantize
 from paceline.kernels.weights import GROUPS, Dense, Grouped, Weight
+from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Weights
 
@@ -69,6 +70,14 @@ class DraftVocabulary:
         if ids is None and head.shape[0] != vocab_size:
             ids = torch.arange(head.shape[0], device=target.device)
         return cls(vocab_size, head, ids, 0 if head is target.head else head.nbytes)
+
+
+def proposable_ids(target: ModelConfig, draft: ModelConfig) -> range:
+    """Token ids that a draft may propose: those in the embeddings of target and draft.
+
+    Rows beyond the tokenizer's ids are padding, which a target never samples.
+    """
+    return range(min(target.vocab_size, draft.vocab_size))
 
 
 def _draft_ids(offsets: Tensor, vocab_size: int) -> Tensor:
