@@ -89,7 +89,7 @@ class SequenceOutput:
         if self._grammar is None:
             return None
         try:
-            return self._grammar.masks(draft)
+            return self._grammar.masks(draft.tokens, draft.parents)
         except BaseException as error:
             self._error = error
             return None

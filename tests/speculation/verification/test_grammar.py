@@ -63,7 +63,7 @@ def random_text(state: GrammarState, seed: int, limit: int = 400) -> list[int]:
     ids: list[int] = []
     generator = torch.Generator().manual_seed(seed)
     while len(ids) < limit:
-        (mask,) = state.masks(Draft())
+        (mask,) = state.masks()
         context = RowContext(SamplingParams(), seed, 0, len(ids), ids, 0, mask=mask)
         token = int(pick(torch.randn(1, VOCAB, generator=generator), [context]).item())
         assert token in permitted(mask)
@@ -100,28 +100,28 @@ def test_tree_masks_are_those_of_a_fresh_replay() -> None:
                 tokens.append(token)
                 parents.append(parent)
         draft = Draft(tuple(tokens), tuple(parents))
-        masks = state.masks(draft)
+        masks = state.masks(tokens, parents)
         for node, mask in enumerate(masks, start=-1):
             path = [tokens[i] for i in draft.path(node)]
             fresh = compiled().start(ids[:cut])
             try:
                 for token in path:
-                    if token not in permitted(fresh.masks(Draft())[0]):
+                    if token not in permitted(fresh.masks()[0]):
                         raise InvalidRequest("forbidden")
                     fresh.advance([token])
             except InvalidRequest:
                 some_forbidden += 1
                 assert (mask == -1).all()
             else:
-                assert torch.equal(mask, fresh.masks(Draft())[0])
-        assert torch.equal(state.masks(Draft())[0], masks[0])  # the state did not move
+                assert torch.equal(mask, fresh.masks()[0])
+        assert torch.equal(state.masks()[0], masks[0])  # the state did not move
     assert some_forbidden > 10
 
 
 def test_only_the_end_may_follow_a_complete_value() -> None:
     state = compiled({"type": "boolean"}).start(TOKENIZER.encode("true").ids)
     assert state.is_finished
-    masks = state.masks(Draft((31, 0, 40), (-1, 0, -1)))
+    masks = state.masks((31, 0, 40), (-1, 0, -1))
     assert [permitted(mask) for mask in masks[:3]] == [list(EOS)] * 3
     assert (masks[3] == -1).all()
     state.advance([31, 31])
@@ -132,10 +132,10 @@ def test_a_number_may_end_or_go_on() -> None:
     state = compiled({"type": "integer"}).start(TOKENIZER.encode("12").ids)
     assert not state.is_finished
     digit = TOKENIZER.encode("7").ids[0]
-    after_end, after_digit = state.masks(Draft((0, digit), (-1, -1)))[1:]
+    after_end, after_digit = state.masks((0, digit), (-1, -1))[1:]
     assert permitted(after_end) == list(EOS)
     assert digit in permitted(after_digit)
-    assert set(EOS) <= set(permitted(state.masks(Draft())[0]))
+    assert set(EOS) <= set(permitted(state.masks()[0]))
     state.advance([0])
     assert state.is_finished
 
@@ -145,8 +145,8 @@ def test_states_of_one_grammar_are_independent_and_rebuildable() -> None:
     stepwise = compiled().start()
     for token in ids[:9]:
         stepwise.advance([token])
-    assert torch.equal(stepwise.masks(Draft())[0], compiled().start(ids[:9]).masks(Draft())[0])
-    assert permitted(compiled().start().masks(Draft())[0]) != permitted(stepwise.masks(Draft())[0])
+    assert torch.equal(stepwise.masks()[0], compiled().start(ids[:9]).masks()[0])
+    assert permitted(compiled().start().masks()[0]) != permitted(stepwise.masks()[0])
 
 
 def test_compilation_is_cached_by_schema() -> None:
@@ -156,7 +156,7 @@ def test_compilation_is_cached_by_schema() -> None:
 
 def test_any_json() -> None:
     json.loads(TOKENIZER.decode(random_text(compiled({"type": ["object", "array"], "maxItems": 2}).start(), 0)[:-1]))
-    assert len(permitted(compiled({}).start().masks(Draft())[0])) > 10
+    assert len(permitted(compiled({}).start().masks()[0])) > 10
 
 
 @pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"allOf": 3}, {"type": "string", "pattern": "("}])

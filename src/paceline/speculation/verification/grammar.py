@@ -5,7 +5,7 @@ always be rebuilt from its output ids. Masks are int32 bitmasks [ceil(V / 32)], 
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,6 @@ from paceline.core.errors import InvalidRequest, MissingDependency
 if TYPE_CHECKING:  # a gateway validates schemas and has no torch
     from llguidance import LLMatcher, LLTokenizer
     from torch import Tensor
-
-    from paceline.speculation.drafts import Draft
 
 
 MAX_SCHEMA_CHARS = 1_000_000
@@ -92,19 +90,20 @@ class GrammarState:
                 )
             self._tokens.append(token)
 
-    def masks(self, draft: "Draft") -> "list[Tensor]":
-        """1 + len(draft) masks: after the last committed token, then after each node.
+    def masks(self, tokens: Sequence[int] = (), parents: Sequence[int] = ()) -> "list[Tensor]":
+        """The masks after the last committed token and after each node of a draft: 1 + len(tokens). `parents` has the node
+        before each token, -1 for the last committed token.
 
         A node the grammar forbids gets an all-ones mask, and so does everything below it: its parent's mask forbids it,
         so the row is never used.
         """
         import torch
 
-        masks = torch.full((1 + len(draft), (self._grammar.vocab_size + 31) // 32), -1, dtype=torch.int32)
-        self._fill(masks, draft, -1)
+        masks = torch.full((1 + len(tokens), (self._grammar.vocab_size + 31) // 32), -1, dtype=torch.int32)
+        self._fill(masks, tokens, parents, -1)
         return list(masks)
 
-    def _fill(self, masks: "Tensor", draft: "Draft", node: int) -> None:
+    def _fill(self, masks: "Tensor", tokens: Sequence[int], parents: Sequence[int], node: int) -> None:
         """Fill the masks of `node` and of all nodes below it; the state of the matcher is restored."""
         mask = masks[node + 1]
         if self.is_finished:
@@ -113,17 +112,21 @@ class GrammarState:
             self._matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * mask.element_size())
             if self._matcher.is_error():
                 raise too_complex(self._matcher.get_error())
-        for child in draft.children(node):
-            token = draft.tokens[child]
+        for child, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if parent != node:
+                continue
             if self.is_finished:
                 if token in self._grammar.eos_ids:
-                    self._fill(masks, draft, child)
+                    self._fill(masks, tokens, parents, child)
             elif self._matcher.try_consume_tokens([token]) == 1:
-                self._fill(masks, draft, child)
+                self._fill(masks, tokens, parents, child)
                 self._matcher.rollback(1)
             elif self._matcher.is_error():  # a draft must not end a sequence that may never reach this token
-                path = [draft.tokens[ancestor] for ancestor in draft.path(node)]
-                self._matcher = self._grammar.start([*self._tokens, *path])._matcher
+                path, ancestor = list[int](), node
+                while ancestor >= 0:
+                    path.append(tokens[ancestor])
+                    ancestor = parents[ancestor]
+                self._matcher = self._grammar.start([*self._tokens, *reversed(path)])._matcher
 
     def _end_mask(self) -> "Tensor":
         import torch

@@ -14,7 +14,6 @@ from torch import Tensor
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.drafts import Draft
 from paceline.speculation.verification.distribution import log_distribution, pick
 from paceline.speculation.verification.grammar import Grammar
 from paceline.speculation.verification.noise import Purpose, gumbel_at
@@ -95,7 +94,7 @@ class Rescoring:
     def _row(self, position: int) -> RowContext:
         text, mask = self._text, None
         if self._state is not None:
-            mask = self._state.masks(Draft())[0]
+            mask = self._state.masks()[0]
             try:
                 self._state.advance([self._ids[position]])
             except InvalidRequest:  # its row shows that it was impossible; later rows have no mask
