@@ -6,17 +6,15 @@ The layout is Paceline's, in which a draft has no embedding or head of its own, 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from paceline.core.errors import IncompatibleDraft, UnsupportedModel
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.drafts.compatibility import vocabulary_checksum
-from paceline.models.loading.checkpoint import Weights
+from paceline.models.loading.checkpoint import DraftKind, Weights, read_draft_config
 from paceline.models.loading.safetensors_folder import FolderWeights
-from paceline.models.metadata import Metadata, read_json
+from paceline.models.metadata import Metadata
 from paceline.models.tokenizer.tokenizer import Tokenizer
-
-DraftKind = Literal["eagle", "medusa", "distilled"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,20 +79,8 @@ class DraftFolder:
 
 def open_draft_folder(folder: Path) -> DraftFolder | None:
     """The draft in `folder`; None if it holds a whole model."""
-    path = folder / "config.json"
-    if not path.is_file():
+    found = read_draft_config(folder)
+    if found is None:
         return None
-    config = read_json(path)
-    kind: Any = config.get("paceline_draft")
-    published = config.get("speculators_model_type")
-    if kind is None and published is None:
-        return None
-    if kind is None:
-        if published != "eagle3":
-            raise UnsupportedModel(f"{folder} has a speculator of type {published!r:.80}; supported: eagle3")
-        kind = "eagle"
-    if kind not in get_args(DraftKind):
-        raise UnsupportedModel(
-            f"{folder} has a draft of kind {kind!r:.80}; supported: {', '.join(get_args(DraftKind))}"
-        )
+    kind, config = found
     return DraftFolder(folder.name, kind, config, FolderWeights(folder))

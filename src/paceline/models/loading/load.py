@@ -16,8 +16,13 @@ from paceline.models.architectures.inflate import inflate
 from paceline.models.architectures.inflation import PREFIX, Inflation
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import rotary_table_bytes
-from paceline.models.drafts.folder import open_draft_folder
-from paceline.models.loading.checkpoint import Checkpoint, Float32Activations, QuantizedWeights, Weights
+from paceline.models.loading.checkpoint import (
+    Checkpoint,
+    Float32Activations,
+    QuantizedWeights,
+    Weights,
+    read_draft_config,
+)
 from paceline.models.loading.gguf_file import open_gguf
 from paceline.models.loading.hub import find_checkpoint
 from paceline.models.loading.prequantized import SCALES
@@ -52,9 +57,9 @@ def open_checkpoint(
     path = find_checkpoint(name_or_path)
     if path.is_file():
         return open_gguf(path)
-    draft = open_draft_folder(path)
+    draft = read_draft_config(path)
     if draft is not None:
-        raise UnsupportedModel(f"{path} holds a draft ({draft.kind}), not a whole model: pass it as `draft`")
+        raise UnsupportedModel(f"{path} holds a draft ({draft[0]}), not a whole model: pass it as `draft`")
     return open_folder(path)
 
 
