@@ -11,12 +11,11 @@ from paceline.core.speculation import DRAFT_METHODS
 from paceline.core.speculation import METHODS as KNOWN
 from paceline.engine.proposers import default_methods, pick_method, prefill_tokens
 from paceline.engine.schedule import Schedule
-from paceline.speculation.drafts import Draft
+from paceline.speculation.drafts import Draft, depths
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
 from paceline.speculation.proposers.ngram import NgramProposer
-from paceline.speculation.trees.tree import depths
 from tests.engine.test_build import engine, save_checkpoint, texts
 from tests.fakes import tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft

@@ -7,7 +7,7 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Origin
 from paceline.engine.executors import host
-from paceline.speculation.trees.tree import depths
+from paceline.speculation.drafts import depths
 from paceline.speculation.verification import coupled
 from paceline.speculation.verification.verify import Verdict, rejection, verify
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.trees.tree import ancestors, depths
+from paceline.speculation.drafts import depths
+from paceline.speculation.trees.tree import ancestors
 from tests.fakes import TINY, tiny_model
 
 MODEL = tiny_model()

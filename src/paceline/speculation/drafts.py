@@ -202,6 +202,14 @@ class Draft:
         return None if self.probs is None else self.probs.dense(self.rows, vocab_size)
 
 
+def depths(parents: Sequence[int]) -> list[int]:
+    """The level of each node: 1 for children of the last committed token."""
+    levels: list[int] = []
+    for parent in parents:
+        levels.append(1 if parent < 0 else levels[parent] + 1)
+    return levels
+
+
 def merge_batches(batches: Sequence[DraftBatch]) -> DraftBatch:
     """All drafts of `batches`, which share no sequence, without a cost. If a batch has `q`, batches without it get one-hot
     rows."""

@@ -17,9 +17,8 @@ from paceline.engine.speculator import Speculator
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.policy import Candidate, StepObservation
-from paceline.speculation.drafts import Draft, DraftBatch, DraftCost
+from paceline.speculation.drafts import Draft, DraftBatch, DraftCost, depths
 from paceline.speculation.proposer import Progress, ProposerTraits
-from paceline.speculation.trees.tree import depths
 from paceline.speculation.verification.verify import Verdict
 
 VOCAB = 40

@@ -10,7 +10,8 @@ from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.weight_shapes import weight_shape
 from paceline.models.runner import Span
-from paceline.speculation.trees.tree import ancestors, depths
+from paceline.speculation.drafts import depths
+from paceline.speculation.trees.tree import ancestors
 from tests.fakes import TINY, RandomWeights
 from tests.kernels.gpu.cases import DEVICE
 

@@ -6,13 +6,12 @@ import pytest
 
 from paceline.core.clock import VirtualClock
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.drafts import Draft, DraftBatch, DraftTree
+from paceline.speculation.drafts import Draft, DraftBatch, DraftTree, depths
 from paceline.speculation.proposer import HiddenRequest, Progress, ProposerTraits
 from paceline.speculation.proposers.choice import EXPLORE_EVERY
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.ngram import NgramProposer
-from paceline.speculation.trees.tree import depths
 from tests.fakes import FakeProposer
 
 TEXT = list(range(100, 2_000))

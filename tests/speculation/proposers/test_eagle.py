@@ -8,13 +8,12 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.drafts.eagle_weights import EagleConfig
-from paceline.speculation.drafts import DraftPrefill
+from paceline.speculation.drafts import DraftPrefill, depths
 from paceline.speculation.proposer import Hidden, Progress
 from paceline.speculation.proposers.eagle import EagleProposer
 from paceline.speculation.trees.eagle_trees import BRANCHES, LEVELS, WIDTH
 from paceline.speculation.trees.growth import Growth
 from paceline.speculation.trees.ranking import draft_row, rank
-from paceline.speculation.trees.tree import depths
 from tests.exactness.suite import mixed_requests
 from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors, eagle

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.drafts import Draft, DraftTree
+from paceline.speculation.drafts import Draft, DraftTree, depths
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.lookahead import JacobiWindow, LookaheadProposer, NgramPool
-from paceline.speculation.trees.tree import depths
 from tests.speculation.proposers.test_ngram import Untouchable
 
 # --- the pool

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.drafts import Draft
+from paceline.speculation.drafts import Draft, depths
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.suffix import (
     ESCAPE,
@@ -18,7 +18,6 @@ from paceline.speculation.proposers.suffix import (
     grow,
 )
 from paceline.speculation.proposers.suffix_automaton import SuffixAutomaton
-from paceline.speculation.trees.tree import depths
 from tests.speculation.proposers.test_ngram import Untouchable
 
 PASSAGE = list(range(10, 30))

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from paceline.speculation.drafts import Draft, DraftProbs
-from paceline.speculation.trees.tree import MAX_NODES, InvalidDraft, ancestors, depths, prune, validate
+from paceline.speculation.drafts import Draft, DraftProbs, depths
+from paceline.speculation.trees.tree import MAX_NODES, InvalidDraft, ancestors, prune, validate
 
 #      root
 #     /    \

@@ -19,9 +19,8 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.runner import ModelRunner
-from paceline.speculation.drafts import Draft
+from paceline.speculation.drafts import Draft, depths
 from paceline.speculation.proposer import HiddenRequest
-from paceline.speculation.trees.tree import depths
 from paceline.speculation.verification.verify import Round, Verdict, verify, verify_picks
 
 PROMPT_ROWS = 256

@@ -7,8 +7,8 @@ from paceline.engine.schedule import Schedule, Scheduled
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables
 from paceline.models.runner import Span
-from paceline.speculation.drafts import Draft
-from paceline.speculation.trees.tree import ancestors, depths
+from paceline.speculation.drafts import Draft, depths
+from paceline.speculation.trees.tree import ancestors
 from paceline.speculation.verification.verify import Verdict
 
 

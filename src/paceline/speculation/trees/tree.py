@@ -16,14 +16,6 @@ class InvalidDraft(PacelineError):
     """A proposer returned something that is not a tree of tokens. The engine drops the draft and decodes plainly."""
 
 
-def depths(parents: Sequence[int]) -> list[int]:
-    """The level of each node: 1 for children of the last committed token."""
-    levels: list[int] = []
-    for parent in parents:
-        levels.append(1 if parent < 0 else levels[parent] + 1)
-    return levels
-
-
 def ancestors(parents: Sequence[int]) -> list[int]:
     """Per row (1 + len(parents) rows) a bitmask of the rows it attends to, itself included, as signed 64-bit integers."""
     masks = [1]

@@ -7,8 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.drafts import Draft
-from paceline.speculation.trees.tree import depths
+from paceline.speculation.drafts import Draft, depths
 from paceline.speculation.verification.noise import NoiseKey
 
 

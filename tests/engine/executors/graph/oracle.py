@@ -8,9 +8,8 @@ import torch
 from paceline.core.sequence import Sequence as Running
 from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
 from paceline.engine.executors.graph.slots import DeviceSlots
-from paceline.speculation.drafts import DraftPrefill
+from paceline.speculation.drafts import DraftPrefill, depths
 from paceline.speculation.proposer import ProposerTraits
-from paceline.speculation.trees.tree import depths
 from tests.fakes import FakeProposer
 
 SHAPES = (DraftShape(3, 2), DraftShape(7, 4))

@@ -5,8 +5,7 @@ import torch
 
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.accept_tree import accept_trees, path_buffers
-from paceline.speculation.drafts import Draft
-from paceline.speculation.trees.tree import depths
+from paceline.speculation.drafts import Draft, depths
 from paceline.speculation.verification.coupled import walk
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE
