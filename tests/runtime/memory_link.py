@@ -21,7 +21,7 @@ class MemoryListener(Listener[FromTarget]):
     num_rejected = 0
 
     def __init__(self) -> None:
-        self.traffic = TrafficCounters()
+        self.traffic, self._codec = TrafficCounters(), TO_DRAFT_WORKER
         self.inboxes: dict[Peer, deque[bytes]] = {}
         """Messages that the connected peers have not received yet."""
         self.arrived: deque[tuple[Peer, bytes]] = deque()
@@ -31,11 +31,12 @@ class MemoryListener(Listener[FromTarget]):
         if not self.arrived:
             return None
         peer, data = self.arrived.popleft()
-        return Received(peer, TO_DRAFT_WORKER.decode(data), len(data))
+        return Received(peer, self._decode(data), len(data))
 
     def send(self, peer: Peer, message: Any) -> bool:
         if peer in self.inboxes:
-            self.inboxes[peer].append(TO_DRAFT_WORKER.encode(message))
+            self.inboxes[peer].append(self._codec.encode(message))
+            self.traffic.sent += 1
         return peer in self.inboxes
 
     def wake(self) -> None: ...
@@ -47,6 +48,7 @@ class MemoryConnection(Connection[FromDraft]):
     """A target's connection to a `MemoryListener`. A wait without a message takes its time on the clock."""
 
     def __init__(self, listener: MemoryListener, clock: VirtualClock) -> None:
+        self.traffic, self._codec = TrafficCounters(), TO_TARGET
         self._listener, self._clock, self._name = listener, clock, next(listener.new_peers)
         self._inbox = listener.inboxes[self._name] = deque()
 
@@ -56,11 +58,14 @@ class MemoryConnection(Connection[FromDraft]):
         return bool(self._inbox)
 
     def receive(self, seconds: float = 0.0) -> FromDraft | MalformedMessage | None:
-        return TO_TARGET.decode(self._inbox.popleft()) if self.wait(seconds) else None
+        return self._decode(self._inbox.popleft()) if self.wait(seconds) else None
 
     def send(self, message: Any) -> bool:
-        self._listener.arrived.append((self._name, TO_TARGET.encode(message)))
+        self.send_bytes(self._codec.encode(message))
         return True
+
+    def send_bytes(self, data: bytes) -> None:
+        self._listener.arrived.append((self._name, data))
 
     def was_disconnected(self) -> bool:
         return False

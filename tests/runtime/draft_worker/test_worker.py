@@ -1,6 +1,5 @@
 """A draft worker as its targets see it; one thread runs both sides."""
 
-import time
 from collections import Counter
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -15,8 +14,6 @@ from paceline.runtime.draft_worker.branches import unpack
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.wire.messages import (
-    TO_DRAFT_WORKER,
-    TO_TARGET,
     VERSION,
     Advance,
     Branches,
@@ -32,7 +29,7 @@ from paceline.runtime.wire.messages import (
     Pong,
     RoundRequest,
 )
-from paceline.runtime.wire.transport import Connection, Listener
+from tests.runtime.memory_link import MemoryConnection, MemoryListener
 from tests.runtime.pools import TOKENIZER, ScriptedCore
 
 VOCAB = 1000
@@ -43,7 +40,7 @@ class Target:
 
     def __init__(self, worker):
         self.worker = worker
-        self.connection = Connection(worker.address, TO_TARGET)
+        self.connection = MemoryConnection(worker._listener, worker._clock)
         self.epoch = worker.epoch
 
     def close(self):
@@ -53,28 +50,22 @@ class Target:
         for message in messages:
             assert self.connection.send(message)
 
-    def receive(self, kind=None, seconds=10.0):
-        """The next message of a kind; the worker runs meanwhile."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            self.worker.run_once(0.0)
-            message = self.connection.receive(0.002)
+    def receive(self, kind=None):
+        """The next message of a kind; the worker runs no longer than it needs for it."""
+        for _ in range(1000):
+            message = self.connection.receive()
             if message is not None and (kind is None or isinstance(message, kind)):
                 return message
+            if message is None:
+                self.worker.run_once(0.0)
         raise AssertionError(f"no {kind} arrived")
 
     def draft(self, number, round_, base, *tokens):
-        """The answer to a round; the worker runs no longer than it needs for it."""
-        worker, traffic = self.worker, self.worker._listener.traffic
-        rounds, sent = worker.status().rounds, traffic.sent
+        """The answer to a round."""
+        while self.connection.receive() is not None:
+            pass
         self.advance(number, round_, base, *tokens)
-        while worker.status().rounds == rounds:
-            worker._inbox.receive(1.0)
-        while traffic.sent == sent:
-            worker.run_once(0.0)
-        answer = self.connection.receive(5.0)
-        assert isinstance(answer, Drafts)
-        return answer
+        return self.receive(Drafts)
 
     def greet(self, tokenizer=TOKENIZER, version=VERSION):
         self.send(Hello(version, 9, tokenizer, "t"))
@@ -90,7 +81,7 @@ class Target:
 @contextmanager
 def serving(limits=None, clock=None, core=None):
     core = core or ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
-    worker = DraftWorker("d", core, Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER), TOKENIZER, VOCAB, limits, clock)
+    worker = DraftWorker("d", core, MemoryListener(), TOKENIZER, VOCAB, limits, clock or VirtualClock())
     try:
         yield worker
     finally:
@@ -324,8 +315,8 @@ def test_goodbye_and_silence_close_all_sequences():
             target.receive(Drafts)
         assert worker.status().sequences == 2
         polite.send(Goodbye())
-        while worker.status().peers == 2:
-            worker.run_once(0.01)
+        worker.run_once(0.0)
+        assert worker.status().peers == 1
         clock.advance(31.0)
         worker.run_once(0.0)
         assert (worker.status().peers, worker.status().sequences) == (0, 0)
@@ -346,11 +337,8 @@ def test_targets_share_a_batch_round_robin():
         for number in range(40):
             many.open(number, 5)
         few.open(1, 6)
-        worker.run_once(0.05)
         many.send(Advance(many.epoch, [RoundRequest(number, 1, 1, [], 8) for number in range(40)]))
         few.advance(1, 1, 1, depth=8)
-        while worker.status().waiting < 41:
-            worker._inbox.receive(0.05)
         few.receive(Drafts)
         assert len(core.steps) <= 12, "it waits for its own eight passes, not for the eighty of the other"
         assert all(len(branches) <= 4 for branches in core.steps)
@@ -370,12 +358,10 @@ def test_sequences_of_different_targets_share_a_pass():
         for target in (one, two):
             target.greet()
             target.open(1, 5)  # the same number: each target has its own numbers
-        worker.run_once(0.05)
+        worker.run_once(0.0)
         core.steps.clear()
         one.send(Advance(one.epoch, [RoundRequest(1, 1, 1, [], 2)]))
         two.send(Advance(two.epoch, [RoundRequest(1, 1, 1, [], 2)]))
-        while worker.status().waiting < 2:
-            worker._inbox.receive(0.05)
         one.receive(Drafts)
         two.receive(Drafts)
         assert [len(branches) for branches in core.steps] == [2, 2]
@@ -394,12 +380,9 @@ def test_ready_draft_does_not_wait_for_others():
         passes = len(core.steps)
         # 1 accepts all, which is prepared; 2 has an unprepared outcome
         requests = [RoundRequest(1, 2, 2, [7, 8, 9, 10, 11], 4), RoundRequest(2, 2, 2, [500], 4)]
-        sent = worker._listener.traffic.sent
         target.send(Advance(target.epoch, requests))
-        while worker._listener.traffic.sent == sent:
-            worker.run_once(0.1)
-        assert len(core.steps) <= passes + 1
         first = target.receive(Drafts)
+        assert len(core.steps) <= passes + 1
         assert [(d.sequence, d.was_ready, d.tokens) for d in first.drafts] == [(1, True, [12, 13, 14, 15])]
         second = target.receive(Drafts)
         assert [(d.sequence, d.was_ready, d.tokens) for d in second.drafts] == [(2, False, [501, 502, 503, 504])]
@@ -493,7 +476,7 @@ def test_failed_pass_closes_its_sequences_only(worker, target, caplog):
 
 
 def test_malformed_message_is_answered_and_counted(worker, target):
-    target.connection.socket.send(b"\xc1 not a message")
+    target.connection.send_bytes(b"\xc1 not a message")
     assert target.receive(Error).code == ErrorCode.MALFORMED
     assert worker.status().malformed == 1
     target.open(1, 5)
@@ -503,18 +486,17 @@ def test_malformed_message_is_answered_and_counted(worker, target):
 
 def test_a_drain_ends_after_the_rounds_that_targets_wait_for():
     core = ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
-    worker = DraftWorker("d", core, Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER), TOKENIZER, VOCAB)
+    worker = DraftWorker("d", core, MemoryListener(), TOKENIZER, VOCAB, clock=VirtualClock())
     with closing(Target(worker)) as target, closing(Target(worker)) as late:
         target.greet()
         target.open(1, 5, 6)
         target.advance(1, 1, 2)
-        while not worker.status().rounds:
-            worker._inbox.receive(1.0)
+        worker._inbox.receive(0.0)
         late.send(Hello(VERSION, 9, TOKENIZER, "late"))
         worker.drain(60.0)
         worker.run()
-        answer = target.connection.receive(5.0)
+        answer = target.connection.receive()
         assert isinstance(answer, Drafts)
         assert answer.drafts[0].tokens == [7, 8, 9]
-        assert target.connection.receive(5.0) == Goodbye("draining")
+        assert target.connection.receive() == Goodbye("draining")
     assert not core.open
