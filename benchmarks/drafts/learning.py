@@ -37,17 +37,9 @@ from paceline.learning.memory import MemoryLimits, SampleMemory
 from paceline.learning.plan import LearnPlan
 from paceline.learning.versions import Verdict, VersionFolder
 from paceline.models.loading.hub import find_model
-from paceline.models.loading.load import open_checkpoint
-from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.server.learning.sample_ring import LearningSample, SampleRing
-from paceline.train.data.corpus import Corpus, Prompt
-from paceline.train.data.generator import TextGenerator
-from paceline.train.data.text_file import generate_text
-from paceline.train.data.turn_tokens import turn_tokens
-from paceline.train.drafts.target import Target
-from paceline.train.evaluate import Score, answers
+from paceline.train.evaluate import Score
 from paceline.train.progress import PlainProgress, StopRequest
-from paceline.train.run import pick_device
 
 CHAT = (
     "writing", "roleplay", "humanities", "qa", "reasoning", "stem", "extraction", "rag", "summarization", "questions", "tasks",
@@ -109,11 +101,6 @@ MORE_CODE = (
 )
 TOOLS = "get_weather(city)|send_email(to, subject)|search_flights(origin, destination)|set_alarm(time)|"
 TOOLS += "convert(amount, currency)"
-REPETITION = (
-    "Repeat the word {0} forever: {0} {0} {0} {0}",
-    "Write only {0}, {0}, {0}, again and again, without an end.",
-    "{0} {0} {0} {0} {0} {0}",
-)
 NAMES = "Berlin|Anna|noon|the office|12 euros|Paris|Tom|Friday|Rome|20 dollars|Lisbon|Maria|7 o'clock|Oslo|the team"
 
 
@@ -138,8 +125,6 @@ def prompts(domain: str, data: Path, count: int) -> list[str]:
         line = "You can call {}. Answer with JSON only: name and arguments. Request: do it for "
         calls = [line.format(tool) + f"{name}." for tool in TOOLS.split("|") for name in NAMES.split("|")]
         return draw.sample(calls, min(count, len(calls)))
-    if domain == "repetition":
-        return [*fill(REPETITION, NAMES, draw)][:count]
     if domain == "mathematics":
         lines = (data.parent / "gsm8k_train_questions.jsonl").read_text("utf-8").splitlines()
         return [json.loads(line)["question"] for line in draw.sample(lines, count)]
@@ -150,34 +135,13 @@ def prompts(domain: str, data: Path, count: int) -> list[str]:
     return found[:count]
 
 
-def answer(
-    llm: LLM, domain: str, texts: Sequence[str], tokens: int, first: int, plain: bool = False
-) -> list[LearningSample]:
+def answer(llm: LLM, domain: str, texts: Sequence[str], tokens: int, first: int) -> list[LearningSample]:
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
-    options = {"enabled": False} if plain else None
-    done = llm.generate([[{"role": "user", "content": text}] for text in texts], sampling, speculation=options)
+    done = llm.generate([[{"role": "user", "content": text}] for text in texts], sampling)
     return [
         LearningSample(first + i, one.prompt_token_ids, one.completions[0].token_ids, (), 0, 1, "tenant", domain)
         for i, one in enumerate(done)
     ]
-
-
-def answer_on_gpu(
-    target: Target, tokenizer: Tokenizer, domain: str, texts: Sequence[str], tokens: int
-) -> list[LearningSample]:
-    """Greedy answers in bfloat16, all prompts in one batch."""
-    turns = turn_tokens(tokenizer)
-    corpus = Corpus(tokenizer, turns, (), 0.0)
-    scripts = [corpus.script_for(Prompt(text, domain)) for text in texts]
-    length = max(len(one.ids) for one in scripts) + len(turns.to_answer) + tokens
-    generator = TextGenerator(target, turns, len(scripts), length, 0, answer_limit=tokens)
-    text = generate_text(generator, scripts, 0.0, lambda done: None)
-    found = []
-    for row, ids in enumerate(text.ids.tolist()):
-        start, end = next(answers(text.answer[row]))
-        output = tuple(ids[start : min(end, start + tokens)])
-        found.append(LearningSample(row + 1, tuple(ids[:start]), output, (), 0, 1, "tenant", domain))
-    return found
 
 
 def traffic(
@@ -191,14 +155,8 @@ def traffic(
                 LearningSample(**one | {k: tuple(one[k]) for k in ("prompt", "output", "accepted")}) for one in rows
             ]
     missing = [one for one in counts if len(stored.get(one, ())) < counts[one]]
-    if missing and device == "cuda":
-        checkpoint = open_checkpoint(model)
-        target, tokenizer = Target(checkpoint, pick_device(device), torch.bfloat16), checkpoint.read_tokenizer()
-        for domain in missing:
-            stored[domain] = answer_on_gpu(target, tokenizer, domain, prompts(domain, data, counts[domain]), tokens)
-        file.write_text(json.dumps({name: [asdict(one) for one in rows] for name, rows in stored.items()}))
-    elif missing:
-        with LLM(model, max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
+    if missing:
+        with LLM(model, device=device, max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
             for domain in missing:
                 started = time.perf_counter()
                 stored[domain] = answer(llm, domain, prompts(domain, data, counts[domain]), tokens, 1)

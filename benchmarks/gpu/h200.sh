@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The figures of the pages on vLLM, GPUs, the planner, pools and drafts that need an H200, part by part.
+# The figures of the pages on vLLM, GPUs, the planner and drafts that need an H200, part by part.
 #
 #     PARTS="folders serve" benchmarks/gpu/h200.sh MODEL.gguf DATA OUT
 #
@@ -18,7 +18,7 @@ engine=(--max-model-len 2048 --prefix-caching false --kv-tokens 160000)
 
 # part NAME SECONDS FUNCTION: run it in a process group of its own, and show the end of its log
 part() {
-    [[ " ${PARTS:-folders serve plugin offline long attention profile fidelity profile_70b tiles pools_70b pools_8b} " == *" $1 "* ]] || return 0
+    [[ " ${PARTS:-folders serve plugin offline long attention profile fidelity profile_70b tiles} " == *" $1 "* ]] || return 0
     local began=$SECONDS
     timeout --signal=INT --kill-after=10 "$2" bash -c "$3" >"$out/$1.log" 2>&1
     echo "== $1: status $?, $((SECONDS - began)) s of $2"
@@ -144,25 +144,11 @@ train() {
         --start src/paceline/drafts/smollm2-eagle --ffn-size 2176 --seconds "${TRAIN_SECONDS:-470}"
 }
 
-# Tiles of the 70B, which the pools after it use. Building the 70B takes up to 110 seconds with cold kernels, the 8B up to 100
 tiles() {
     python benchmarks/gpu/tune_linear.py 70b --classes 16 64 --quick --seconds 55 --out "$out/tiles.json"
 }
 
-pools() {
-    python benchmarks/pools/pools_gpu.py --base "$base" --prompts "$prompts" --repeats 1 --limit 40 "$@"
-}
-
-pools_70b() {
-    pools --shape llama-70b --streams 1 4 16 --count 3 --budget 215 --build-limit 130 --out "$out/pools_70b"
-}
-
-pools_8b() {
-    pools --shape llama-8b --quantization none --streams 1 16 64 --count 2 --budget 150 --build-limit 110 --skip trees \
-        --out "$out/pools_8b"
-}
-
-export -f folders until_ready serve plugin offline long attention profile profile_70b fidelity train tiles pools pools_70b pools_8b
+export -f folders until_ready serve plugin offline long attention profile profile_70b fidelity train tiles
 export base data out work model head long draft prompts warm engine
 mkdir -p "$work"
 part folders 120 folders
@@ -176,5 +162,3 @@ part profile 90 "engine=(${engine[*]}); profile"
 part fidelity 150 fidelity
 part profile_70b 200 profile_70b
 part tiles 65 tiles
-part pools_70b 225 pools_70b
-part pools_8b 155 pools_8b

@@ -33,7 +33,7 @@ class Run:
     """Requests that were answered, in their order."""
 
     rate: float | None
-    """Requests per second; None: a closed loop."""
+    """Requests per second. None in a closed loop."""
     streams: int | None
     requests: Sequence[tuple[float, int, int]]
     """Time of arrival, prompt tokens and output tokens. Of the times of a closed loop, only those of the first request of each

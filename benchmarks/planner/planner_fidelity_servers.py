@@ -1,13 +1,11 @@
-"""Servers of planner_fidelity.py: a cluster on pinned cores, a server with one engine, and the depths of their drafts."""
+"""For planner_fidelity.py: a server with one engine, the traffic of its clients, and the depths of its drafts."""
 
 import http.client
 import json
 import os
-import random
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.request
@@ -26,7 +24,6 @@ from paceline.models.tokenizer.load import load_tokenizer
 from paceline.runtime.deploy.deployment import free_address
 
 SILENCE_SECONDS = 60.0
-MAX_CONNECTIONS = 128
 
 
 @dataclass(frozen=True)
@@ -61,23 +58,6 @@ class Answer:
     def tpot(self) -> float:
         """Mean time per token after the first."""
         return (self.last - self.first) / max(1, len(self.tokens) - 1)
-
-
-def random_prompts(count: int, lengths: Sequence[int], vocabulary: int, seed: int) -> list[tuple[int, ...]]:
-    """Prompts of random tokens, which share no prefix."""
-    dice = random.Random(seed)
-    return [tuple(dice.randrange(100, vocabulary) for _ in range(dice.choice(lengths))) for _ in range(count)]
-
-
-def replay(url: str, arrivals: Sequence[Arrival]) -> list[Answer]:
-    """The answers to all arrivals, in their order. Blocks until the last one has ended."""
-    started = time.monotonic()
-    with ThreadPoolExecutor(MAX_CONNECTIONS) as pool:
-        futures = []
-        for arrival in arrivals:
-            time.sleep(max(0.0, started + arrival.time - time.monotonic()))
-            futures.append(pool.submit(_ask, url, arrival, started))
-        return [future.result() for future in futures]
 
 
 def _ask(url: str, arrival: Arrival, started: float) -> Answer:
@@ -133,19 +113,9 @@ def _events(url: str, arrival: Arrival) -> Iterator[dict[str, Any]]:
         connection.close()
 
 
-PROMPTS, OUTPUTS = (16, 24, 32, 48), (8, 12, 16, 24)
-VOCABULARY = 49_000
 MAX_CHARACTERS = 4000
 FIT_EVERY = 5
 """Every fifth text belongs to the traffic of the fit, the others to the traffic that is compared."""
-
-
-def random_arrivals(rate: float, requests: int) -> list[Arrival]:
-    dice, now, made = random.Random(f"fidelity/{rate}"), 0.0, []
-    for prompt in random_prompts(requests, PROMPTS, VOCABULARY, seed=round(1000 * rate)):
-        made.append(Arrival(now, prompt, dice.choice(OUTPUTS)))
-        now += dice.expovariate(rate)
-    return made
 
 
 def text_requests(model: str, path: Path, tokens: int) -> tuple[list[Arrival], list[Arrival]]:
@@ -185,36 +155,8 @@ def closed_loop(url: str, requests: Sequence[Arrival], streams: int) -> list[Ans
 
 
 PACELINE = (sys.executable, "-m", "paceline")
-LIMITS = {"max_num_seqs": 8, "max_model_len": 512, "kv_tokens": 8192}
-GATEWAY_CORE = 1
 KEY = "planner-benchmark"
 START_SECONDS = 180.0
-
-
-@contextmanager
-def cluster(model: str, draft: str | None, depth: int, workers: int) -> Iterator[str]:
-    """The address of the gateway of a cluster of target workers, worker i with one thread on core i. With one worker the
-    gateway and this process have core 1 for themselves."""
-    pool = {"name": "target", "role": "target", "model": model, "replicas": workers, "limits": LIMITS}
-    pool |= {"devices": ["cpu"], "audit_fraction": 0.0, "speculation": {"enabled": False}}
-    if draft is not None:
-        pool |= {"draft": draft, "speculation": {"depth": "fixed", "max_depth": depth, "breaker_rounds": 10**9}}
-    gateway = {"max_waiting": 1000, "log_requests": "none", "log_level": "warning"}
-    with tempfile.TemporaryDirectory(prefix="fidelity-") as name:
-        file, state = Path(name) / "cluster.yaml", Path(name) / "state"
-        document = {"name": "fidelity", "state_dir": str(state), "health": {"canary": 0.0}}
-        document |= {"router": "least_loaded", "gateway": gateway, "pools": [pool]}
-        file.write_text(json.dumps(document))  # JSON is YAML
-        cores = ",".join(map(str, range(workers)))
-        subprocess.run(["taskset", "-c", cores, *PACELINE, "up", str(file)], check=True, stdout=subprocess.DEVNULL)
-        try:
-            _pin(json.loads((state / "state.json").read_text())["pid"], workers)
-            if workers == 1:
-                os.sched_setaffinity(0, {GATEWAY_CORE})
-            with _serving("--config", str(file)) as url:
-                yield url
-        finally:
-            subprocess.run([*PACELINE, "down", str(file)], check=True, stdout=subprocess.DEVNULL)
 
 
 @contextmanager
@@ -246,15 +188,6 @@ def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
         else:
             return
     raise SystemExit(f"the server is not ready after {START_SECONDS:.0f} s, or has ended")
-
-
-def _pin(supervisor: int, workers: int) -> None:
-    """Give every worker, a child of the supervisor, a core of its own."""
-    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    if len(children) != workers:
-        raise SystemExit(f"the supervisor has {len(children)} child processes for {workers} workers: cannot pin them")
-    for core, child in enumerate(children):
-        subprocess.run(["taskset", "-a", "-c", "-p", str(core), child], check=True, stdout=subprocess.DEVNULL)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, pvariance
 
-from source_tables import assumed, roofline
-
+from paceline.planning.profiles.curve import Curve, Figure
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation import simulation
@@ -32,6 +31,32 @@ from paceline.planning.traces.trace import Trace
 from paceline.planning.traces.trace_file import load_trace
 
 ROOFLINE = "70b-8xh200"
+ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+PARAMETERS = 70e9
+
+
+def assumed(value: float) -> Figure:
+    return Figure(value, "assumed", "benchmarks/planner/simulator_speed.py")
+
+
+def roofline(name: str, gpus: int, bandwidth: float, flops: float, price: float, draft_ms: float) -> WorkerProfile:
+    """A 70B target with 8-bit weights, at 70% of the bandwidth and 60% of the arithmetic of each GPU, both per second."""
+    reading = PARAMETERS / (gpus * bandwidth * 0.7)
+    row = 2.0 * PARAMETERS / (gpus * flops * 0.6)
+    points = tuple((rows, max(reading, rows * row)) for rows in ROWS)
+    return replace(
+        load_profile("h200-8b"),
+        name=name,
+        pass_seconds=Curve(points, "assumed"),
+        prompt_seconds=None,
+        context_seconds=assumed(327_680 / (gpus * bandwidth * 0.7)),
+        prompt_context_seconds=assumed(0.0),
+        draft_seconds=Curve(((1, draft_ms / 1e3), (64, draft_ms / 1e3)), "assumed"),
+        draft_prefill_seconds=assumed(0.0),
+        price_per_hour=assumed(price),
+        max_num_seqs=assumed(256),
+        kv_tokens=assumed(400_000),
+    )
 
 
 def profile(name: str) -> WorkerProfile:
@@ -101,7 +126,7 @@ def main() -> None:
     runs = [[run(options, trace, mode, seed) for seed in range(options.seeds)] for mode in modes]
     closed, steps = ([figures(report) for report, _, _ in some] for some in runs)
     for name in closed[0]:
-        columns = [[one[name] for one in some] for some in (closed, steps)]
+        columns = [[seed[name] for seed in seeds] for seeds in (closed, steps)]
         means = [fmean(column) for column in columns]
         ratio = means[0] / means[1] if means[1] else 1.0
         error = sqrt(sum(pvariance(column) for column in columns) / max(1, options.seeds - 1)) / (means[1] or 1.0)
