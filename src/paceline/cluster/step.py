@@ -1,5 +1,5 @@
-"""The rules of a step, which the engine and the simulator share. They decide which sequences join, how many prompt tokens a
-step computes, and how many rows a pass is padded to.
+"""Decides which sequences join a step, how many prompt tokens it computes, and how many rows a pass is padded to. The engine
+and the simulator share these rules.
 
 On a CPU a step computes so few prompt tokens that sequences that decode do not wait long. On a GPU it computes whole pieces of
 long prompts.

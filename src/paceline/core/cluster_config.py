@@ -33,7 +33,7 @@ class HealthConfig:
     stall: float = 2.0
     """Seconds that a step may take beyond its predicted time, with the same effect. The first steps of a size have a minute."""
     canary: float = 30.0
-    """Seconds between two canary requests; 0: none."""
+    """Seconds between two canary requests. 0 if there are none."""
 
     def __post_init__(self) -> None:
         if self.heartbeat <= 0 or self.misses < 1 or self.stall <= 0 or self.canary < 0:
@@ -47,8 +47,8 @@ class WeightsConfig:
     from_peers: bool = True
     """Whether to load from workers that hold the model, several at once and layer by layer; from disk if there are none."""
     limit: float = 0.0
-    """Most MB per second that one worker sends; 0: no limit. A worker that serves requests also paces itself by the effect on
-    its steps."""
+    """Most MB per second that one worker sends. 0 if there is no limit. A worker that serves requests also paces itself by the
+    effect on its steps."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.limit < float("inf"):

@@ -88,7 +88,8 @@ class PoolConfig:
     model: str
     replicas: int = 1
     devices: tuple[str, ...] = ()
-    """Devices; worker i runs on device i modulo their number. Empty: those of the pool it is placed with, otherwise `auto`."""
+    """Devices. Worker i runs on device i modulo their number. If it is empty, the pool has the devices of the pool that it is
+    placed with, otherwise `auto`."""
     dtype: Dtype = "auto"
     quantization: WeightBits = "none"
     activations: ActivationFormat = "int8"

@@ -50,7 +50,7 @@ class GraphDrafting:
     methods: frozenset[str] = frozenset()
     """Methods of that proposer."""
     padded: tuple[PaddedBatch, ...] = ()
-    """Rows of graph steps and of passes with drafts of the host; empty: passes are not padded."""
+    """Rows of graph steps and of passes with drafts of the host. It is empty if passes are not padded."""
 
 
 def assemble(

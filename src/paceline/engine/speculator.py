@@ -195,8 +195,8 @@ class Speculator:
         sequence.method = method
 
     def label(self, methods: Iterable[str], label: str) -> None:
-        """Learn the acceptance of these methods in traffic classes that end with `label`, apart from what is known; empty: in
-        the classes of before. The class of a running sequence changes with the label."""
+        """Learn the acceptance of these methods in traffic classes that end with `label`, apart from what is known. With an
+        empty label, learn it in the classes of before. The class of a running sequence changes with the label."""
         self._labels.set(methods, label)
 
     def forget_label(self, methods: Collection[str], label: str) -> None:

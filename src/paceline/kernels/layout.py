@@ -42,7 +42,8 @@ class PassSize:
     few_rows: int = 1
     """Rows of each sequence that decodes in a pass with prompts."""
     num_decoding: int = 0
-    """Sequences that decode, if they are the first ones, have `few_rows` rows each, and every prompt has more; 0: unknown."""
+    """Number of sequences that decode, if they are the first ones and have `few_rows` rows each, and every prompt has more. 0
+    if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,5 +79,5 @@ class PassRows:
     """Of all sequences, one after the other, `max_blocks` each."""
     max_blocks: int
     ancestors: Sequence[int]
-    """Empty: all sequences are chains."""
+    """As in `AttentionLayout`, but empty if all sequences are chains."""
     logit_rows: Sequence[int]

@@ -49,13 +49,13 @@ class DraftState(BaseModel):
     """A draft and its last swap."""
 
     draft: str
-    """The draft in use: the new one only after the verdict `keep`."""
+    """The draft in use. It is the new draft only after the verdict `keep`."""
     candidate: str | None = None
-    """The new draft; null: no swap since the start."""
+    """The new draft. null if there was no swap since the start."""
     verdict: Verdict | None = None
-    """`continue` while the new draft loads or is tried; null: no swap since the start."""
+    """`continue` while the new draft loads or is tried. null if there was no swap since the start."""
     gain: float | None = None
-    """Relative gain of the new draft in goodput, 0.1 for 10% more; null: not known."""
+    """Relative gain of the new draft in goodput, 0.1 for 10% more. null if it is not known."""
     reason: str = ""
     current_counts: SwapCounts = SwapCounts()
     """Measurements of the draft that was in use before the swap."""

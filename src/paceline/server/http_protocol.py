@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with limits for clients that are slow, silent, greedy or ambiguous.
 
 A request whose end two parsers could find at different bytes is refused: a proxy in front of this server must see the same
-requests. httptools rejects most shapes (two lengths, bare line feeds, folded headers), and `find_ambiguity` the others.
+requests. httptools rejects most shapes (two lengths, bare line feeds, folded headers), and `find_ambiguity` the rest.
 """
 
 import asyncio

@@ -112,10 +112,10 @@ class Method:
     tokens: Mapping[int, float] = field(default_factory=dict)
     """Measured tokens per round by depth, for trees and drafts that stop early; alphas describe chains only."""
     nodes: Mapping[int, float] = field(default_factory=dict)
-    """Tokens of such a draft by depth; empty: the depth."""
+    """Tokens of such a draft by depth. If it is empty, a draft has as many tokens as its depth."""
     footprint: Footprint = field(default_factory=Footprint)
     price_per_hour: float = 0.0
-    """Price of its own device; 0: it shares the target's device and memory."""
+    """Price of its own device. 0 if it shares the target's device and memory."""
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0.0 <= alpha <= 1.0 for alpha in self.alphas):

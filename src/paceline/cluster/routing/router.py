@@ -19,7 +19,7 @@ class WorkerLoad:
     kv_use: float = 0.0
     """Used share of its KV cache, 0 to 1, as of its last heartbeat."""
     kv_tokens: int = 0
-    """Capacity of its KV cache; 0: not known."""
+    """Capacity of its KV cache. 0 if it is not known."""
 
 
 class WorkerTable(Sequence[WorkerLoad]):

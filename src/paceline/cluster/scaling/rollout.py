@@ -52,7 +52,7 @@ class Compare:
 @dataclass(frozen=True, slots=True)
 class Finished:
     failure: str = ""
-    """Why the change was rolled back; empty: all workers have the new revision."""
+    """Why the change was rolled back. It is empty if all workers have the new revision."""
 
 
 Action: TypeAlias = SetGoal | Remove | Compare | Finished

@@ -25,7 +25,8 @@ class TrafficLabels:
         return name if label is None else name + label(sequence.id)
 
     def set(self, methods: Iterable[str], label: str) -> None:
-        """Use the classes that end with `label` for sequences of these methods; empty: the classes of before."""
+        """Use the classes that end with `label` for sequences of these methods. With an empty label, use the classes of
+        before."""
         self._labels.update(dict.fromkeys(methods, label))
 
     def forget(self, methods: Collection[str], label: str) -> dict[str, float]:

@@ -23,7 +23,7 @@ class Tile:
     splits: int = 1
     """Programs per strip, each with a part of its columns; 1 for paired outputs that are not 4-bit."""
     rows: int = 0
-    """Rows of x per program; 0: as `block_rows`."""
+    """Rows of x per program. If it is 0, `block_rows` decides."""
 
     def rows_of(self, rows: int) -> int:
         """Rows of x per program, in a product of `rows` rows."""

@@ -62,7 +62,7 @@ class ModelConfig:
     output_bias: bool = False
     """Biases on the output of attention, on the router and on the experts (gpt-oss)."""
     num_experts: int = 0
-    """Experts of a feed-forward layer, each of `ffn_size`; 0: one dense layer."""
+    """Number of experts of a feed-forward layer, each of `ffn_size`. 0 if the layer is dense."""
     experts_per_token: int = 0
     normalizes_experts: bool = True
     """Whether the weights of a token's experts add up to 1; otherwise those of all experts do."""

@@ -152,7 +152,7 @@ class Layer:
         keys: Tensor,
         values: Tensor,
     ) -> Tensor:
-        """[T, D] -> [T, D]. `rotary`: cos and sin [T, hd / 2] of each rotary table."""
+        """[T, D] -> [T, D]. `rotary` has cos and sin [T, hd / 2] of each rotary table."""
         c = self.config
         qkv = linear(x, self.qkv, self.qkv_bias)  # [T, (H + 2 KV) hd]
         self.norm_heads(qkv)

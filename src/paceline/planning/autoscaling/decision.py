@@ -50,7 +50,7 @@ class Rates:
     forecast: float = 0.0
     """Expected when a worker that starts now is ready."""
     capacity: float = 0.0
-    """Of one target worker within the objective; 0: not known."""
+    """Of one target worker within the objective. 0 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Decision:
     forecast: float
     """Requests per second that are expected when a worker that starts now is ready."""
     capacity: float
-    """Requests per second of one target worker within the objective; 0: not known."""
+    """Requests per second of one target worker within the objective. 0 if it is not known."""
     dollars_per_hour: float
     is_enough: bool
     """Whether the sizes cover the load; if not, the limits forbid more."""

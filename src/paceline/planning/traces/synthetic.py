@@ -23,7 +23,7 @@ class Traffic:
     """Tokens of the prefix that the requests of one group share."""
     prefix_groups: int = 1
     burst: float = 1.0
-    """Standard deviation of the gaps between arrivals over their mean; 1: Poisson arrivals, 0: even ones."""
+    """Standard deviation of the gaps between arrivals over their mean. 1 gives Poisson arrivals, 0 even arrivals."""
 
     def __post_init__(self) -> None:
         numbers = (self.rate, self.spread, self.burst)

@@ -84,7 +84,7 @@ class ApiKey:
     learning: bool = False
     """Whether the token ids of its streams may train drafts that other keys use too."""
     cache_salt: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
-    """Salt that separates the cached prefixes of this key from all others."""
+    """Salt that separates the cached prefixes of this key from those of all other keys."""
     created: str = field(default_factory=lambda: _now())
     revoked: str | None = None
 

@@ -32,7 +32,7 @@ ALIASES = {
 }
 """Names of other servers' configuration files, and the settings they mean."""
 OVERRIDES = {"orchestration.max_draft_length": "num_speculative_tokens"}
-"""Aliases that replace another alias if a file has both."""
+"""Aliases that replace another alias if a file has the two of them."""
 SWITCHES = {"learning": "learning.enabled"}
 """Sections that a file may also give as true or false."""
 ADAPTIVE = {True: "additive", False: "fixed"}

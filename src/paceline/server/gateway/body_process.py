@@ -93,7 +93,7 @@ class BodyProcess:
 
 
 def _exchange(process: "subprocess.Popen[bytes]", path: str, body: bytes) -> str:
-    """The answer to a body; empty: the process has ended."""
+    """The answer to a body. It is empty if the process has ended."""
     assert process.stdin is not None
     assert process.stdout is not None
     timer = threading.Timer(WAIT_SECONDS, process.kill)

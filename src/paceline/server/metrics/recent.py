@@ -1,4 +1,4 @@
-"""Rates and percentiles over a recent time window. Both classes are thread-safe; the caller passes the time."""
+"""Rates and percentiles over a recent time window. The classes are thread-safe. The caller passes the time."""
 
 import math
 import threading

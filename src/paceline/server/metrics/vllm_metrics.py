@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 PREFIX = "vllm:spec_decode_num_"
 LABELS = ("model_name", "engine")
 ENGINE = "0"
-"""Value of the label `engine`: the counters cover all engines."""
+"""Value of the label `engine`. The counters cover all engines."""
 
 
 @dataclass(frozen=True, slots=True)

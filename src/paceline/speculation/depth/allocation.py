@@ -131,7 +131,7 @@ def _depths_to_try(most: int, is_alone: bool) -> list[int]:
 def _fill(
     groups: Sequence[_Group], limits: Mapping[str, int], method: str, below: int, batch: int, costs: Costs
 ) -> _Plan:
-    """The best number of nodes within `limits` that takes `method` beyond `below`: smaller limits were tried before."""
+    """The best number of nodes within `limits` that takes `method` beyond `below`, since smaller limits were tried before."""
     seconds, bends, scale = costs.curve, costs.curve.bends, costs.scale
     best_rate, best_nodes = 0.0, 0
     num_nodes, rows, tokens, overhead = 0, float(batch), float(batch), (costs.context + costs.fixed) / scale

@@ -75,7 +75,7 @@ class _History:
     def begin(self, unit: _Unit) -> None:
         self.waiting.append(unit)
         if len(self.waiting) > KEPT:
-            self.waiting.popleft()  # it has outlasted many others: it counts no more
+            self.waiting.popleft()  # it has outlasted many other units: it counts no more
             self.advance()
 
     def advance(self) -> None:

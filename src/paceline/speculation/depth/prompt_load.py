@@ -1,4 +1,4 @@
-"""Prompt rows that the target computes for each committed token, while sequences keep ending and others take their places.
+"""Prompt rows that the target computes for each committed token, while sequences keep ending and new ones take their places.
 
 Drafts share the pass with these rows: a pass with many prompt rows is limited by arithmetic, and a row of a draft costs more
 than in a step that only decodes. Faster decoding brings the prompts sooner too, so that their rows grow with the tokens of a

@@ -1,13 +1,13 @@
 """Depth policies that know nothing of cost: a fixed depth, and two published rules to compare with `goodput`.
 
-`threshold`: over the last 100 rounds (at least 10) the mean of accepted / drafted moves K: above 0.9, K + 1 up to 10;
-above 0.8, keep; above 0.6 and K > 3, K - 1; at most 0.6, K - 2 down to 1. It starts at 5.
+In `threshold` the mean of accepted / drafted over the last 100 rounds (at least 10) moves K. Above 0.9, K grows by 1 up to 10.
+Above 0.8 it stays. Above 0.6 it falls by 1 if it is over 3. At most 0.6, it falls by 2 down to 1. It starts at 5.
 
-`additive` (additive increase, multiplicative decrease): after a good round K = min(16, K + 1). A low round, accepted / drafted
-under the minimum, leaves K alone until it is the third in a row: then K = max(2, floor(0.75 K)). It starts at 6.
+In `additive` (additive increase, multiplicative decrease) K = min(16, K + 1) after a good round. A low round has accepted /
+drafted under the minimum. It leaves K alone until it is the third in a row: then K = max(2, floor(0.75 K)). It starts at 6.
 
-The bounds are parameters. Both rules keep state per traffic category, and K moves once a step: a large batch does not move it
-faster. At batch 1 they are the published rules exactly.
+The bounds are parameters. The two rules keep state per traffic category, and K moves once a step, so that a large batch does
+not move it faster. At batch 1 they are the published rules exactly.
 """
 
 from collections import deque

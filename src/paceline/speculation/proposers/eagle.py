@@ -105,7 +105,7 @@ class EagleProposer:
         self._cache.resume(sequence_id, num_cached, fresh)
 
     def _label(self, sequence_id: int) -> str:
-        """Drafts for a prompt without states are worse, and are not to lower what is expected of others."""
+        """Drafts for a prompt without states are worse, and are not to lower what is expected of other drafts."""
         sequence = self._cache.sequences.get(sequence_id)
         return PARTIAL if sequence is not None and sequence.is_partial else ""
 

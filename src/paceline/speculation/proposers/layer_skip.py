@@ -85,8 +85,8 @@ class LayerSkipProposer:
 
 @contextmanager
 def exits(proposer: Proposer) -> Iterator[Mapping[int, Callable[[], None]]]:
-    """The exits of a proposer that are worth comparing: functions that choose each, by number of layers; none for others.
-    At the end the proposer has the exit that it had before."""
+    """Yields the exits of a proposer that are worth comparing, as functions that choose each, by number of layers. Other
+    proposers have no exits. At the end the proposer has the exit that it had before."""
     if not isinstance(proposer, LayerSkipProposer):
         yield {}
         return

@@ -1,8 +1,9 @@
-"""Lookahead decoding: n-grams that the target picked while it corrected a window of guesses. No model but the target.
+"""Lookahead decoding drafts n-grams that the target picked while it corrected a window of guesses, with no model but the
+target.
 
 A draft has two kinds of branches. *Candidates* are pooled n-grams that begin with the newest token. The *window* is a chain of
-guesses under Jacobi iteration; its rows are there to be corrected and are rarely accepted. Both are rows of the verify pass and
-cost nothing else: the window takes at most half of the granted depth.
+guesses under Jacobi iteration; its rows are there to be corrected and are rarely accepted. Candidates and window are rows of
+the verify pass and cost nothing else: the window takes at most half of the granted depth.
 
 x_t[a] is the guess of round t for position a. The target's pick after x_t[a] becomes x_{t+1}[a + 1]. On a diagonal,
 x_{t-n+1}[a-n+1], …, x_t[a], each token is the target's pick after the one before: an n-gram for the pool.

@@ -54,7 +54,7 @@ class DraftSequence:
     params: SequenceParams
     ids: list[int]
     num_committed: int
-    """Committed tokens, the first of `ids`. The others may be rolled back."""
+    """Number of committed tokens, the first of `ids`. The tokens after them may be rolled back."""
     num_cached: int = field(default=0, init=False)
     """Tokens of `ids` whose KV is in the draft's cache. The drafter sets it."""
     is_shared: bool = field(default=True, init=False)

@@ -55,7 +55,7 @@ def _bias(bias: Mapping[int, float], scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _block(scores: Tensor, tokens: Sequence[int]) -> None:
-    """Exclude these tokens, unless a grammar allows no others."""
+    """Exclude these tokens, unless a grammar allows no other tokens."""
     index = torch.tensor([token for token in tokens if token < len(scores)], dtype=torch.int64, device=scores.device)
     old = scores[index]
     scores[index] = -torch.inf

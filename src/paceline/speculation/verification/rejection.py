@@ -1,7 +1,7 @@
 """The rejection rule: accept x with probability min(1, p(x)/q(x)), replace the first rejected token from max(0, p - q).
 
-Siblings are tried in draft order against the remainder of earlier ones: with one-hot `q` a rejected token is zeroed in
-`p`; with tokens drawn without replacement `p` becomes max(0, p - q) and `q` loses the token; both are renormalised.
+Siblings are tried in draft order against the remainder of earlier siblings. With one-hot `q` a rejected token is zeroed in `p`.
+With tokens drawn without replacement `p` becomes max(0, p - q) and `q` loses the token; `p` and `q` are renormalised.
 Acceptance uniforms are keyed by position and token, the last token by noise of its own stream. Math is in float32.
 """
 

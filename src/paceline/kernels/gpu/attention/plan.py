@@ -72,7 +72,7 @@ class AttentionPlan:
     tile_keys: int
     num_splits: int
     search: int
-    """Width of the search for a program's sequence; 0: every sequence has `most_rows` rows, and nothing is searched."""
+    """Width of the search for a program's sequence. 0 if every sequence has `most_rows` rows, so that nothing is searched."""
     partial: Tensor  # num_tiles x KV x num_splits x tile x hd, float32, unnormalised outputs
     sums: Tensor  # num_tiles x KV x num_splits x 2 x tile, float32, running maximum (base 2) and sum
     counters: Tensor  # num_tiles x KV, int32, finished parts; zero between launches

@@ -76,7 +76,8 @@ def _multiply(
     experts: Experts,
     is_paired: bool,
 ) -> None:
-    """`is_paired`: gate and up of rows of x, stored in the sorted order; otherwise down of sorted rows, stored by pair."""
+    """With `is_paired` it computes gate and up of rows of x, stored in the sorted order. Otherwise it computes down of sorted
+    rows, stored by pair."""
     given, outputs, inputs = weight_arguments(weight), out.shape[1], weight.shape[1]
     block_n = tile.outputs // 2 if is_paired else tile.outputs
     block_k = GROUP if given.is_grouped else tile.inputs

@@ -47,7 +47,7 @@ class Job:
         self.length, self.left = self.prompt_tokens, self.output_tokens
 
     def move(self, generated: int) -> None:
-        """The worker is lost after `generated` tokens: the rest is generated elsewhere, from the committed tokens."""
+        """The worker is lost after `generated` tokens. Another worker generates the rest from the committed tokens."""
         self.moves += 1
         self.length += generated
         self.left -= generated

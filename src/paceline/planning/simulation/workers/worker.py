@@ -27,7 +27,7 @@ class Drafting(Protocol):
     def close(self, job: Job) -> None: ...
 
     def load(self, batch: int) -> int:
-        """Sequences at the draft device that serves a batch of so many; 0: it cannot draft."""
+        """Number of sequences at the draft device that serves a batch of `batch` sequences. 0 if it cannot draft."""
         ...
 
     def row_seconds(self, depth: int) -> float:

@@ -1,4 +1,4 @@
-"""Responses and stream chunks that both endpoints share: ids, usage, metrics and token origins."""
+"""The parts of responses and stream chunks that the two generation endpoints share: ids, usage, metrics and token origins."""
 
 import secrets
 import time

@@ -1,4 +1,4 @@
-"""Request bodies: the common rules, and the parameters of both generation endpoints."""
+"""Request bodies: the common rules, and the parameters that the two generation endpoints share."""
 
 import logging
 from collections.abc import Iterable
@@ -104,7 +104,7 @@ UNSUPPORTED_PARAMS: UnsupportedParams = {
     "repetition_detection": ((), "use `repetition_penalty`"),
     "prompt_embeds": ((), "send text or token ids"),
 }
-"""Unsupported at both endpoints."""
+"""Parameters that neither generation endpoint supports."""
 IGNORED_PARAMS = frozenset(
     {
         "store",
@@ -121,7 +121,7 @@ IGNORED_PARAMS = frozenset(
         "include_reasoning",
     }
 )
-"""Ignored at both endpoints."""
+"""Parameters that the two generation endpoints ignore."""
 
 
 class StreamOptions(Body):

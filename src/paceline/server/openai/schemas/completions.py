@@ -43,7 +43,7 @@ class CompletionBody(GenerationBody):
     )
     """A string, a list of token ids, or a list of strings or token-id lists."""
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
-    """Output tokens. 0 needs `echo`: the response then has the prompt alone."""
+    """Most output tokens. 0 needs `echo`, and the response then has the prompt alone."""
     echo: bool = False
     """Whether the text starts with the prompt, and `logprobs` with those of the prompt."""
     add_special_tokens: bool = True
