@@ -5,10 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import pytest
+
 from paceline.core.clock import Clock, VirtualClock, WallClock
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.compatibility import Fingerprint
 from paceline.models.runner import ModelRunner
+from paceline.runtime.draft_pool import connection
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, DraftedToken
@@ -98,6 +101,12 @@ def wait_ready(proposer: PoolProposer, count: int, seconds: float = 10.0) -> Non
         assert time.monotonic() < until, proposer.status()
         proposer.observe([])
         time.sleep(0.002)
+
+
+def never_lose_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No draft worker is lost or silent because the machine has no time for its thread."""
+    monkeypatch.setattr(connection, "HUNG_SECONDS", 600.0)
+    monkeypatch.setattr(connection, "SILENT_SECONDS", 600.0)
 
 
 def securities() -> tuple[Security, Security]:

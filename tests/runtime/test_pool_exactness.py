@@ -31,6 +31,7 @@ from tests.runtime.pools import (
     draft_worker,
     lockstep,
     model_core,
+    never_lose_workers,
     pool,
     securities,
     wait_ready,
@@ -44,6 +45,11 @@ DRAWS = 2_000
 @pytest.fixture(scope="module")
 def target():
     return tiny_model()
+
+
+@pytest.fixture(autouse=True)
+def _workers_are_never_lost(monkeypatch):
+    never_lose_workers(monkeypatch)
 
 
 @pytest.mark.parametrize("trees", [False, True])
@@ -254,9 +260,13 @@ def process():
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_worker_process_is_killed_or_hangs_during_the_run(target, how, monkeypatch):
     """Another worker takes its sequences, and the text is the same. A worker that continues is used again."""
-    monkeypatch.setattr("paceline.runtime.draft_pool.connection.HUNG_SECONDS", 0.2)
-    # Wait for its drafts until the deadline, so that time passes
-    monkeypatch.setattr("paceline.runtime.draft_pool.connection.SILENT_SECONDS", 9.0)
+
+    def cause_failure():
+        monkeypatch.setattr("paceline.runtime.draft_pool.connection.HUNG_SECONDS", 1.0)
+        child.send_signal(how)
+        if how == signal.SIGKILL:
+            child.wait()
+
     requests = mixed_requests(8, VOCAB, seed=3, max_tokens=40)
     with (
         process() as (child, address),
@@ -266,7 +276,7 @@ def test_worker_process_is_killed_or_hangs_during_the_run(target, how, monkeypat
         prefer(proposer, "a")
         engine = tiny_engine(
             target,
-            FailingProposer(PatientProposer(proposer, 0.5), lambda: send_signal(child, how)),
+            FailingProposer(PatientProposer(proposer, 0.5), cause_failure),
             depth=3,
             clock=WallClock(),
         )
@@ -279,12 +289,6 @@ def test_worker_process_is_killed_or_hangs_during_the_run(target, how, monkeypat
         if how == signal.SIGSTOP:
             child.send_signal(signal.SIGCONT)
             wait_ready(proposer, 2)
-
-
-def send_signal(child, how):
-    child.send_signal(how)
-    if how == signal.SIGKILL:
-        child.wait()
 
 
 def prefer(proposer, name):

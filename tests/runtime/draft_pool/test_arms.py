@@ -10,7 +10,6 @@ import pytest
 from paceline.cluster.pairing.draft_trial import TRIAL_LABEL, TrialLimits
 from paceline.core.clock import WallClock
 from paceline.engine.loop import EngineLoop
-from paceline.runtime.draft_pool import connection
 from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.control import PoolControl
@@ -21,15 +20,22 @@ from paceline.speculation.depth.policy import Candidate, StepObservation
 from paceline.speculation.depth.simple_rules import FixedDepth
 from tests.fakes import request, run, tiny_engine, tiny_model
 from tests.runtime.draft_pool.test_proposer import VOCAB, progress
-from tests.runtime.pools import PatientProposer, ScriptedCore, draft_worker, model_core, pool, wait_ready
+from tests.runtime.pools import (
+    PatientProposer,
+    ScriptedCore,
+    draft_worker,
+    model_core,
+    never_lose_workers,
+    pool,
+    wait_ready,
+)
 
 NUMBERS = range(120)
 
 
 @pytest.fixture(autouse=True)
 def _workers_are_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also not on a machine without time for their threads."""
-    monkeypatch.setattr(connection, "HUNG_SECONDS", 600.0)
+    never_lose_workers(monkeypatch)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.wire.transport import wait_any
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress
-from tests.runtime.pools import PASS_SECONDS, ScriptedCore, draft_worker, lockstep, pool
+from tests.runtime.pools import PASS_SECONDS, ScriptedCore, draft_worker, lockstep, never_lose_workers, pool
 
 VOCAB = 1000
 
@@ -91,7 +91,10 @@ def test_idle_target_measures_round_trips(monkeypatch: pytest.MonkeyPatch) -> No
         assert pool.connections[0].round_trip.measured == pytest.approx(0.003)
 
 
-def test_draft_on_trial_gets_a_share_of_the_sequences_and_its_goodput_is_measured() -> None:
+def test_draft_on_trial_gets_a_share_of_the_sequences_and_its_goodput_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    never_lose_workers(monkeypatch)
     right = ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
     wrong = ScriptedCore(lambda ids: (ids[-1] + 2) % VOCAB)
     with (

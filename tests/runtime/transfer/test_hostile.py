@@ -31,6 +31,7 @@ from paceline.runtime.transfer.messages import (
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS, Transfer, TransferFailed
 from paceline.runtime.wire.keys import Security, generate_key_pair
+from tests.runtime.target_harness import until
 from tests.runtime.transfer.transfers import Destination, filled, num_descriptors, num_segments, random_parts
 
 
@@ -284,7 +285,7 @@ def test_a_silent_server_fails_the_fetch(monkeypatch):
     with fake_server(lambda requests: []) as (handle, requests):
         with closing(TransferClient(None, ["socket"])) as client, pytest.raises(TransferFailed, match="sent nothing"):
             Destination(handle).fetch(client, handle, timeout=30)
-        assert len(requests) == MAX_INFLIGHT_CHUNKS  # the limit of chunks in flight
+        until(lambda: len(requests) == MAX_INFLIGHT_CHUNKS)  # the limit of chunks in flight
 
 
 @pytest.mark.parametrize(

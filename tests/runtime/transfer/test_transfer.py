@@ -9,6 +9,7 @@ import pytest
 
 from paceline.core.errors import InvalidConfig
 from paceline.runtime.transfer import client as client_module
+from paceline.runtime.transfer import serve_loop
 from paceline.runtime.transfer.channels import nixl_agent
 from paceline.runtime.transfer.channels.channel_pool import CHANNELS
 from paceline.runtime.transfer.client import TransferClient
@@ -150,11 +151,12 @@ def test_a_fetch_times_out(server, client):
 
 @pytest.mark.parametrize("client", ["socket"], indirect=True)
 def test_keep_alives_prevent_the_silence_timeout(server, client, monkeypatch):
-    """The part becomes ready after the silence timeout."""
-    monkeypatch.setattr(client_module, "SILENCE_SECONDS", 1.6)
+    """The part becomes ready after the silence timeout, which is the time of very many keep-alives."""
+    monkeypatch.setattr(client_module, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(serve_loop, "KEEP_ALIVE_SECONDS", 0.01)
     transfer = Transfer([4])
     handle = server.offer(transfer)
-    timer = threading.Timer(2.2, transfer.fill, (0, memoryview(b"late")))
+    timer = threading.Timer(2.0, transfer.fill, (0, memoryview(b"late")))
     timer.start()
     assert Destination(handle).fetch(client, handle, timeout=30).buffers == [b"late"]
     timer.join()
