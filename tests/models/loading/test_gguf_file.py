@@ -12,7 +12,8 @@ from transformers import PreTrainedModel
 
 from paceline.core.errors import UnsupportedModel
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.architectures.rope import Llama3Scaling, rope_from_hf
+from paceline.models.architectures.rope import Llama3Scaling
+from paceline.models.architectures.rope_config import rope_from_hf
 from paceline.models.loading.checkpoint import Float32Activations
 from paceline.models.loading.gguf_file import num_bytes, open_gguf, unpack
 from paceline.models.loading.gguf_reader import GGUFReader

@@ -10,7 +10,8 @@ from typing import Any
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.activation import Activation
 from paceline.models.architectures.families import ARCHITECTURES, family_options
-from paceline.models.architectures.rope import FrequencyFactors, RopeScaling, scaling_from_gguf
+from paceline.models.architectures.rope import FrequencyFactors, RopeScaling
+from paceline.models.architectures.rope_config import scaling_from_gguf
 from paceline.models.loading.prequantized import check_scheme
 from paceline.models.metadata import Metadata
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
-from paceline.models.architectures.rope import rope_from_hf
+from paceline.models.architectures.rope_config import rope_from_hf
 from paceline.models.metadata import Metadata
 
 Options = dict[str, Any]

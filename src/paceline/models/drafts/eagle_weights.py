@@ -12,7 +12,8 @@ from paceline.kernels.linear import LinearWeight, linear
 from paceline.kernels.weights import concat
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.architectures.rope import RopeScaling, rope_from_hf, rotary_table
+from paceline.models.architectures.rope import RopeScaling, rotary_table
+from paceline.models.architectures.rope_config import rope_from_hf
 from paceline.models.drafts.vocabulary import Bits, DraftVocabulary, embedding_for, prepare_draft
 from paceline.models.loading.checkpoint import Weights
 from paceline.models.metadata import Metadata

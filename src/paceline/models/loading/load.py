@@ -18,8 +18,6 @@ from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import rotary_table_bytes
 from paceline.models.loading.checkpoint import (
     Checkpoint,
-    Float32Activations,
-    QuantizedWeights,
     Weights,
     read_draft_config,
 )
@@ -28,7 +26,7 @@ from paceline.models.loading.hub import find_checkpoint
 from paceline.models.loading.prequantized import SCALES
 from paceline.models.loading.read_ahead import ReadAhead
 from paceline.models.loading.safetensors_folder import open_folder
-from paceline.models.loading.weight_shapes import WeightShapes
+from paceline.models.loading.weight_shapes import checkpoint_weights
 from paceline.models.parallel.shards import Shard, ShardedWeights, check_split, shard_config
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
@@ -100,20 +98,6 @@ def build_model(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # returns temporary memory, which the KV cache needs next
     return model
-
-
-def checkpoint_weights(
-    checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None, activations: Activations
-) -> Weights:
-    weights = checkpoint.weights
-    if device.type == "meta":
-        weights = WeightShapes(weights, checkpoint.config, checkpoint.has_four_bit)
-    if quantization is not None:
-        # Quantised before sharding, so that any number of ranks computes with the same values
-        weights = QuantizedWeights(weights, quantization, device)
-    if activations == "float32" and device.type == "cpu":
-        weights = Float32Activations(weights)
-    return weights
 
 
 def _build_shard(

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,11 +23,12 @@ from paceline.kernels.quantized import Quantization, QuantizedWeight
 from paceline.kernels.weights import Activations
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.decoder import matrix_names
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
 from paceline.models.cuda_graph import side_stream
-from paceline.models.loading.load import LoadedModel
 from paceline.models.loading.weight_parts import Parts, Piece, part_of, tokenizer_to_tensor
 from paceline.models.memory_checksum import memory_checksum
+from paceline.models.tokenizer.tokenizer import Tokenizer
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -119,10 +120,26 @@ class Manifest:
         return sum(tensor.nbytes for piece in pieces for tensor in piece.tensors)
 
 
+class ExportedModel(Protocol):
+    """A loaded model, as `ExportedWeights` needs it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def model(self) -> DecoderModel: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+
 class ExportedWeights:
     """Weights of a complete model, for other workers to copy. Read-only."""
 
-    def __init__(self, loaded: LoadedModel, form: str, fingerprint: str, manifest: Manifest | None = None) -> None:
+    def __init__(self, loaded: ExportedModel, form: str, fingerprint: str, manifest: Manifest | None = None) -> None:
         """`manifest` is the one that the model was loaded with, if its checksums matched. If None, it is computed on demand."""
         assert loaded.model.is_complete
         self._loaded, self._form, self._fingerprint = loaded, form, fingerprint

@@ -20,7 +20,7 @@ from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.decoder import Loader, layer_matrices, layer_vectors, matrix_names
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Checkpoint
-from paceline.models.loading.load import checkpoint_weights
+from paceline.models.loading.weight_shapes import checkpoint_weights
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
 Piece = LinearWeight | Tensor

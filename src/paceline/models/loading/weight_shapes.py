@@ -11,10 +11,10 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.gpu_model import META
-from paceline.kernels.quantized import QuantizedWeight
-from paceline.kernels.weights import Dense, FourBit, Weight
+from paceline.kernels.quantized import Quantization, QuantizedWeight
+from paceline.kernels.weights import Activations, Dense, FourBit, Weight
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.loading.checkpoint import Weights
+from paceline.models.loading.checkpoint import Checkpoint, Float32Activations, QuantizedWeights, Weights
 from paceline.models.loading.prequantized import SCALES
 
 _NORMS = (
@@ -138,3 +138,18 @@ def _required_names(config: ModelConfig, has_tables: bool) -> Iterator[str]:
     in_layer += [f"{owner}.{part}_proj.{kind}" for owner in owners for part in ("gate", "up", "down") for kind in kinds]
     for layer in range(config.num_layers):
         yield from (f"model.layers.{layer}.{name}" for name in in_layer)
+
+
+def checkpoint_weights(
+    checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None, activations: Activations
+) -> Weights:
+    """The weights of `checkpoint` as they are loaded with these options."""
+    weights = checkpoint.weights
+    if device.type == "meta":
+        weights = WeightShapes(weights, checkpoint.config, checkpoint.has_four_bit)
+    if quantization is not None:
+        # Quantised before sharding, so that any number of ranks computes with the same values
+        weights = QuantizedWeights(weights, quantization, device)
+    if activations == "float32" and device.type == "cpu":
+        weights = Float32Activations(weights)
+    return weights
