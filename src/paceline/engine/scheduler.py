@@ -95,7 +95,7 @@ class Scheduler:
         return sum([count for s in prompts if (count := s.num_uncomputed) > 1])
 
     def is_full(self, prompt_rows: int) -> bool:
-        """Whether so many prompt rows take all tokens of the next step, so that none is left for drafts."""
+        """Whether `prompt_rows` prompt rows take all tokens of the next step, so that none is left for drafts."""
         return len(self.running) + prompt_rows >= self.max_batched_tokens
 
     @property

@@ -106,7 +106,7 @@ class Speculator:
             self._behind.clear()
             self._restart(self.traffic.observe(rounds, self._clock.now(), self.depth.advantage))
             self.depth.observe(observe_step(result, contents, cost, rounds))
-        # The last round of a sequence is observed after `forget`: only now its statistics are complete
+        # The last round of a sequence is observed after `forget`, so that its statistics are complete only now
         self._restart(self.traffic.close(self._ended))
         self._ended.clear()
 

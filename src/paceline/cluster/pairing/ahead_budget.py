@@ -50,7 +50,7 @@ class AheadBudget:
         return self._count >= MIN_PASSES
 
     def pass_seconds(self, rows: int) -> float:
-        """Expected time of a pass over so many rows."""
+        """Expected time of a pass over `rows` rows."""
         mean_rows, mean_seconds = self._rows / self._count, self._seconds / self._count
         variance = self._squares / self._count - mean_rows * mean_rows
         covariance = self._products / self._count - mean_rows * mean_seconds

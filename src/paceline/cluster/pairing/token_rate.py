@@ -22,7 +22,8 @@ class TokenRate:
         self._last: float | None = None
 
     def observe(self, tokens: float, now: float) -> None:
-        """A request for drafts, with so many tokens committed since the last one; the mean over its sequences."""
+        """Count a request for drafts. `tokens` is the mean over its sequences of the tokens committed since the last
+        request."""
         last, self._last = self._last, now
         if last is None or tokens <= 0.0:
             return

@@ -74,7 +74,7 @@ class WorkerTable(Sequence[WorkerLoad]):
             self._changes.add(at)
 
     def assign(self, name: str, assigned: int) -> None:
-        """The worker has so many sequences now. A name without a worker is ignored."""
+        """The worker has `assigned` sequences now. A name without a worker is ignored."""
         at = self._positions.get(name)
         if at is not None:
             self.assigned[at] = assigned

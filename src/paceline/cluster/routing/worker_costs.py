@@ -22,7 +22,7 @@ EVICTION_FACTOR = 1.0
 """Additional cost where computing evicts blocks in use. It spreads prompts over all caches."""
 
 FEW_CHANGES = 4
-"""Up to one of so many changed loads, costs are updated one by one; otherwise all are computed again."""
+"""Inverse share of changed loads up to which costs are updated one by one. If more change, all are computed again."""
 
 
 @dataclass(slots=True, eq=False)

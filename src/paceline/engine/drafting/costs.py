@@ -57,7 +57,7 @@ class DraftCosts:
         return self._clock.now() + self._verify_seconds
 
     def add_collect(self, method: str, seconds: float, cost: DraftCost) -> None:
-        """Add the time of a `collect` call; `cost` tells which parts of it are not drafting."""
+        """Add the time of a `collect` call. `cost` has the parts of it that are not drafting."""
         network = min(seconds, cost.network_seconds)
         self._network_seconds += network
         self.add_prefill(method, cost.prefill)

@@ -31,7 +31,8 @@ class DepthDecisions:
         self._guard, self._validator, self._clock = guard, validator, clock
 
     def decide(self, ready: Seq[Sequence], policy: DepthPolicy, prompt_rows: int) -> None:
-        """Set the depth of sequences that are about to decode, with so many prompt rows still to be computed."""
+        """Set the depth of sequences that are about to decode. `prompt_rows` is the number of prompt rows still to be
+        computed."""
         policy.expect_prompts(prompt_rows)
         if policy.skip_step(len(ready)):
             set_plain(ready)

@@ -36,7 +36,7 @@ class RowClass(StrEnum):
     UP_TO_16 = "up to 16 rows"
     UP_TO_64 = "17 to 64 rows"
     MORE = "more than 64 rows"
-    """Of 8-bit and 4-bit weights; dense products of so many rows use the vendor's library."""
+    """Tiles of 8-bit and 4-bit weights. Dense products with more than 64 rows use the vendor's library."""
 
     @classmethod
     def of(cls, rows: int) -> "RowClass":

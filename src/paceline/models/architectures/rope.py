@@ -74,7 +74,7 @@ class YarnScaling:
         return (1 - keep) * frequencies / self.factor + keep * frequencies
 
     def _index(self, turns: float, step: float) -> float:
-        """Index of the frequency that turns so many times within the original context."""
+        """Index of the frequency that turns `turns` times within the original context."""
         return math.log(self.original_max_position / (turns * 2 * math.pi)) / step
 
 

@@ -80,7 +80,7 @@ class MixedPasses:
             torch.index_select(tables, 0, decoded, out=device.tables[:num_decoding])
             most = self._runner.model.config.max_position
             place_slots(state, drafts, decoded, device.tokens, device.positions, device.contexts, most)
-        # By their number of rows, attention tells the sequences that decode from prompts
+        # Attention distinguishes the sequences that decode from prompts by their number of rows
         has_known_rows = all(len(span.tokens) > rows_each for span in prompts)
         longs = long_prompts(prompts, num_decoding, num_decoding * rows_each)
         logits = ragged.logits(rows, longs, num_decoding if has_known_rows else 0, rows_each)

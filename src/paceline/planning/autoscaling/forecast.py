@@ -18,7 +18,7 @@ class Method(Protocol):
     def add(self, value: float) -> None: ...
 
     def ahead(self, steps: int) -> float:
-        """The expected value so many steps after the last one."""
+        """The expected value `steps` steps after the last value."""
         ...
 
 

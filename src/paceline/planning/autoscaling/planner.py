@@ -182,7 +182,7 @@ class Planner:
         return self.config.speculation is not None and "draft" in seen.pools
 
     def _drafts(self, targets: int, seen: Observation) -> int:
-        """Draft workers for so many targets: none where a pool is not the cheapest placement."""
+        """Number of draft workers for `targets` targets, 0 if a pool is not the cheapest placement."""
         speculation, shape = self.config.speculation, self._lengths.shape
         if speculation is None or shape is None:
             return seen.pool("draft").coming

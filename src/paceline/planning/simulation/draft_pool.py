@@ -12,7 +12,7 @@ FAR = 1.05
 USUAL_DEPTH = 4
 """Draft steps of a round by which a target judges the queue at a draft worker."""
 LOAD_STEP = 8
-"""Sequences at a draft worker that are counted together above so many."""
+"""Number of sequences at a draft worker above which their count is rounded up to a multiple of it."""
 
 
 class DraftWorkers:

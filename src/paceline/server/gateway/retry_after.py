@@ -24,7 +24,7 @@ class RetryAfter:
         self._finish_times.clear()
 
     def seconds(self, num_waiting: int) -> int:
-        """Value of the header while so many choices wait."""
+        """Value of the header while `num_waiting` choices wait."""
         times = self._finish_times
         if len(times) < 2:
             return 1

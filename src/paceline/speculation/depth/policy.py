@@ -20,7 +20,7 @@ class RoundObservation:
     path: tuple[int, ...] | None = None
     """Accepted nodes of a tree, in draft order."""
     is_behind: bool = False
-    """The draft prefill of the sequence goes on. The round without a draft tells nothing about later rounds."""
+    """Whether the draft prefill of the sequence goes on. A round without a draft then says nothing about later rounds."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.accepted <= self.drafted:

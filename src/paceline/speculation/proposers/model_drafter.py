@@ -119,7 +119,7 @@ class ModelDrafter(Generic[Q]):
         return self.tables.pool.num_free
 
     def is_in_window(self, num_tokens: int) -> bool:
-        """Whether the draft model has positions for so many tokens. Its window may be shorter than the target's."""
+        """Whether the draft model has positions for `num_tokens` tokens. Its window may be shorter than the target's."""
         return num_tokens <= self.runner.model.config.max_position
 
     def is_open(self, sequence: DraftSequence) -> bool:

@@ -55,8 +55,10 @@ class GraphBatches:
         batches = [self.of(size) for size in reversed(padded_sizes(self._scheduler.max_num_seqs))]
         most = max(batch.most_rows(self.max_depth, self.max_rows(batch.size)) for batch in batches)
         self._runner.workspace.logits(most)  # all batches share it
-        both = [batch.captures(self.max_depth, self.max_rows(batch.size)) for batch in batches]
-        return [capture for first, _ in both for capture in first], [capture for _, later in both for capture in later]
+        pairs = [batch.captures(self.max_depth, self.max_rows(batch.size)) for batch in batches]
+        return [capture for first, _ in pairs for capture in first], [
+            capture for _, later in pairs for capture in later
+        ]
 
     def draft_seconds(self, size: int) -> dict[int, float]:
         """{draft tokens of a sequence: seconds of drafting} in steps of about `size` sequences."""

@@ -64,7 +64,7 @@ class GraphEligibility:
         return self.num_steps >= wait or 2 * scheduler.prompt_rows() >= scheduler.max_batched_tokens
 
     def forget(self) -> None:
-        """Drop what is known of sequences."""
+        """Forget which sequences are eligible."""
         self._eligible.clear()
 
     def _can_sample(self, sequence: Sequence) -> bool:

@@ -117,7 +117,7 @@ class Rounds:
         """Expected tokens of a round by depth, from 1 on."""
 
     def may_draft_with_prompts(self, prompt_rows: int, batch: int) -> bool:
-        """Whether the engine may draft for a batch in a step with so many prompt rows."""
+        """Whether the engine may draft for a batch in a step with `prompt_rows` prompt rows."""
         is_in_slots = self._profile.is_padded and not self._usual_network
         return not is_in_slots or may_draft_with_prompts(prompt_rows, batch)
 

@@ -35,7 +35,7 @@ class Drafting(Protocol):
         ...
 
     def ran(self, steps: int, depth: int) -> None:
-        """The worker has run so many rounds of that depth."""
+        """The worker has run `steps` rounds of this depth."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 With samples of one depth, c0 and c1 cannot be separated. A small penalty on c0 then makes time proportional to depth: right
 for an autoregressive draft, pessimistic for one that drafts all tokens in a single pass, until a second depth is measured.
-`has_slope` tells whether one was.
+`has_slope` is true if one was.
 """
 
 import sys

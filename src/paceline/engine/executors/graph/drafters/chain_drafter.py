@@ -69,7 +69,7 @@ class ChainDrafter:
         return prefill
 
     def behind(self, sequences: Seq[Sequence]) -> list[Sequence]:
-        """Those that want drafts and need a draft prefill."""
+        """The sequences that want drafts and need a draft prefill."""
         return [sequence for sequence in sequences if sequence.depth and sequence.id not in self._current]
 
     def next_behind(self, sequences: Seq[Sequence]) -> tuple[Sequence, ...]:
