@@ -4,7 +4,8 @@ import torch
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.activation import Activation
 from paceline.kernels.cpu import native
-from paceline.kernels.experts import Experts, Routing, feed_experts, feed_experts_reference, route, route_reference
+from paceline.kernels.experts import feed_experts, feed_experts_reference, route, route_reference
+from paceline.kernels.formats.experts import Experts, Routing
 from paceline.kernels.linear import DenseWeight, prepare
 from paceline.kernels.packing import PackedWeight
 from paceline.kernels.quantized import quantize

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.kernels.activation import NUMBERS, Activation
 from paceline.kernels.cpu import native
-from paceline.kernels.experts import Experts
+from paceline.kernels.formats.experts import Experts
 from paceline.kernels.layout import AttentionLayout
 from paceline.kernels.packing import PackedWeight
 

@@ -1,74 +1,18 @@
 """A feed-forward layer of routed experts: each row uses the few experts with the largest router logits.
 
-The matrices of all experts are stacked: expert e has rows e * 2F to (e + 1) * 2F of `gate_up` and rows e * D to (e + 1) * D of
-`down`. Experts of a row are ordered by descending logit, the first of equal ones first, and their outputs are added in that
-order: the bits of a row do not depend on the other rows.
+Experts of a row are ordered by descending logit, the first of equal ones first, and their outputs are added in that order: the
+bits of a row do not depend on the other rows.
 """
-
-import ctypes
-from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
-from paceline.core.errors import UnsupportedModel
-from paceline.kernels.activation import NUMBERS, Activation, gated_reference
+from paceline.kernels.activation import gated_reference
 from paceline.kernels.cpu import native
+from paceline.kernels.formats.experts import Experts, Routing
 from paceline.kernels.linear import DenseWeight, LinearWeight, linear
-from paceline.kernels.packing import TILE, PackedWeight
-
-
-class _Header(ctypes.Structure):
-    """`experts_t` in cpu/experts.h."""
-
-    _fields_ = (
-        *((name, c_void_p) for name in ("router", "gate_up", "down", "router_bias", "gate_up_bias", "down_bias")),
-        *((name, c_int64) for name in ("num_experts", "per_token", "is_normalized", "activation")),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    num_experts: int
-    per_token: int
-    """Experts that a row uses."""
-    is_normalized: bool
-    """Whether the weights of a row's experts add up to 1; otherwise those of all experts do."""
-
-
-class Experts:
-    """Read-only. `address` is the argument of native functions, valid while this object exists; None without native kernels."""
-
-    def __init__(
-        self,
-        routing: Routing,
-        activation: Activation,
-        router: LinearWeight,  # [E, D]
-        gate_up: LinearWeight,  # [E 2F, D]
-        down: LinearWeight,  # [E D, F]
-        router_bias: Tensor | None = None,  # [E]
-        gate_up_bias: Tensor | None = None,  # [E 2F]
-        down_bias: Tensor | None = None,  # [E D]
-    ) -> None:
-        self.routing, self.activation = routing, activation
-        self.router, self.gate_up, self.down = router, gate_up, down
-        self.router_bias, self.gate_up_bias, self.down_bias = router_bias, gate_up_bias, down_bias
-        self.address: int | None = None
-        packed = [weight.address for weight in (router, gate_up, down) if isinstance(weight, PackedWeight)]
-        is_tiled = all(weight.shape[0] % (TILE * routing.num_experts) == 0 for weight in (gate_up, down))
-        is_mixed = isinstance(gate_up, PackedWeight) != isinstance(down, PackedWeight)
-        if is_mixed or (isinstance(down, PackedWeight) and not is_tiled):
-            raise UnsupportedModel(
-                f"experts with matrices of {gate_up.shape} and {down.shape}, in formats that kernels cannot combine: "
-                f"the width of an expert and its inputs must be multiples of {TILE}, in one format"
-            )
-        if len(packed) == 3:
-            biases = [None if bias is None else bias.data_ptr() for bias in (router_bias, gate_up_bias, down_bias)]
-            rest = routing.num_experts, routing.per_token, routing.is_normalized, NUMBERS[activation]
-            self._header = _Header(*packed, *biases, *rest)
-            self.address = ctypes.addressof(self._header)
+from paceline.kernels.packing import PackedWeight
 
 
 def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:

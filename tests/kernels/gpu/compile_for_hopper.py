@@ -5,7 +5,7 @@ import torch
 from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any kernel
 
 from paceline.kernels.activation import Activation
-from paceline.kernels.experts import Experts, Routing
+from paceline.kernels.formats.experts import Experts, Routing
 from paceline.kernels.formats.four_bit import FourBitWeight, Kind
 from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.pieces import add_piece

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from paceline.kernels.activation import Activation, gated_reference
-from paceline.kernels.experts import Experts, Routing, feed_experts_reference, route_reference
+from paceline.kernels.experts import feed_experts_reference, route_reference
+from paceline.kernels.formats.experts import Experts, Routing
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.experts.routing import most_blocks, route, sort_pairs
 from paceline.kernels.gpu.gated import gated

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from paceline.kernels.activation import gated
 from paceline.kernels.attention import paged_attention
-from paceline.kernels.experts import Experts, Routing, feed_experts
+from paceline.kernels.experts import feed_experts
+from paceline.kernels.formats.experts import Experts, Routing
 from paceline.kernels.formats.four_bit import FourBitWeight, pack
 from paceline.kernels.formats.four_bit import concat as concat_four_bit
 from paceline.kernels.layout import AttentionLayout

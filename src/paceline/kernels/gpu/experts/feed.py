@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.activation import NUMBERS
-from paceline.kernels.experts import Experts
+from paceline.kernels.formats.experts import Experts
 from paceline.kernels.formats.four_bit import FourBitWeight
 from paceline.kernels.gpu.experts.routing import PairBlocks, route, sort_pairs
 from paceline.kernels.gpu.four_bit_tile import add_four_bit

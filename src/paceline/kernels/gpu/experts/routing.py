@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.experts import Routing
+from paceline.kernels.formats.experts import Routing
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 
 _SORTED_AT_ONCE = 1024
