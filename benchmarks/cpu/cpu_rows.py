@@ -198,8 +198,8 @@ def report(threads: int, contenders: list[Contender], repeats: int) -> None:
     )
     print("|---" * (1 + len(ROWS) + len(PROMPTS)) + "|")
     for contender in contenders:
-        one = contender.best[1, 64]
-        times = [f"{contender.best[rows, 64] * 1e3:.2f} ({contender.best[rows, 64] / one:.2f})" for rows in ROWS]
+        single = contender.best[1, 64]
+        times = [f"{contender.best[rows, 64] * 1e3:.2f} ({contender.best[rows, 64] / single:.2f})" for rows in ROWS]
         prompts = [f"{rows / contender.best[rows, 0]:.0f}" for rows in PROMPTS]
         name = f"{contender.label}, {contender.instructions}" if contender.label != "llama.cpp" else contender.label
         print(f"| {name} | {' | '.join(times)} | {' | '.join(prompts)} |", flush=True)

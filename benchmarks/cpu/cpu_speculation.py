@@ -1,4 +1,4 @@
-"""Speculation with an EAGLE head on this CPU by the size of the tree, beside what `goodput` chooses.
+"""Speculation with an EAGLE head on this CPU by the size of the tree, next to what `goodput` chooses.
 
     python benchmarks/cpu/cpu_speculation.py --prompts spec_bench_dev.jsonl [--tokens 96] [--repeats 2]
         [--sizes 2 3 4 5 6 7 8] [--sampled]
@@ -26,7 +26,7 @@ from paceline.models.runner import ModelRunner
 
 RULES = ("fixed", "goodput")
 Contender = tuple[str, int]
-"""Depth rule and most nodes of a tree; 0: plain decoding."""
+"""Depth rule and most nodes of a tree, 0 for plain decoding."""
 PLAIN: Contender = ("fixed", 0)
 
 

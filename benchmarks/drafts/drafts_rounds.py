@@ -144,7 +144,7 @@ class KnownTexts:
         """Nodes before the cut, by seed."""
 
     def observe(self, batch: Sequence[Progress]) -> None:
-        self._progress.update((one.sequence_id, one) for one in batch)
+        self._progress.update((progress.sequence_id, progress) for progress in batch)
         self._inner.observe(batch)
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
@@ -157,9 +157,9 @@ class KnownTexts:
         self._inner.close(sequence_ids)
 
     def _cut(self, sequence_id: int, draft: Draft) -> DraftTree:
-        one = self._progress[sequence_id]
-        self.drafted[one.seed] += len(draft)
-        rest = self._texts[one.seed][len(one.ids) - one.num_prompt :]
+        progress = self._progress[sequence_id]
+        self.drafted[progress.seed] += len(draft)
+        rest = self._texts[progress.seed][len(progress.ids) - progress.num_prompt :]
         count = DraftTree(draft.tokens, draft.parents).num_matched(rest)
         return DraftTree(tuple(rest[:count]), tuple(range(-1, count - 1)))
 
@@ -199,24 +199,24 @@ class Methods:
 
     def answer(self, row: Row, talks: Sequence[Conversation]) -> None:
         """Answers all turns of the conversations."""
-        while batch := [one for one in talks if one.is_open]:
-            for one in batch:
-                one.messages.append({"role": "user", "content": one.prompt.turns[len(one.answers)]})
+        while batch := [talk for talk in talks if talk.is_open]:
+            for talk in batch:
+                talk.messages.append({"role": "user", "content": talk.prompt.turns[len(talk.answers)]})
             is_replayed = row.method in REPLAYED and not self._settings.is_whole
             texts = self._replay(row, batch) if is_replayed else self._generate(row, batch)
-            for one, ids in zip(batch, texts, strict=True):
-                one.answers.append(ids)
-                one.messages.append({"role": "assistant", "content": self._tokenizer.decode(ids)})
+            for talk, ids in zip(batch, texts, strict=True):
+                talk.answers.append(ids)
+                talk.messages.append({"role": "assistant", "content": self._tokenizer.decode(ids)})
 
     def _generate(self, row: Row, batch: Sequence[Conversation]) -> list[list[int]]:
         """Texts of the next answers, through the engine."""
         texts: dict[str, list[int]] = {}
-        for one in batch:
+        for talk in batch:
             is_plain = row.name == PLAIN
             request = Request(
-                f"{row.key}/{one.seed}",
-                self._prompt(one),
-                self._sampling(row, one),
+                f"{row.key}/{talk.seed}",
+                self._prompt(talk),
+                self._sampling(row, talk),
                 SpeculationParams(not is_plain, None if is_plain else row.key, row.nodes),
             )
             self._engine.add(request)
@@ -230,42 +230,42 @@ class Methods:
                     by_id[output.request_id].count(len(output.tokens), 0 if is_cut else output.drafted)
                 text.extend(output.tokens)
         if isinstance(used, KnownTexts):
-            for one in batch:
-                one.drafted += used.drafted[one.seed]
+            for talk in batch:
+                talk.drafted += used.drafted[talk.seed]
         return list(texts.values())
 
     def _replay(self, row: Row, batch: Sequence[Conversation]) -> list[list[int]]:
         """The known texts, after rounds without the target."""
         proposer = self._proposers[row]
-        texts = [list(self._texts[row.temperature][one.seed]) for one in batch]
+        texts = [list(self._texts[row.temperature][talk.seed]) for talk in batch]
         running = {next(self._sequence_ids): pair for pair in zip(batch, texts, strict=True)}
-        prompts = {i: self._prompt(one) for i, (one, _) in running.items()}
+        prompts = {i: self._prompt(talk) for i, (talk, _) in running.items()}
         ids = {i: [*prompts[i], *text[:1]] for i, (_, text) in running.items()}
         while running := {i: pair for i, pair in running.items() if len(ids[i]) < len(prompts[i]) + len(pair[1])}:
             batch_progress = []
-            for i, (one, _) in running.items():
+            for i, (talk, _) in running.items():
                 levels = self._settings.tokens - (len(ids[i]) - len(prompts[i])) - 1
                 depth = row.nodes if proposer.traits.is_tree and levels else min(row.nodes, levels)
-                sampling = self._sampling(row, one)
+                sampling = self._sampling(row, talk)
                 batch_progress.append(
-                    Progress(i, ids[i], depth, sampling, one.seed, 0, len(prompts[i]), "coupled", max_levels=levels)
+                    Progress(i, ids[i], depth, sampling, talk.seed, 0, len(prompts[i]), "coupled", max_levels=levels)
                 )
             proposer.observe(batch_progress)
             drafts = proposer.collect(tuple(running), math.inf).split()
-            for i, (one, text) in running.items():
+            for i, (talk, text) in running.items():
                 draft, rest = drafts.get(i, Draft()), text[len(ids[i]) - len(prompts[i]) :]
                 added = rest[: DraftTree(draft.tokens, draft.parents).num_matched(rest) + 1]
-                one.count(len(added), len(draft))
+                talk.count(len(added), len(draft))
                 ids[i].extend(added)
         proposer.close(tuple(ids))
         return texts
 
-    def _prompt(self, one: Conversation) -> tuple[int, ...]:
-        ids = self._tokenizer.encode(self._template.render(one.messages), add_special=False)
+    def _prompt(self, talk: Conversation) -> tuple[int, ...]:
+        ids = self._tokenizer.encode(self._template.render(talk.messages), add_special=False)
         return tuple(ids)[-(self._settings.window - self._settings.tokens - 1) :]
 
-    def _sampling(self, row: Row, one: Conversation) -> SamplingParams:
-        return SamplingParams(max_tokens=self._settings.tokens, temperature=row.temperature, seed=one.seed)
+    def _sampling(self, row: Row, talk: Conversation) -> SamplingParams:
+        return SamplingParams(max_tokens=self._settings.tokens, temperature=row.temperature, seed=talk.seed)
 
     def _load(self, *arguments: Any) -> LoadedModel:
         self._loaded.append(load_model(*arguments))
@@ -351,18 +351,18 @@ def first_of_each(prompts: Sequence[BenchPrompt], each: int | None) -> list[tupl
 
 def measure(options: argparse.Namespace, rows: Sequence[Row], results: Sequence[Result]) -> Iterator[Result]:
     prompts = first_of_each(load_prompts(options.prompts), options.each)[options.skip :]
-    done = {(one.row, one.temperature, one.prompt) for one in results}
+    done = {(result.row, result.temperature, result.prompt) for result in results}
     texts: dict[float, dict[int, Sequence[int]]] = {row.temperature: {} for row in rows}
 
-    def learn(one: Result) -> None:
-        talk = Conversation(one.prompt, BenchPrompt(()))
-        for ids in one.answers:
-            texts[one.temperature][talk.seed] = ids
+    def learn(result: Result) -> None:
+        talk = Conversation(result.prompt, BenchPrompt(()))
+        for ids in result.answers:
+            texts[result.temperature][talk.seed] = ids
             talk.answers.append(ids)
 
-    for one in results:
-        if one.row == FIRST and one.temperature in texts:
-            learn(one)
+    for result in results:
+        if result.row == FIRST and result.temperature in texts:
+            learn(result)
     settings = Settings(
         options.model, options.eagle, options.distilled, options.medusa, options.device, options.batch,
         options.window, options.tokens, options.cache_tokens, options.verification,
@@ -374,14 +374,16 @@ def measure(options: argparse.Namespace, rows: Sequence[Row], results: Sequence[
         batch = prompts[start : start + options.batch]
         for row in rows:
             started = time.process_time()
-            talks = [Conversation(*one) for one in batch if (row.name, row.temperature, one[0]) not in done]
+            talks = [
+                Conversation(*numbered) for numbered in batch if (row.name, row.temperature, numbered[0]) not in done
+            ]
             methods.answer(row, talks)
             seconds[row.key] += time.process_time() - started
             for talk in talks:
-                one = Result.of(row, talk)
+                result = Result.of(row, talk)
                 if row.name == FIRST:
-                    learn(one)
-                yield one
+                    learn(result)
+                yield result
         times = ", ".join(f"{key} {value:.0f}" for key, value in seconds.items())
         print(
             f"{start + len(batch)} of {len(prompts)} prompts; processor seconds: {times}", file=sys.stderr, flush=True
@@ -390,7 +392,9 @@ def measure(options: argparse.Namespace, rows: Sequence[Row], results: Sequence[
 
 def interval(results: Sequence[Result]) -> str:
     """Tokens per round of all prompts, and the bounds of 95% of resamples."""
-    tokens, rounds = (torch.tensor([getattr(one, name) for one in results]).double() for name in ("tokens", "rounds"))
+    tokens, rounds = (
+        torch.tensor([getattr(result, name) for result in results]).double() for name in ("tokens", "rounds")
+    )
     drawn = torch.randint(len(results), (RESAMPLES, len(results)), generator=torch.Generator().manual_seed(0))
     rates = (tokens[drawn].sum(1) / rounds[drawn].sum(1).clamp(min=1)).sort().values.tolist()
     low, high = rates[RESAMPLES // 40], rates[-RESAMPLES // 40 - 1]
@@ -400,24 +404,24 @@ def interval(results: Sequence[Result]) -> str:
 def report(results: Iterable[Result], rows: Sequence[Row]) -> None:
     by_row: defaultdict[tuple[str, float], list[Result]] = defaultdict(list)
     texts: defaultdict[tuple[int, float], set[str]] = defaultdict(set)
-    for one in results:
-        by_row[one.row, one.temperature].append(one)
-        texts[one.prompt, one.temperature].add(json.dumps(one.answers))
-    categories = sorted({one.category for some in by_row.values() for one in some})
+    for result in results:
+        by_row[result.row, result.temperature].append(result)
+        texts[result.prompt, result.temperature].add(json.dumps(result.answers))
+    categories = sorted({result.category for some in by_row.values() for result in some})
     print(f"| method | temperature | prompts | drafted | tokens per round | {' | '.join(categories)} |")
     print("|---" * (5 + len(categories)) + "|")
     for row in rows:
         own = by_row[row.name, row.temperature]
-        if not (rounds := sum(one.rounds for one in own)):
+        if not (rounds := sum(result.rounds for result in own)):
             continue
         cells = []
         for category in categories:
-            some = [one for one in own if one.category == category]
-            cells.append(f"{sum(one.tokens for one in some) / max(1, sum(one.rounds for one in some)):.2f}")
-        drafted = sum(one.drafted for one in own) / rounds
+            some = [result for result in own if result.category == category]
+            cells.append(f"{sum(result.tokens for result in some) / max(1, sum(result.rounds for result in some)):.2f}")
+        drafted = sum(result.drafted for result in own) / rounds
         cells = [row.name, f"{row.temperature:g}", f"{len(own)}", f"{drafted:.1f}", interval(own), *cells]
         print(f"| {' | '.join(cells)} |")
-    print(f"prompts with different texts: {sum(len(one) > 1 for one in texts.values())} of {len(texts)}")
+    print(f"prompts with different texts: {sum(len(answers) > 1 for answers in texts.values())} of {len(texts)}")
 
 
 def main() -> None:
@@ -450,9 +454,9 @@ def main() -> None:
     if options.results.exists():
         results = [Result(**json.loads(line)) for line in options.results.read_text("utf-8").splitlines()]
     with options.results.open("a", encoding="utf-8") as file:
-        for one in measure(options, rows, tuple(results)):
-            results.append(one)
-            print(json.dumps(asdict(one)), file=file, flush=True)
+        for result in measure(options, rows, tuple(results)):
+            results.append(result)
+            print(json.dumps(asdict(result)), file=file, flush=True)
     report(results, rows)
 
 

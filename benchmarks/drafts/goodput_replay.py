@@ -98,7 +98,7 @@ class Replay:
         return pass_seconds(self.options.shape, rows)
 
     def decode(self, batch: int, fixed: int | None) -> Run:
-        """`fixed`: the depth of all rounds, 0 for plain decoding; None: as `goodput` decides."""
+        """`fixed`: the depth of all rounds, 0 for plain decoding. None if `goodput` decides."""
         is_on = fixed is None
         waiting, running = [self._text(i) for i in range(batch)], []
         run, since_host, since_drafts, slots = Run(), STEPS_BETWEEN_ADMISSIONS, 0, 0

@@ -2,16 +2,16 @@
 
     python benchmarks/drafts/goodput_replay_served.py
     python benchmarks/drafts/goodput_replay_served.py --whole
-    python benchmarks/drafts/goodput_replay_served.py --arrivals azure_llm_trace_code.csv [--beside ROWS]
+    python benchmarks/drafts/goodput_replay_served.py --arrivals azure_llm_trace_code.csv [--prompt-rows ROWS]
 
-Every stream sends its next prompt when its text ends; `--whole`: every stream has one text. Prompts are computed beside
-decoding by the rule of the engine. A draft prefill runs beside a step, and its sequence drafts from the next step on. The
+Every stream sends its next prompt when its text ends; `--whole`: every stream has one text. Prompts are computed in steps that
+decode, by the rule of the engine. A draft prefill runs with a step, and its sequence drafts from the next step on. The
 policy observes a step after it has decided the next one, as in the engine. The last columns are shares of the time of
 `goodput`, and of its steps for baselines; a probe counts with the time that it adds.
 
 With `--arrivals` requests arrive at the times of a trace, and TTFT has 10 ms for HTTP and the host. Ratios are medians over
-pairs of runs with the same texts. `--beside` sets the prompt rows beside which no draft prefill runs and large batches draft
-nothing.
+pairs of runs with the same texts. `--prompt-rows` sets the prompt rows from which on no draft prefill runs and large batches
+draft nothing.
 """
 
 import argparse
@@ -46,7 +46,7 @@ DRAFTS = {1: 0.59, 2: 0.63, 4: 0.64, 8: 0.68, 16: 0.82, 32: 1.03, 64: 1.03, 128:
 DRAFT_PREFILL = 1.03e-6
 """Seconds per token of a draft prefill alone."""
 MIXED = 0.5 * MS
-"""Time of a step with prompts beside its pass."""
+"""Time that prompts add to the pass of a step."""
 PROMPTS = (40, 60, 80, 100, 200, 300, 600, 900)
 MAX_DEPTH, MAX_DRAFT_TOKENS, MAX_GAP, TOKENS, CATEGORY = 8, 512, 8192, 128, "draft/chat"
 EARLY_TOKENS, EARLY_ALPHA = 12, 0.96
@@ -245,7 +245,7 @@ class Served:
         return depths
 
     def _catch_up(self, running: list[Text], wanted: list[int], may_prefill: bool) -> tuple[list[int], int]:
-        """The depths granted, and the tokens of draft prefill beside the step, as in `GraphScheduler`."""
+        """The depths granted, and the tokens of draft prefill together with the step, as in `GraphScheduler`."""
         behind = [text for text, depth in zip(running, wanted, strict=True) if depth and not text.is_current]
         if not behind:
             return wanted, 0
@@ -368,11 +368,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, help="pairs of runs, 5, or 12 with --arrivals")
     parser.add_argument("--arrivals", type=Path, metavar="TRACE", help="requests arrive at the times of a trace")
     parser.add_argument("--loads", default="42:336,68:540,80:640", metavar="RATE:REQUESTS,…", help="with --arrivals")
-    parser.add_argument("--beside", type=int, default=prompt_load.MANY_ROWS, metavar="ROWS")
+    parser.add_argument("--prompt-rows", type=int, default=prompt_load.MANY_ROWS, metavar="ROWS")
     parser.add_argument("--max-ttft", type=float, default=500.0, help="objective with --arrivals, ms")
     parser.add_argument("--max-tpot", type=float, default=25.0, help="objective with --arrivals, ms")
     options = parser.parse_args()
-    prompt_load.MANY_ROWS = options.beside
+    prompt_load.MANY_ROWS = options.prompt_rows
     options.repeats = options.repeats or (12 if options.arrivals else 5)
     open_loop(options) if options.arrivals else closed_loop(options)
 

@@ -105,7 +105,7 @@ NAMES = "Berlin|Anna|noon|the office|12 euros|Paris|Tom|Friday|Rome|20 dollars|L
 
 
 def fill(templates: Sequence[str], words: str, draw: random.Random) -> Iterator[str]:
-    found = [one.format(word) for one in templates for word in words.split("|")]
+    found = [template.format(word) for template in templates for word in words.split("|")]
     draw.shuffle(found)
     yield from found
 
@@ -129,7 +129,9 @@ def prompts(domain: str, data: Path, count: int) -> list[str]:
         lines = (data.parent / "gsm8k_train_questions.jsonl").read_text("utf-8").splitlines()
         return [json.loads(line)["question"] for line in draw.sample(lines, count)]
     entries = [json.loads(line) for line in data.read_text("utf-8").split("\n") if line]
-    texts = [one["turns"][0] if "turns" in one else one["prompt"] for one in entries if one["category"] in CHAT]
+    texts = [
+        entry["turns"][0] if "turns" in entry else entry["prompt"] for entry in entries if entry["category"] in CHAT
+    ]
     found = [text for text in texts if len(text) < 400]
     draw.shuffle(found)
     return found[:count]
@@ -139,8 +141,8 @@ def answer(llm: LLM, domain: str, texts: Sequence[str], tokens: int, first: int)
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
     done = llm.generate([[{"role": "user", "content": text}] for text in texts], sampling)
     return [
-        LearningSample(first + i, one.prompt_token_ids, one.completions[0].token_ids, (), 0, 1, "tenant", domain)
-        for i, one in enumerate(done)
+        LearningSample(first + i, answer.prompt_token_ids, answer.completions[0].token_ids, (), 0, 1, "tenant", domain)
+        for i, answer in enumerate(done)
     ]
 
 
@@ -152,21 +154,21 @@ def traffic(
     if file.exists():
         for name, rows in json.loads(file.read_text("utf-8")).items():
             stored[name] = [
-                LearningSample(**one | {k: tuple(one[k]) for k in ("prompt", "output", "accepted")}) for one in rows
+                LearningSample(**row | {k: tuple(row[k]) for k in ("prompt", "output", "accepted")}) for row in rows
             ]
-    missing = [one for one in counts if len(stored.get(one, ())) < counts[one]]
+    missing = [domain for domain in counts if len(stored.get(domain, ())) < counts[domain]]
     if missing:
         with LLM(model, device=device, max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
             for domain in missing:
                 started = time.perf_counter()
                 stored[domain] = answer(llm, domain, prompts(domain, data, counts[domain]), tokens, 1)
-                count = sum(len(one.output) for one in stored[domain])
+                count = sum(len(sample.output) for sample in stored[domain])
                 print(
                     f"{domain}: {len(stored[domain])} answers, {count} tokens in {time.perf_counter() - started:.0f} s",
                     flush=True,
                 )
-                file.write_text(json.dumps({name: [asdict(one) for one in rows] for name, rows in stored.items()}))
-    return [one for domain in counts for one in stored[domain][: counts[domain]]]
+                file.write_text(json.dumps({name: [asdict(row) for row in rows] for name, rows in stored.items()}))
+    return [sample for domain in counts for sample in stored[domain][: counts[domain]]]
 
 
 SETTINGS = ("new_tokens", "recent_tokens", "min_held_out", "held_out", "length", "rows", "epochs", "learning_rate")
@@ -244,14 +246,14 @@ def replay(
         version = folder.current()
         static = overall(training, base, part)
         learned = static if version == 0 else overall(training, folder.draft(version), part)
-        spent = sum(one.seconds for one in folder.lineages())
+        spent = sum(lineage.seconds for lineage in folder.lineages())
         windows.append(Window(part[0].category, static, learned, version, spent))
         print(
             f"{part[0].category:8} static {static.tokens_per_round:.2f} learned {learned.tokens_per_round:.2f} "
             f"version {version}", flush=True,
         )  # fmt: skip
-        for one in part:
-            feed.ring.add(one.prompt, one.output, (), 0, 1, one.tenant, one.category)
+        for sample in part:
+            feed.ring.add(sample.prompt, sample.output, (), 0, 1, sample.tenant, sample.category)
         learner.tick()
     return windows, folder
 
@@ -264,17 +266,17 @@ def summary(windows: Sequence[Window], folder: VersionFolder) -> str:
     ]
     for domain in dict.fromkeys(window.domain for window in windows):
         own = [window for window in windows if window.domain == domain]
-        static, learned = (sum((getattr(one, name) for one in own), Score()) for name in ("static", "learned"))
+        static, learned = (sum((getattr(window, name) for window in own), Score()) for name in ("static", "learned"))
         last, last_static = own[-1].learned, own[-1].static
-        better = next((i for i, one in enumerate(own) if one.learned.rounds < 0.98 * one.static.rounds), None)
+        better = next((i for i, window in enumerate(own) if window.learned.rounds < 0.98 * window.static.rounds), None)
         since = "never | " if better is None else f"window {better + 1} | {own[better].seconds - own[0].seconds:.1f} s"
         lines.append(
             f"| {domain} | {len(own)} | {shown(static)} | {shown(learned)} | "
             f"{shown(last)} (static {last_static.tokens_per_round:.2f}) | {since} |"
         )
     lineages = folder.lineages()
-    kept = sum(one.status == "kept" for one in lineages)
-    seconds = sum(one.seconds for one in lineages)
+    kept = sum(lineage.status == "kept" for lineage in lineages)
+    seconds = sum(lineage.seconds for lineage in lineages)
     return "\n".join([*lines, "", f"{len(lineages)} versions, {kept} kept, {seconds:.0f} s of training in all"])
 
 
@@ -297,20 +299,27 @@ def plot(windows: Sequence[Window], path: Path, draft: str) -> None:
     for axis, (title, value) in zip(axes, values, strict=True):
         axis.plot(
             numbers,
-            [value(one.static) for one in windows],
+            [value(window.static) for window in windows],
             "o--",
             color="#888888",
             markersize=4,
             label=f"{draft}, static",
         )
         axis.plot(
-            numbers, [value(one.learned) for one in windows], "o-", color="#1f5fa8", markersize=4, label="with learn"
+            numbers,
+            [value(window.learned) for window in windows],
+            "o-",
+            color="#1f5fa8",
+            markersize=4,
+            label="with learn",
         )
-        for i, one in enumerate(windows):
-            if i and one.domain != windows[i - 1].domain:
+        for i, window in enumerate(windows):
+            if i and window.domain != windows[i - 1].domain:
                 axis.axvline(i + 0.5, color="#cccccc", linewidth=1)
-            if i == 0 or one.domain != windows[i - 1].domain:
-                axis.text(i + 0.6, 0.02, one.domain, transform=axis.get_xaxis_transform(), fontsize=9, color="#555555")
+            if i == 0 or window.domain != windows[i - 1].domain:
+                axis.text(
+                    i + 0.6, 0.02, window.domain, transform=axis.get_xaxis_transform(), fontsize=9, color="#555555"
+                )
         axis.set_title(title, fontsize=10, loc="left")
         axis.set_xlabel("window of traffic, scored before it is learned from")
         axis.spines[["top", "right"]].set_visible(False)
@@ -336,12 +345,12 @@ def serve(args: argparse.Namespace, samples: Sequence[LearningSample], learned: 
                 chosen = {"enabled": name != "plain"}
                 llm.generate([list(samples[0].prompt)], sampling, speculation=chosen)  # not counted
                 started = clock.now()
-                texts = llm.generate([list(one.prompt) for one in samples], sampling, speculation=chosen)
-                seconds, done = clock.now() - started, [one.completions[0] for one in texts]
-                plain = plain or [one.token_ids for one in done]
-                changed = sum(one.token_ids != text for one, text in zip(done, plain, strict=True))
-                tokens = sum(len(one.token_ids) - 1 for one in done)
-                rounds = sum(one.speculation.num_spec_steps for one in done)
+                texts = llm.generate([list(sample.prompt) for sample in samples], sampling, speculation=chosen)
+                seconds, done = clock.now() - started, [text.completions[0] for text in texts]
+                plain = plain or [answer.token_ids for answer in done]
+                changed = sum(answer.token_ids != text for answer, text in zip(done, plain, strict=True))
+                tokens = sum(len(answer.token_ids) - 1 for answer in done)
+                rounds = sum(answer.speculation.num_spec_steps for answer in done)
                 rate = f"{tokens / rounds:.2f}" if rounds else "1.00"
                 lines.append(f"| {name} | {changed} of {len(done)} | {rate} | {tokens / seconds:.1f} |")
     return "\n".join(lines)
@@ -355,13 +364,15 @@ def adapt(args: argparse.Namespace, domains: Sequence[str], samples: Sequence[Le
         "|---|---|---|---|---|---|",
     ]
     for domain in domains:
-        own = [one for one in samples if one.category == domain]
+        own = [sample for sample in samples if sample.category == domain]
         half = len(own) * 3 // 5
         (out / domain).mkdir(parents=True)
         found = training.run(base, own[:half], own[half:], out / domain, StopRequest())
         assert found is not None
         before, after = (sum(scores, Score()) for scores in (found.before, found.after))
-        reason = decide_offline([one.rounds for one in found.before], [one.rounds for one in found.after]).reason
+        reason = decide_offline(
+            [score.rounds for score in found.before], [score.rounds for score in found.after]
+        ).reason
         lines.append(f"| {domain} | {shown(before)} | {shown(after)} | {half} | {found.seconds:.0f} | {reason} |")
         print(lines[-1], flush=True)
     return "\n".join(lines)
@@ -417,7 +428,7 @@ def main() -> None:
                 f"version {lineage.version}: {lineage.samples} samples, {lineage.seconds:.1f} s, {lineage.status}: {reason}"
             )
         if args.windows is not None:
-            args.windows.write_text(json.dumps([asdict(one) for one in windows]))
+            args.windows.write_text(json.dumps([asdict(window) for window in windows]))
         if args.plot is not None:
             plot(windows, args.plot, args.draft)
         print(serve(args, samples[-args.window :], folder.draft(folder.current())))

@@ -154,11 +154,11 @@ def compare(plan: TrainPlan, drafts: dict[str, Path], clock: Clock) -> str:
         f"| draft | temperature | tokens per round, chain of {DEPTH} | tree of {NODES} | alpha by position |",
         "|---|---|---|---|---|",
     ]
-    for (name, temperature), one in found.items():
-        alphas = " ".join(f"{alpha:.3f}" for alpha in one.chain_overall.alphas)
+    for (name, temperature), score in found.items():
+        alphas = " ".join(f"{alpha:.3f}" for alpha in score.chain_overall.alphas)
         lines.append(
-            f"| {name} | {temperature:g} | {one.chain_overall.tokens_per_round:.3f} | "
-            f"{one.tree_overall.tokens_per_round:.3f} | {alphas} |"
+            f"| {name} | {temperature:g} | {score.chain_overall.tokens_per_round:.3f} | "
+            f"{score.tree_overall.tokens_per_round:.3f} | {alphas} |"
         )
     columns = list(found)
     lines += [
@@ -167,7 +167,7 @@ def compare(plan: TrainPlan, drafts: dict[str, Path], clock: Clock) -> str:
         "|---|" + "---|" * len(columns),
     ]
     for kind in found[columns[0]].tree:
-        cells = (one.tree[kind].tokens_per_round if kind in one.tree else 0.0 for one in found.values())
+        cells = (score.tree[kind].tokens_per_round if kind in score.tree else 0.0 for score in found.values())
         lines.append(f"| {kind} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |")
     return "\n".join(lines)
 

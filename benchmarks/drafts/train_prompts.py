@@ -64,10 +64,11 @@ def questions(templates: Templates, natural: Path) -> list[str]:
     found = []
     for part in ("dev.1.1", "test.1.1"):
         found += records(read(natural, f"nq_open/NQ-open.efficientqa.{part}.jsonl"), "question")
-    asked = [one[0].upper() + one[1:].rstrip("?") + "?" for one in found]
+    asked = [text[0].upper() + text[1:].rstrip("?") + "?" for text in found]
     asked += templates["kilt_tasks_hotpotqa_straighforward_qa"] + templates["sciq_Direct_Question_Closed_Book_"]
     return asked + [
-        one.split("\n")[0].removeprefix("Question: ").capitalize() for one in templates["wiki_qa_found_on_google"]
+        template.split("\n")[0].removeprefix("Question: ").capitalize()
+        for template in templates["wiki_qa_found_on_google"]
     ]
 
 
@@ -82,8 +83,10 @@ def german(repositories: Sequence[Path], dice: random.Random) -> list[str]:
             if name.endswith(".conllu"):
                 sentences += re.findall(r"^# text = (.*)$", read(repository, name), re.MULTILINE)
     dice.shuffle(sentences)
-    spaced = (re.sub(r"([.,!?;:])(?=\s|$)", r" \1", one) if dice.random() < 0.7 else one for one in sentences)
-    return [f"Translate German to English: {one}" for one in spaced if 5 <= len(one.split()) <= 45]
+    spaced = (
+        re.sub(r"([.,!?;:])(?=\s|$)", r" \1", sentence) if dice.random() < 0.7 else sentence for sentence in sentences
+    )
+    return [f"Translate German to English: {sentence}" for sentence in spaced if 5 <= len(sentence.split()) <= 45]
 
 
 def passages(templates: Templates) -> list[tuple[str, str]]:
@@ -104,27 +107,30 @@ def passages(templates: Templates) -> list[tuple[str, str]]:
     found = []
     for name, form, is_question_first in forms:
         for prompts in (prompts for key, prompts in templates.items() if re.match(name, key)):
-            for match in filter(None, (re.match(form, one, re.DOTALL) for one in prompts)):
+            for match in filter(None, (re.match(form, prompt, re.DOTALL) for prompt in prompts)):
                 first, second = match[1].strip(), match[2].strip()
                 found.append((second, first) if is_question_first else (first, second))
     return found
 
 
 def summaries(templates: Templates, texts: Sequence[tuple[str, str]], dice: random.Random) -> list[str]:
-    articles = [one.removeprefix("Summarise the article:\n\n") for one in templates["cnn_dailymail_3_0_0_news_summary"]]
-    articles += [one.removeprefix("Summarize: ") for one in templates["xsum_summarize_DOC"]]
+    articles = [
+        template.removeprefix("Summarise the article:\n\n")
+        for template in templates["cnn_dailymail_3_0_0_news_summary"]
+    ]
+    articles += [template.removeprefix("Summarize: ") for template in templates["xsum_summarize_DOC"]]
     for several in templates["multi_news_distill"]:
-        articles += [one.strip() for one in several.split("Article: ")[1:] if len(one) > 500]
+        articles += [article.strip() for article in several.split("Article: ")[1:] if len(article) > 500]
     reviews = templates["imdb_Movie_Expressed_Sentiment"] + templates["yelp_review_full_so_i_would"]
-    others = [one for one in reviews if len(one) > 700] + [
-        one.split("\n", 1)[-1] for one in templates["samsum_Summarize_"]
+    others = [review for review in reviews if len(review) > 700] + [
+        template.split("\n", 1)[-1] for template in templates["samsum_Summarize_"]
     ]
     joined = ["\n".join(text for text, _ in dice.sample(texts, 3)) for _ in range(700)]
     forms = "Summarize: ", "Summarize the following text: ", "TL;DR: "
     return [
-        *("Summarize: " + cut(one, dice.randint(1800, LONGEST)) for one in (*articles, *joined)),
+        *("Summarize: " + cut(article, dice.randint(1800, LONGEST)) for article in (*articles, *joined)),
         *("Summarize: " + cut(text) for text, _ in texts),
-        *(dice.choice(forms) + cut(one) for one in others),
+        *(dice.choice(forms) + cut(text) for text in others),
     ]
 
 
@@ -135,7 +141,7 @@ def with_passages(texts: Sequence[tuple[str, str]], asked: Sequence[str], dice: 
         for text, question in texts:
             some = [text, *(other for other, _ in dice.sample(texts, dice.randint(1, 4)))]
             dice.shuffle(some)
-            body = cut("\n".join(cut(one, 900) for one in some), LONGEST - 100)
+            body = cut("\n".join(cut(text, 900) for text in some), LONGEST - 100)
             made.append(f"{body}\n{question if number == 0 else dice.choice(asked)}")
     return made
 
@@ -143,7 +149,7 @@ def with_passages(texts: Sequence[tuple[str, str]], asked: Sequence[str], dice: 
 def tasks(templates: Templates, self_instruct: Path, dice: random.Random) -> list[str]:
     found = []
     for prompts in templates.values():
-        short = [one for one in prompts if len(one) < 1500]
+        short = [prompt for prompt in prompts if len(prompt) < 1500]
         found += dice.sample(short, min(16, len(short)))
     for file in ("data/seed_tasks.jsonl", "human_eval/user_oriented_instructions.jsonl"):
         for line in read(self_instruct, file).splitlines():
@@ -153,10 +159,10 @@ def tasks(templates: Templates, self_instruct: Path, dice: random.Random) -> lis
 
 
 def write(folder: Path, category: str, prompts: Iterable[str], excluded: Sequence[str]) -> None:
-    equal, shared = {tuple(words(one)) for one in excluded}, set[tuple[str, ...]]().union(*map(runs, excluded))
-    unique = dict.fromkeys(filter(None, (one.strip() for one in prompts)))
-    kept = [one for one in unique if tuple(words(one)) not in equal and not runs(one) & shared]
-    lines = (json.dumps({"prompt": one, "category": category}, ensure_ascii=False) + "\n" for one in kept)
+    equal, shared = {tuple(words(text)) for text in excluded}, set[tuple[str, ...]]().union(*map(runs, excluded))
+    unique = dict.fromkeys(filter(None, (prompt.strip() for prompt in prompts)))
+    kept = [prompt for prompt in unique if tuple(words(prompt)) not in equal and not runs(prompt) & shared]
+    lines = (json.dumps({"prompt": prompt, "category": category}, ensure_ascii=False) + "\n" for prompt in kept)
     (folder / f"{category}.jsonl").write_text("".join(lines), "utf-8")
     print(f"{category}: {len(kept)} of {len(unique)} prompts", flush=True)
 

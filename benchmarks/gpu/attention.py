@@ -1,4 +1,4 @@
-"""Time of attention on a GPU: of decoding and verification beside the time to read the keys and values once, and of prompts.
+"""Time of attention on a GPU: of decoding and verification next to the time to read the keys and values once, and of prompts.
 
     python benchmarks/gpu/attention.py
 

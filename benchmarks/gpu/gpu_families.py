@@ -1,4 +1,4 @@
-"""4-bit weights and routed experts on one GPU: plain and speculative decoding beside the memory floor, and logits of families.
+"""4-bit weights and routed experts on one GPU: plain and speculative decoding next to the memory floor, and logits of families.
 
     python benchmarks/gpu/gpu_families.py                        # all sections, about 100 s on an H200
     python benchmarks/gpu/gpu_families.py --only kernels --tune  # times tiles of 4-bit matrices and prints the best as JSON
@@ -184,7 +184,7 @@ class TinyWeights:
         codes = torch.randint(0, 16, (outputs, inputs), generator=draw, dtype=torch.uint8)
         scales = (0.02 + 0.01 * torch.rand(outputs, inputs // group, generator=draw)).to(dtype).float()
         zeros = torch.randint(6, 11, scales.shape, generator=draw).float()
-        fine, offsets = (one.repeat_interleave(group // 32, 1) for one in (scales, -zeros * scales))
+        fine, offsets = (values.repeat_interleave(group // 32, 1) for values in (scales, -zeros * scales))
         return FourBit(codes, fine, offsets, 32, stored_group=group, scale_dtype=dtype)
 
     def vector(self, name: str) -> torch.Tensor:
@@ -281,7 +281,7 @@ def decoding_lines(name: str, options: argparse.Namespace) -> Iterator[str]:
 
 
 def decoding_line(batch: int, floor: float, plain: list[Run], drafted: list[Run]) -> str:
-    """Plain and speculative runs of one batch beside `floor`, the least milliseconds of a step."""
+    """Plain and speculative runs of one batch next to `floor`, the least milliseconds of a step."""
     step = median(1e3 * run.seconds / max(1, run.steps) for run in plain)
     on_device = median(1e3 * run.device_seconds / max(1, run.steps) for run in plain)
     paces = [median(1e3 * batch * run.seconds / max(1, run.tokens) for run in runs) for runs in (plain, drafted)]

@@ -34,7 +34,7 @@ GPT_OSS_20B = ModelConfig(
 class Shape:
     config: ModelConfig
     attention: Kind | None
-    """4-bit format of the matrices of attention, and of one dense feed-forward layer; None: bfloat16."""
+    """4-bit format of the matrices of attention, and of one dense feed-forward layer. None stands for bfloat16."""
     experts: Kind | None = None
 
 

@@ -62,7 +62,7 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class Row:
-    """One figure beside its baseline."""
+    """One figure next to its baseline."""
 
     figure: Figure
     baseline: float | None

@@ -18,7 +18,7 @@ engine=(--max-model-len 2048 --prefix-caching false --kv-tokens 160000)
 
 # part NAME SECONDS FUNCTION: run it in a process group of its own, and show the end of its log
 part() {
-    [[ " ${PARTS:-folders serve plugin offline long attention profile fidelity profile_70b tiles} " == *" $1 "* ]] || return 0
+    [[ " ${PARTS:-folders serve plugin offline long attention profile profile_70b tiles} " == *" $1 "* ]] || return 0
     local began=$SECONDS
     timeout --signal=INT --kill-after=10 "$2" bash -c "$3" >"$out/$1.log" 2>&1
     echo "== $1: status $?, $((SECONDS - began)) s of $2"
@@ -82,7 +82,7 @@ plugin() {
         --logs "$out/plugin" --cache "$work/vllm_cache" --out "$out/plugin.json"
 }
 
-# Whole runs of plain decoding and `goodput` beside vLLM; there are not enough prompts of Spec-Bench for the larger sizes.
+# Whole runs of plain decoding and `goodput`, compared with vLLM; there are not enough prompts of Spec-Bench for the larger sizes.
 # OFFLINE: contenders of vllm_plugin.py; REPEATS: runs of each size
 offline() {
     python benchmarks/vllm/vllm_plugin.py --model "$model" --draft "$draft" --prompts "$prompts" --large-prompts "$warm" --warm-up "$warm" \
@@ -92,7 +92,7 @@ offline() {
         --cache "$work/vllm_cache" --out "$out/offline.json"
 }
 
-# Whole runs of long prompts beside vLLM, each with its next turn of 300 tokens more; prefix caching is on in both. The draft has
+# Whole runs of long prompts compared with vLLM, each with its next turn of 300 tokens more; prefix caching is on in both. The draft has
 # 8,192 positions, which hold 7,700 tokens, their next turn and its answer. REPEATS: runs of each size. One is planned to take
 # less than 170 s where the cache has vLLM's compiled code, and another to add about 45 s
 long() {
@@ -132,13 +132,6 @@ profile_70b() {
         --model "inflate:llama-70b?base=$base&noise=0.05" --draft "$base" --quantization fp8
 }
 
-# The simulator against a server, which captures graphs in idle moments first
-fidelity() {
-    mkdir -p "$out/fidelity"
-    [[ -f $out/h200-8b.json ]] && cp "$out/h200-8b.json" "$out/fidelity/worker.json"
-    python benchmarks/planner/planner_fidelity.py gpu "$out/fidelity" --model "$model" --draft "$draft" --prompts "$prompts" --repeats 2 --idle 45
-}
-
 train() {
     python benchmarks/drafts/train_h200.py "$base" "$data/prompts" "$prompts" "$work/train" "$out/draft" --kind eagle \
         --start src/paceline/drafts/smollm2-eagle --ffn-size 2176 --seconds "${TRAIN_SECONDS:-470}"
@@ -148,7 +141,7 @@ tiles() {
     python benchmarks/gpu/tune_linear.py 70b --classes 16 64 --quick --seconds 55 --out "$out/tiles.json"
 }
 
-export -f folders until_ready serve plugin offline long attention profile profile_70b fidelity train tiles
+export -f folders until_ready serve plugin offline long attention profile profile_70b train tiles
 export base data out work model head long draft prompts warm engine
 mkdir -p "$work"
 part folders 120 folders
@@ -159,6 +152,5 @@ part offline 390 offline
 part long 240 long
 part attention 60 attention
 part profile 90 "engine=(${engine[*]}); profile"
-part fidelity 150 fidelity
 part profile_70b 200 profile_70b
 part tiles 65 tiles

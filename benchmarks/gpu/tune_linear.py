@@ -269,9 +269,9 @@ class Chain:
     def vendor_microseconds(self) -> tuple[float, float]:
         """(product with bf16 weights, conversion of 8-bit weights and product)."""
         codes = [weight.values for weight in self.weights if isinstance(weight, QuantizedWeight)]
-        converting = microseconds(lambda one: dense_linear(self.x, one.to(self.x.dtype)), codes, self.calls)
-        dense = [one.to(self.x.dtype) for one in codes]
-        return microseconds(lambda one: dense_linear(self.x, one), dense, self.calls), converting
+        converting = microseconds(lambda weight: dense_linear(self.x, weight.to(self.x.dtype)), codes, self.calls)
+        dense = [matrix.to(self.x.dtype) for matrix in codes]
+        return microseconds(lambda weight: dense_linear(self.x, weight), dense, self.calls), converting
 
 
 def compile_some(work: Work) -> set[tuple[object, ...]]:

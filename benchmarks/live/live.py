@@ -107,7 +107,7 @@ class Scenario:
         )
 
     def _member(self, name: str) -> Member:
-        return next(one for one in find_cluster(self._config).members() if one.name == name)
+        return next(member for member in find_cluster(self._config).members() if member.name == name)
 
 
 def tokens_of(url: str, worker: str) -> float:
@@ -126,7 +126,9 @@ def pid_at(address: str) -> int:
     for process in psutil.process_iter():
         try:
             sockets = process.net_connections("tcp")
-            if any(one.laddr and one.laddr.port == port and one.status == "LISTEN" for one in sockets):
+            if any(
+                listener.laddr and listener.laddr.port == port and listener.status == "LISTEN" for listener in sockets
+            ):
                 return process.pid
         except psutil.Error:
             continue
@@ -168,8 +170,8 @@ def report(title: str, scenario: Scenario, results: Results, lost: list[str], se
         print(f"| {label} | {value:.1f} |")
     for verdict in scenario.verdicts:
         print(f"| swap to {verdict.what}: {'kept' if verdict.is_kept else 'rolled back'} | {verdict.reason} |")
-    for one in lost[:5]:
-        print(f"LOST: {one}")
+    for error in lost[:5]:
+        print(f"LOST: {error}")
 
 
 def plot(results: Results, scenario: Scenario, started: float, path: Path) -> None:

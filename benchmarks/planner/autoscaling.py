@@ -1,4 +1,4 @@
-"""The planner beside an oracle, a fixed size and two autoscalers, in the simulator.
+"""The planner next to an oracle, a fixed size and two autoscalers, in the simulator.
 
 python benchmarks/planner/autoscaling.py TRACE [--scale 4] [--ttft-ms 1000] [--tpot-ms 30] [--share 0.95] [--rotate 900]
 
@@ -60,12 +60,12 @@ class Case:
         report = summarize(result, self.objective)
         sizes = [size.workers["target"] for size in result.sizes]
         steps = [after - before for before, after in pairwise(sizes) if after != before]
-        turns = sum((one > 0) != (other > 0) for one, other in pairwise(steps))
+        turns = sum((before > 0) != (after > 0) for before, after in pairwise(steps))
         lost = len(self.trace.requests) - len(result.jobs) - result.rejected
         return Outcome(name, result.dollars, report.attainment, max(sizes), turns, lost)
 
     def cheapest_schedule(self, share: float) -> Outcome | None:
-        """The cheapest schedule found by dynamic programming that reaches the share; None: none does."""
+        """The cheapest schedule found by dynamic programming that reaches the share. None if none does."""
         best, low, high = None, 0.05, 20.0
         load = fluid_load(self.profile, self.trace)
         start_seconds = self.profile.start_seconds.value
@@ -118,7 +118,7 @@ class PerfectForecast(Planner):
 
     def __init__(self, config: PlannerConfig, trace: Trace) -> None:
         super().__init__(config)
-        self._arrivals = [one.arrival for one in trace.requests]
+        self._arrivals = [request.arrival for request in trace.requests]
 
     def scenario(self, now: float, predicted: Prediction) -> list[Span]:
         ends = [now + self.interval * step for step in range(2 * self.horizon + 1)]
@@ -131,7 +131,7 @@ def rotated(trace: Trace, seconds: float) -> Trace:
     whole = trace.seconds + 1.0
     return ordered(
         trace.name,
-        [replace(one, arrival=(one.arrival - seconds) % whole) for one in trace.requests],
+        [replace(request, arrival=(request.arrival - seconds) % whole) for request in trace.requests],
         trace.block_tokens,
     )
 
@@ -177,13 +177,14 @@ def main() -> None:
     }
     print("| | dollars | attainment | oracle | of it | fixed | of it | most | turns | lost |")
     print("|---|---|---|---|---|---|---|---|---|---|", flush=True)
-    for one in runs.values():
-        oracle = case.cheapest_schedule(one.attainment)
-        mixed = case.mixed_fixed(one.attainment)
+    for outcome in runs.values():
+        oracle = case.cheapest_schedule(outcome.attainment)
+        mixed = case.mixed_fixed(outcome.attainment)
         least = min(mixed, oracle.dollars if oracle is not None else mixed)
         print(
-            f"| {one.name} | {one.dollars:.2f} | {one.attainment:.2%} | {least:.2f} | {one.dollars / least:.2f} | {mixed:.2f} "
-            f"| {one.dollars / mixed:.2f} | {one.largest} | {one.turns} | {one.lost} |",
+            f"| {outcome.name} | {outcome.dollars:.2f} | {outcome.attainment:.2%} | {least:.2f} "
+            f"| {outcome.dollars / least:.2f} | {mixed:.2f} | {outcome.dollars / mixed:.2f} "
+            f"| {outcome.largest} | {outcome.turns} | {outcome.lost} |",
             flush=True,
         )
 

@@ -1,11 +1,11 @@
-"""The measured runs of one H200 beside the simulator with the profile `h200-8b`, without a GPU.
+"""The measured runs of one H200 next to the simulator with the profile `h200-8b`, without a GPU.
 
     python benchmarks/planner/planner_fidelity_h200.py PROMPTS.jsonl    # closed loops, plain decoding, in the simulator
     python benchmarks/planner/planner_fidelity_h200.py                  # the sweep of batches, by the cost model alone
 
 PROMPTS is Spec-Bench's spec_bench_dev.jsonl. The figures of the GPU are those of benchmarks/vllm/README.md (over HTTP) and
-of benchmarks/gpu/README.md (inside one process, and the sweep); `planner_fidelity.py` compares runs with drafts. Requests are
-taken in the order of the file, and every stream sends its next one when a text ends.
+of benchmarks/gpu/README.md (inside one process, and the sweep). Requests are taken in the order of the file, and every stream
+sends its next one when a text ends.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Measured:
     streams: int
     requests: int
     figures: tuple[float | None, ...]
-    """In the order of `NAMES`; None: not published."""
+    """In the order of `NAMES`; None if it was not published."""
     runs: tuple[float, float] | None = None
     """Lowest and highest tok/s of single runs."""
 

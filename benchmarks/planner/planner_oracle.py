@@ -43,14 +43,14 @@ def fluid_load(profile: WorkerProfile, trace: Trace) -> FluidLoad:
     work, requests = np.zeros(seconds), np.zeros(seconds)
     row, attention = profile.pass_seconds.at(512) / 512, profile.prompt_context_seconds.value
     seen: set[tuple[int, int]] = set()
-    for one in trace.requests:
-        keys = [(one.copy, block) for block in one.blocks]
+    for request in trace.requests:
+        keys = [(request.copy, block) for block in request.blocks]
         cached = sum(key in seen for key in keys) * trace.block_tokens
         seen.update(keys)
-        prompt = (one.prompt_tokens - cached) * row + attention * (one.prompt_tokens**2 - cached**2) / 2.0
-        decode = one.output_tokens * profile.verify_seconds(32, 0, 32.0 * one.prompt_tokens) / 32
-        work[int(one.arrival)] += prompt + decode
-        requests[int(one.arrival)] += 1.0
+        prompt = (request.prompt_tokens - cached) * row + attention * (request.prompt_tokens**2 - cached**2) / 2.0
+        decode = request.output_tokens * profile.verify_seconds(32, 0, 32.0 * request.prompt_tokens) / 32
+        work[int(request.arrival)] += prompt + decode
+        requests[int(request.arrival)] += 1.0
     return FluidLoad(work, requests)
 
 

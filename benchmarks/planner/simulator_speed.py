@@ -145,10 +145,10 @@ def pooled_ratio(pooled: list[list[list[float]]]) -> str:
     run is that of a few requests; this one is that of a few for each seed."""
 
     def ratio(without: int) -> float:
-        one, other = (
+        closed, other = (
             quantile(sorted(chain.from_iterable(some[:without] + some[without + 1 :])), 0.99) for some in pooled
         )
-        return one / other
+        return closed / other
 
     count = len(pooled[0])
     parts = [ratio(seed) for seed in range(count)]

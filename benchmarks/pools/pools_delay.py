@@ -66,7 +66,7 @@ def delayed(address: str, round_trip: float) -> Iterator[str]:
         process.join(10)
 
 
-class Beside:
+class DraftInProcess:
     """The fake draft in the target's process; the target waits for it."""
 
     traits = ProposerTraits()
@@ -130,18 +130,18 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=64, help="tokens drafted ahead per sequence and round")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all times, so that load disturbs less")
     args = parser.parse_args()
-    args.draft, args.verify, args.branch = (args.scale * one for one in (args.draft, args.verify, args.branch))
+    args.draft, args.verify, args.branch = (args.scale * seconds for seconds in (args.draft, args.verify, args.branch))
     print(
         f"batch {args.batch}, depth {args.depth}, alpha {args.alpha}, draft {args.draft * 1e3:g} ms per token, ", end=""
     )
     print(f"verify {args.verify * 1e3:g} ms, {args.nodes} nodes ahead, {args.steps} steps, times x {args.scale:g}\n")
     plain = decode(None, args.batch, args.steps, 0, args.verify)
-    beside = decode(Beside(args.alpha, args.draft), args.batch, args.steps, args.depth, args.verify)
+    in_process = decode(DraftInProcess(args.alpha, args.draft), args.batch, args.steps, args.depth, args.verify)
     here = pooled(args, None, args.nodes)
     print("| added round trip | drafting ahead | steps that waited | ready | tokens/s | of co-located | of plain |")
     print("|---|---|---:|---:|---:|---:|---:|")
     print(f"| plain decoding | | | | {plain.rate:.0f} | {plain.rate / here[0].rate:.0%} | 100% |")
-    rate = beside.rate
+    rate = in_process.rate
     print(f"| in one process | no | 100% | | {rate:.0f} | {rate / here[0].rate:.0%} | {rate / plain.rate:.0%} |")
     rows = [("co-located", "yes", here), ("co-located", "no", pooled(args, None, 0))]
     for trip in args.trips:

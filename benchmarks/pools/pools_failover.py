@@ -96,9 +96,9 @@ def make_requests(model: str, count: int, max_tokens: int) -> list[Request]:
 
 def plain(model: str, requests: list[Request]) -> Tokens:
     engine = build_engine(EngineConfig(model=model, device="cpu", **LIMITS))  # type: ignore[arg-type]
-    tokens: Tokens = {one.id: [] for one in requests}
-    for one in requests:
-        engine.add(replace(one, speculation=SpeculationParams(enabled=False)))
+    tokens: Tokens = {request.id: [] for request in requests}
+    for request in requests:
+        engine.add(replace(request, speculation=SpeculationParams(enabled=False)))
     while engine.has_work:
         for output in engine.step():
             tokens[output.request_id] += output.tokens
@@ -108,14 +108,14 @@ def plain(model: str, requests: list[Request]) -> Tokens:
 def run(llm: TargetClient, requests: list[Request], expected: Tokens, killed: tuple[str, ...], kill: Kill) -> str:
     """One load; workers are killed at one third and two thirds of the tokens."""
     events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
-    tokens: Tokens = {one.id: [] for one in requests}
+    tokens: Tokens = {request.id: [] for request in requests}
     continued, started = llm.pool.num_continued, time.perf_counter()
     last = dict.fromkeys(tokens, started)
     pause = drafted = accepted = 0.0
     total, done, unfinished = sum(map(len, expected.values())), 0, len(requests)
     left = list(killed)
-    for one in requests:
-        llm.submit(one, events.put)
+    for request in requests:
+        llm.submit(request, events.put)
     while unfinished:
         event = events.get()
         if isinstance(event, PacelineError):

@@ -91,7 +91,7 @@ def main() -> None:
             at = [best.times[int(share * (len(best.times) - 1))] * 1e3 for share in (0.1, 0.5, 0.9)]
             figures = [*at, best.whole * 1e3, best.cpu * 1e3, best.worker_cpu * 1e3]
             name = "CURVE" if curve else "plain"
-            print(f"| {name} | {label} | {' | '.join(f'{one:.2f}' for one in figures)} | {best.ready:.0%} |")
+            print(f"| {name} | {label} | {' | '.join(f'{figure:.2f}' for figure in figures)} | {best.ready:.0%} |")
 
 
 if __name__ == "__main__":

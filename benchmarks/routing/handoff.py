@@ -131,11 +131,11 @@ def play(
     since = time.perf_counter()
     long = submit(llm, f"{name}-long", ids(generator, options.prompt), 8) if disturb else None
     requests = [*streams, *([long] if long is not None else [])]
-    for one in requests:
-        one.over.wait()
-        if one.error is not None:
-            raise one.error
-    result.texts.extend(one.tokens for one in requests)
+    for request in requests:
+        request.over.wait()
+        if request.error is not None:
+            raise request.error
+    result.texts.extend(request.tokens for request in requests)
     if long is None:
         result.calm.extend(gap for stream in streams for gap in gaps(stream, since, stream.times[-1]))
         return

@@ -90,7 +90,7 @@ def dynamo(data: Data, prompts: list[list[int]]) -> dict[str, Decision]:
     for worker in range(data.workers):
         for number, tokens in data.prefixes(worker):
             hashes = compute_block_hash_for_seq(tokens, BLOCK_SIZE)
-            blocks = [{"block_hash": (number << 20) + i, "tokens_hash": one} for i, one in enumerate(hashes)]
+            blocks = [{"block_hash": (number << 20) + i, "tokens_hash": value} for i, value in enumerate(hashes)]
             event = {"event_id": number, "data": {"stored": {"parent_hash": None, "blocks": blocks}}, "dp_rank": 0}
             tree.apply_event(worker, json.dumps(event).encode())
     for prompt in prompts:

@@ -144,9 +144,9 @@ def run(llm: TargetClient, requests: Sequence[Request], clients: int, turn: int)
     unfinished = 0
     while unfinished or len(outcomes) < len(requests):
         while unfinished < clients and len(outcomes) < len(requests):
-            one = requests[len(outcomes)]
-            outcomes[one.id] = Outcome(turn, time.perf_counter())
-            llm.submit(one, lambda event: events.put((time.perf_counter(), event)))
+            request = requests[len(outcomes)]
+            outcomes[request.id] = Outcome(turn, time.perf_counter())
+            llm.submit(request, lambda event: events.put((time.perf_counter(), event)))
             unfinished += 1
         now, event = events.get()
         if isinstance(event, PacelineError):

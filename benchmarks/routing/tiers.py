@@ -60,10 +60,10 @@ def main() -> None:
                 )
     if len(texts) != 1:
         sys.exit("the texts differ")
-    base = statistics.median(one["first"] for one in results["computed"])
+    base = statistics.median(result["first"] for result in results["computed"])
     print("\n| source of the cache | first token, s | speed-up | tokens not computed |\n|---|---:|---:|---:|")
     for mode, found in results.items():
-        first = statistics.median(one["first"] for one in found)
+        first = statistics.median(result["first"] for result in found)
         print(f"| {mode} | {first:.3f} | {base / first:.1f} | {found[0]['cached']:.0f} |")
     print(f"\nMedians of {options.turns}; load average {os.getloadavg()[0]:.1f}")
 

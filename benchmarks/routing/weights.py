@@ -103,17 +103,17 @@ def ready(model: str, peers: list[str], repeats: int) -> None:
             if times is not None:
                 runs[name].append(times)
     check(runs)
-    slowest = statistics.median(one.last_layer for one in runs["disk, cold"])
+    slowest = statistics.median(run.last_layer for run in runs["disk, cold"])
     print(
         "| source | runs | accepts requests | all layers | first token | all layers, speed-up | CPU time until then |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, times in runs.items():
         usable, whole, token, cpu = (
-            statistics.median(getattr(one, field) for one in times)
+            statistics.median(getattr(run, field) for run in times)
             for field in ("usable", "last_layer", "first_token", "cpu")
         )
-        shown = " | ".join(f"{one:.2f} s" for one in (usable, whole, token))
+        shown = " | ".join(f"{seconds:.2f} s" for seconds in (usable, whole, token))
         print(f"| {name} | {len(times)} | {shown} | {slowest / whole:.2f}x | {cpu:.2f} s |")
 
 
@@ -121,8 +121,8 @@ def early(model: str, peers: list[str], repeats: int, prompt: int, limit: float)
     runs: dict[str, list[Times]] = {"as layers come": [], "when all are there": []}
     for _ in range(repeats):
         for name, times in runs.items():
-            one = start(Start(model, tuple(peers), prompt, name == "when all are there"), True)
-            times += [] if one is None else [one]
+            run = start(Start(model, tuple(peers), prompt, name == "when all are there"), True)
+            times += [] if run is None else [run]
     check(runs)
     print(f"\nTwo peers of {limit:g} MB/s each, a prompt of {prompt} tokens:\n")
     print(
@@ -130,8 +130,8 @@ def early(model: str, peers: list[str], repeats: int, prompt: int, limit: float)
     )
     print("|---|---:|---:|---:|---:|---:|")
     for name, times in runs.items():
-        middle = sorted(times, key=lambda one: one.first_token)[len(times) // 2]
-        gap = statistics.median(one.first_token - one.last_layer for one in times)
+        middle = sorted(times, key=lambda run: run.first_token)[len(times) // 2]
+        gap = statistics.median(run.first_token - run.last_layer for run in times)
         shown = f"{middle.last_layer:.2f} s | {middle.computed} layers | {middle.first_token:.2f} s | {gap:.2f} s"
         print(f"| {name} | {middle.layers} layers | {shown} |")
 
@@ -140,7 +140,7 @@ def check(runs: dict[str, list[Times]]) -> None:
     empty = [name for name, times in runs.items() if not times]
     if empty:
         sys.exit(f"no valid run of {', '.join(empty)}: the file stays in the page cache; is this a memory file system?")
-    tokens = {one.token for times in runs.values() for one in times}
+    tokens = {run.token for times in runs.values() for run in times}
     if len(tokens) != 1:
         sys.exit(f"the tokens differ: {tokens}")
 

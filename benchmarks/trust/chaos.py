@@ -91,12 +91,14 @@ class MemoryLog:
     def table(self) -> list[str]:
         """A line for each process that lived long enough to be sampled four times: its size at six times, and its growth."""
         lines = ["| process | lived | resident memory, MB | growth, MB |", "|---|---|---|---|"]
-        for one in sorted(self.histories.values(), key=lambda one: (one.name, one.times[0])):
-            if len(one.sizes) < 4:
+        for history in sorted(self.histories.values(), key=lambda history: (history.name, history.times[0])):
+            if len(history.sizes) < 4:
                 continue
-            shown = [one.sizes[round(i * (len(one.sizes) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
+            shown = [history.sizes[round(i * (len(history.sizes) - 1) / (SHOWN - 1))] for i in range(SHOWN)]
             sizes = " ".join(f"{size:.0f}" for size in shown)
-            lines.append(f"| {one.name} | {one.times[0]:.0f} to {one.times[-1]:.0f} s | {sizes} | {one.growth:+.0f} |")
+            lines.append(
+                f"| {history.name} | {history.times[0]:.0f} to {history.times[-1]:.0f} s | {sizes} | {history.growth:+.0f} |"
+            )
         return lines
 
     def _run(self) -> None:

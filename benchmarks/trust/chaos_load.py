@@ -51,7 +51,7 @@ class Results:
     gaps: list[tuple[float, float]] = field(default_factory=list)
     """Start and end of the longest pause of each stream."""
     poison: Counter[int] = field(default_factory=Counter)
-    """Statuses of poison requests; 0: no response."""
+    """Statuses of poison requests. 0 counts those without a response."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 

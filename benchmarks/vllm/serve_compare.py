@@ -50,10 +50,10 @@ def middle(loads: Sequence[Load], value: Callable[[Load], float]) -> float:
 
 def cells(loads: Sequence[Load], is_open: bool) -> str:
     rates = [load.throughput for load in loads]
-    ttft = f"{middle(loads, lambda one: one.ttft[0]):.0f} / {middle(loads, lambda one: one.ttft[1]):.0f}"
-    tpot = f"{middle(loads, lambda one: one.tpot[0]):.2f} / {middle(loads, lambda one: one.tpot[1]):.2f}"
+    ttft = f"{middle(loads, lambda load: load.ttft[0]):.0f} / {middle(loads, lambda load: load.ttft[1]):.0f}"
+    tpot = f"{middle(loads, lambda load: load.tpot[0]):.2f} / {middle(loads, lambda load: load.tpot[1]):.2f}"
     row = f"{median(rates):.0f} | {min(rates):.0f} to {max(rates):.0f} | {ttft} | {tpot}"
-    return f"{row} | {middle(loads, lambda one: one.good_rate):.1f}" if is_open else row
+    return f"{row} | {middle(loads, lambda load: load.good_rate):.1f}" if is_open else row
 
 
 def measure(options: argparse.Namespace, numbers: tuple[int, int], is_open: bool) -> dict[str, list[Load]]:
@@ -91,16 +91,16 @@ def main() -> None:
         parser.error("--open needs --arrivals")
     began = time.monotonic()
     rows: dict[bool, list[str]] = {False: [], True: []}
-    for is_open, numbers in [(False, one) for one in options.closed] + [(True, one) for one in options.open]:
+    for is_open, numbers in [(False, load) for load in options.closed] + [(True, load) for load in options.open]:
         if time.monotonic() - began > options.seconds:
             print(f"{numbers[0]} is left out: {options.seconds:g} s have passed", flush=True)
             continue
         print(f"{numbers[0]} {'requests/s' if is_open else 'streams'}", flush=True)
         found = measure(options, numbers, is_open)
-        base = median(one.throughput for one in found[options.servers[0].name])
+        base = median(load.throughput for load in found[options.servers[0].name])
         for server in options.servers:
             loads = found[server.name]
-            ratio = median(one.throughput for one in loads) / base
+            ratio = median(load.throughput for load in loads) / base
             rows[is_open].append(f"| {numbers[0]} | {server.name} | {cells(loads, is_open)} | {ratio:.2f} |")
     for is_open, lines in rows.items():
         if lines:

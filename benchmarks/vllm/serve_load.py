@@ -150,15 +150,15 @@ async def run(options: argparse.Namespace) -> Load:
     answers = client.answers
     if not answers:
         raise SystemExit(f"{name}: no request was answered, {client.num_refused} were refused")
-    seconds = max(one.ended for one in answers) - min(one.sent for one in answers)
+    seconds = max(answer.ended for answer in answers) - min(answer.sent for answer in answers)
     return Load(
         name=name,
-        throughput=sum(one.tokens for one in answers) / seconds,
-        ttft=quantiles([one.ttft for one in answers]),
-        tpot=quantiles([one.tpot for one in answers]),
+        throughput=sum(answer.tokens for answer in answers) / seconds,
+        ttft=quantiles([answer.ttft for answer in answers]),
+        tpot=quantiles([answer.tpot for answer in answers]),
         answered=len(answers),
         refused=client.num_refused,
-        good=sum(1e3 * one.ttft <= options.max_ttft and 1e3 * one.tpot <= options.max_tpot for one in answers),
+        good=sum(1e3 * answer.ttft <= options.max_ttft and 1e3 * answer.tpot <= options.max_tpot for answer in answers),
         seconds=seconds,
     )
 

@@ -209,7 +209,7 @@ def log_decisions(policy: Any) -> None:
     drafts, observe = policy._drafts, policy.observe
     find = drafts.find
     print(
-        json.dumps({"prefill_us": {name: 1e6 * one for name, one in drafts._prefill._calibrated.items()}}),
+        json.dumps({"prefill_us": {name: 1e6 * curve for name, curve in drafts._prefill._calibrated.items()}}),
         file=sys.stderr,
     )
 
@@ -222,14 +222,16 @@ def log_decisions(policy: Any) -> None:
             "waits": drafts.is_waiting,
         }
         seen["switch_ms"] = 1e3 * drafts._switch_on.seconds(len(batch))
-        seen["prefill_ms"] = 1e3 * sum(drafts._prefill.seconds(one) for one in batch)
+        seen["prefill_ms"] = 1e3 * sum(drafts._prefill.seconds(candidate) for candidate in batch)
         seen["alphas"] = [round(alpha, 3) for alpha in policy.alphas(batch[0].category)[:4]] if batch else []
         print(json.dumps(seen), file=sys.stderr)
         return depths
 
     def observed(step: Any) -> None:
         seen = {"step": [step.batch, step.rows, step.prefill_rows, step.is_timed, round(1e3 * step.verify_seconds, 2)]}
-        seen["drafting"] = [[one.depth, round(1e3 * one.seconds, 2), one.prefill_tokens] for one in step.drafting]
+        seen["drafting"] = [
+            [drafting.depth, round(1e3 * drafting.seconds, 2), drafting.prefill_tokens] for drafting in step.drafting
+        ]
         print(json.dumps(seen), file=sys.stderr)
         observe(step)
 

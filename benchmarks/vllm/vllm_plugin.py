@@ -29,7 +29,7 @@ on: "cached", in the column "counted", is how many prompt tokens an engine found
 With `--tokens 1` and one sequence, a run lasts until the first token.
 
 A contender that does not start or that fails is left out with the end of its log; the others go on. Contenders that --large
-names also run sizes above 64, with a larger KV cache. Needs vLLM on PYTHONPATH beside src/; the plugin needs no installation.
+names also run sizes above 64, with a larger KV cache. Needs vLLM on PYTHONPATH next to src/; the plugin needs no installation.
 """
 
 import argparse
@@ -142,7 +142,7 @@ def parse() -> argparse.Namespace:
         "--turn-tokens",
         type=int,
         default=0,
-        help="prompt tokens that a next turn adds; 0: no next turns, no prefix caching",
+        help="prompt tokens that a next turn adds; 0 turns next turns and prefix caching off",
     )
     parser.add_argument("--depth", type=int, default=4, help="num_speculative_tokens of vLLM")
     parser.add_argument(
@@ -191,7 +191,7 @@ def start(names: Sequence[str], options: argparse.Namespace, children: dict[str,
 
 def is_ready(name: str, children: dict[str, Child], options: argparse.Namespace) -> bool:
     """Wait for a process, and for its draft worker if it has one. One that does not start is stopped."""
-    for child in [children[one] for one in (f"{name}_worker", name) if one in children]:
+    for child in [children[process] for process in (f"{name}_worker", name) if process in children]:
         try:
             print(f"{child.name}: ready after {child.wait(options.ready_seconds):.0f} s", flush=True)
         except Lost as lost:
@@ -316,7 +316,7 @@ def main() -> None:
         measurement.time_runs([run for run in runs if run.index > 0])
         print("", tables(measurement.outcomes), f"{time.perf_counter() - started:.0f} s", sep="\n\n", flush=True)
         if options.out:
-            options.out.write_text(json.dumps([one._asdict() for one in measurement.outcomes]), "utf-8")
+            options.out.write_text(json.dumps([outcome._asdict() for outcome in measurement.outcomes]), "utf-8")
     finally:
         for child in children.values():
             child.terminate()

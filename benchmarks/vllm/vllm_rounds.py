@@ -144,7 +144,7 @@ def tables(outcomes: Sequence[Outcome]) -> str:
     """A table of each group of prompts. Ratios compare medians. Texts are compared with those of plain_sync, else of plain."""
     parts = []
     for group in (NEW, NEXT, REPEATED):
-        keys = list(dict.fromkeys((one.size, one.contender) for one in outcomes if one.group == group))
+        keys = list(dict.fromkeys((outcome.size, outcome.contender) for outcome in outcomes if outcome.group == group))
         keys.sort(key=lambda key: key[0])
         rows = [_row(outcomes, group, *key) for key in keys]
         if rows:
@@ -154,19 +154,19 @@ def tables(outcomes: Sequence[Outcome]) -> str:
 
 def _row(outcomes: Sequence[Outcome], group: str, size: int, contender: str) -> str:
     own = _select(outcomes, group, size, contender)
-    rates = [one.rate for one in own]
+    rates = [run.rate for run in own]
     ratios = []
     for base in ("plain", "plain_sync"):
         others = _base(outcomes, own, base)
-        ratios.append(f"{median(rates) / median([one.rate for one in others]):.2f}" if others else "")
+        ratios.append(f"{median(rates) / median([run.rate for run in others]):.2f}" if others else "")
     texts = _base(outcomes, own, "plain_sync") or _base(outcomes, own, "plain")
-    by_index = {one.index: one.tokens for one in texts}
-    compared = [one for one in own if one.index in by_index]
-    same = [a == b for one in compared for a, b in zip(one.tokens, by_index[one.index], strict=True)]
+    by_index = {run.index: run.tokens for run in texts}
+    compared = [run for run in own if run.index in by_index]
+    same = [a == b for run in compared for a, b in zip(run.tokens, by_index[run.index], strict=True)]
     differing = f"{same.count(False)} of {len(same)}" if same else ""
     total: Counter[str] = Counter()
-    for one in own:
-        total.update(one.counted)
+    for run in own:
+        total.update(run.counted)
     counted = ", ".join(f"{value} {key}" for key, value in total.items())
     spread = f"{min(rates):.0f} to {max(rates):.0f}"
     return f"| {size} | {contender} | {median(rates):.0f} | {spread} | {' | '.join(ratios)} | {differing} | {counted} |"
@@ -174,11 +174,11 @@ def _row(outcomes: Sequence[Outcome], group: str, size: int, contender: str) -> 
 
 def _base(outcomes: Sequence[Outcome], own: Sequence[Outcome], base: str) -> list[Outcome]:
     """Runs of `base` with the prompts of `own`: of the same group, or those of new prompts if it repeats none."""
-    group, indices = own[0].group, {one.index for one in own}
+    group, indices = own[0].group, {run.index for run in own}
     found = _select(outcomes, group, own[0].size, base)
     if group == REPEATED and not found:
         found = _select(outcomes, NEW, own[0].size, base)
-    return [one for one in found if one.index in indices]
+    return [run for run in found if run.index in indices]
 
 
 def _select(outcomes: Sequence[Outcome], group: str, size: int, contender: str) -> list[Outcome]:
