@@ -118,7 +118,7 @@ def traffic_class(sequence: Sequence) -> str:
 
 
 class TrafficClasses:
-    """By class: the breaker, the drift test, and counts for reports."""
+    """Holds the breaker, the drift test, and the counts for reports of every traffic class."""
 
     def __init__(self, breaker: Breaker) -> None:
         self.breaker = breaker

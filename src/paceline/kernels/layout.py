@@ -76,8 +76,8 @@ class PassRows:
     starts: Sequence[int]
     context_lens: Sequence[int]
     block_tables: Sequence[int]
-    """Of all sequences, one after the other, `max_blocks` each."""
+    """The tables of all sequences, one after another, with `max_blocks` entries each."""
     max_blocks: int
     ancestors: Sequence[int]
-    """As in `AttentionLayout`, but empty if all sequences are chains."""
+    """The bitmasks of `AttentionLayout`. It is empty if all sequences are chains."""
     logit_rows: Sequence[int]

@@ -35,7 +35,7 @@ class HeadShare:
     planes: list[Tensor]
     """[num_blocks, BLOCK_SIZE, E] uint8 for keys and for values of every layer."""
     copies: list[list[Tensor]]
-    """The same of every further rank with these heads."""
+    """The same planes of every further rank with these heads."""
 
 
 def layer_bytes(runner: ModelRunner) -> int:
@@ -235,7 +235,7 @@ def _rows_of(values: Tensor) -> Planes:
 
 
 def _rows_in(rows: ByteArray) -> Planes:
-    """The same in host memory, which may be read-only."""
+    """The same for values in host memory, which may be read-only."""
     assert rows.flags.c_contiguous
     return Planes.interleaved(torch.device("cpu"), rows.ctypes.data, rows.shape[1], rows.shape[2] * rows.shape[3])
 

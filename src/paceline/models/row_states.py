@@ -42,7 +42,7 @@ class RowStates(Mapping[int, Tensor]):
         return cls(states, parts[0].layers, range(states.shape[1]))
 
     def copy(self) -> "RowStates":
-        """The same states in their own memory."""
+        """Returns the states in memory of their own, copied if necessary."""
         own = self._chosen(self.states)
         own = own.clone() if own.untyped_storage().data_ptr() == self.states.untyped_storage().data_ptr() else own
         return RowStates(own.contiguous(), self.layers, range(len(self.rows)))

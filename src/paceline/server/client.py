@@ -36,7 +36,7 @@ class ServerClient:
             raise InvalidRequest(f"{self.url}{path} is no route of Paceline: it did not return JSON") from None
 
     def text(self, path: str, method: str = "GET", body: object = None, **query: object) -> str:
-        """The same as text."""
+        """Sends a request and returns the response as text."""
         data, headers = None, dict(self._headers)
         if body is not None:
             data = json.dumps(body).encode()

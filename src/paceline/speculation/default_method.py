@@ -48,7 +48,7 @@ class _Measured:
     rounds: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    """Of the window that is not complete: sum over sequences of the time of their steps."""
+    """Sum over sequences of the time of their steps, in the window that is not complete."""
 
     def add(self, batch: int, tokens: int, seconds: float) -> bool:
         """Returns whether a window is complete."""

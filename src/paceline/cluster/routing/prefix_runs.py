@@ -10,11 +10,11 @@ class Run:
         self.keys, self.start, self.parent = keys, start, parent
         """`start` is the number of blocks before the first."""
         self.children: dict[int, Run] = {}
-        """By their first key."""
+        """The runs that follow, by their first key."""
         self.holders = 0
-        """Those that have every block up to the end of the run."""
+        """The holders of every block up to the end of the run, as a bitmask."""
         self.orphans = 0
-        """Those that have its blocks, and lack one before them."""
+        """The holders of its blocks that lack a block before them, as a bitmask."""
 
 
 def offset(run: Run, key: int) -> int:

@@ -102,7 +102,7 @@ def request_for(config: EngineConfig, gpu: GpuModel, processes: int | None = Non
 
 
 def run_compiler(request: CompileRequest) -> "subprocess.Popen[str]":
-    """A process that compiles what is requested, without a GPU; it ends with this one."""
+    """A process that compiles what is requested, without a GPU. It ends with the process that started it."""
     environment = {
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",

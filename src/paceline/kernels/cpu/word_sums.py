@@ -20,6 +20,6 @@ def word_sum(words: Tensor) -> int:
 
 
 def word_sum_reference(words: Tensor) -> Tensor:
-    """The same on any device, as a signed integer."""
+    """Computes the same sum on any device, as a signed integer."""
     factors = torch.arange(1, 2 * words.numel() + 1, 2, device=words.device)
     return (words * factors).sum()

@@ -145,7 +145,7 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
-        """From config.json, as written by transformers 4 or 5."""
+        """Reads config.json, as written by transformers 4 or 5."""
         fields = Metadata("config.json", config)
         architecture = fields.text("model_type", "unknown")
         _check_architecture(architecture, ARCHITECTURES)

@@ -46,7 +46,7 @@ class Inflation:
 
     @classmethod
     def parse(cls, name: str) -> "Inflation":
-        """From `inflate:SHAPE?base=…&noise=…&seed=…`; the parameters are optional."""
+        """Parses `inflate:SHAPE?base=…&noise=…&seed=…`. The parameters are optional."""
         shape, _, query = name.removeprefix(PREFIX).partition("?")
         kinds = {"base": str, "noise": float, "seed": int}
         given = dict(parse_qsl(query, keep_blank_values=True))

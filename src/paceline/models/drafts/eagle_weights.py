@@ -52,7 +52,7 @@ class EagleConfig:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], target: ModelConfig) -> "EagleConfig":
-        """From config.json in the layout of Paceline or of `speculators`."""
+        """Reads config.json in the layout of Paceline or of `speculators`."""
         if "speculators_model_type" in config:
             return cls._published(config, target)
         fields = Metadata("config.json of the draft", config)

@@ -82,7 +82,7 @@ class PassGraph:
         self._done = StreamEvent(context.device)
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:
-        """As `ModelRunner.forward`. Logits and hidden states are valid until the next run."""
+        """Computes `ModelRunner.forward`. Logits and hidden states are valid until the next run."""
         logit_rows = self._fill(spans)
         self._pass.longs.copy_(self._host_longs, non_blocking=True)
         self._pass.ints.copy_(self._host_ints, non_blocking=True)

@@ -261,7 +261,7 @@ class RaggedGraph(RaggedPass):
         self._logit_rows = torch.empty(0, dtype=torch.int64)
 
     def forward(self) -> ForwardOutput:
-        """As `RaggedPass.forward`; the states are valid until the next pass."""
+        """Computes `RaggedPass.forward`. The states are valid until the next pass."""
         return self._graph.replay()
 
     def logits(
@@ -274,7 +274,7 @@ class RaggedGraph(RaggedPass):
         return head_logits(self._context.model, states[rows]) if len(rows) else None
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:
-        """As `ModelRunner.forward`."""
+        """Computes `ModelRunner.forward`."""
         host = self.inputs.next_on_host(self.size)
         count, logit_rows = host.write(spans)
         self.on_device.copy(host, len(spans))

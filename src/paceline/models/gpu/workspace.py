@@ -78,7 +78,7 @@ class PassContext:
         return self.model.device
 
     def plan(self, size: PassSize) -> AttentionPlan:
-        """As `plan_pass`, with the scratch memory that all passes share."""
+        """Calls `plan_pass` with the scratch memory that all passes share."""
         return plan_pass(self.model, size, self.workspace.attention_scratch)
 
     def forward(

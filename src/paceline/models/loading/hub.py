@@ -39,7 +39,7 @@ def _shipped(role: str) -> str:
 
 
 def find_checkpoint(name_or_path: str | Path) -> Path:
-    """As `find_model`, but the .gguf file in place of a folder that has one and no config.json."""
+    """Works as `find_model`, but returns the .gguf file in place of a folder that has one and no config.json."""
     path = find_model(name_or_path)
     if path.is_file():
         if path.suffix != ".gguf":

@@ -46,11 +46,11 @@ class Rates:
     """Requests per second that a decision is based on."""
 
     load: float = 0.0
-    """Of the last interval."""
+    """The rate in the last interval."""
     forecast: float = 0.0
-    """Expected when a worker that starts now is ready."""
+    """The rate that is expected when a worker that starts now is ready."""
     capacity: float = 0.0
-    """Of one target worker within the objective. 0 if it is not known."""
+    """The rate of one target worker within the objective. 0 if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

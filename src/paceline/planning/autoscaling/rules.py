@@ -13,7 +13,7 @@ STABLE_SECONDS = 300.0
 
 
 class FixedSize:
-    """The same size all the time."""
+    """Keeps the same size all the time."""
 
     interval = 10.0
 

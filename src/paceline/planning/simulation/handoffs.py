@@ -42,7 +42,7 @@ class Handoffs:
         """Usable prefill workers by number."""
         self._policies: dict[int, HandoffPolicy] = {}
         self._pending: dict[int, RemotePrompt] = {}
-        """By the id of the request."""
+        """The prompts in hand-off, by the id of the request."""
         self._link_free: dict[int, float] = {}
         """Time at which the link of a prefill worker is free."""
         self.num_done = self.num_failed = 0

@@ -26,7 +26,7 @@ LOW_ROUNDS = 3
 
 
 class FixedDepth:
-    """The same depth in every step, for measurements."""
+    """Takes the same depth in every step, for measurements."""
 
     advantage: float | None = None
 

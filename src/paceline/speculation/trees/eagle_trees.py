@@ -83,7 +83,7 @@ class EagleTrees:
         return trees
 
     def grow_on_device(self, starts: Sequence[TreeStart], states: Tensor) -> list[Growth]:
-        """The same trees up to `DEVICE_LEVELS`; the host reads them once."""
+        """Grows the same trees up to `DEVICE_LEVELS`. The host reads them once."""
         budgets = [start.budget for start in starts]
         most = max(budgets)
         branches = min(BRANCHES, most, self._model.vocabulary.head.shape[0])

@@ -42,7 +42,7 @@ class ControlBuffer:
         self._draft_tables = None if draft_scratch is None else BlockTableRows(drafts.reshape(size, -1), draft_scratch)
 
     def write(self, limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]) -> None:
-        """By slot; the arguments of `GraphBatch.submit`."""
+        """Writes the arguments of `GraphBatch.submit`, which are by slot."""
         slots = len(limits)
         self._active[:slots] = [limit is not None for limit in limits]
         self._limits[:slots] = [limit or 0 for limit in limits]

@@ -191,7 +191,7 @@ class ClosedBatch:
         return min(max(math.floor(drawn + self._dice.random()), least), tokens)
 
     def _draw_rounds(self, tokens: int, depth: int, kind: KindTokens) -> int:
-        """The same, drawn round by round."""
+        """Draws the same number of rounds, round by round."""
         count = 0
         while tokens > 0:
             tokens -= 1 + num_accepted(kind, depth, self._dice)

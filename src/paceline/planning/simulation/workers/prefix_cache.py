@@ -16,7 +16,7 @@ class _Run:
     def __init__(self, keys: list[int], parent: "_Run | None") -> None:
         self.keys, self.parent = keys, parent
         self.children: dict[int, _Run] = {}
-        """By their first block."""
+        """The runs that follow, by their first block."""
 
 
 class PrefixCache:
@@ -44,7 +44,7 @@ class PrefixCache:
         return count * self._block_tokens
 
     def held(self, prompt: PromptBlocks) -> int:
-        """As `cached`, without a change of the order of eviction."""
+        """Returns the same as `cached`, without a change of the order of eviction."""
         chain, count, run = prompt.chain, 0, self._root
         while count < len(chain) and (child := run.children.get(chain[count])) is not None:
             common = _num_common(child.keys, chain, count)

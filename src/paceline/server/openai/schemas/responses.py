@@ -58,7 +58,7 @@ class ChatChoice(BaseModel):
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     token_ids: list[int] | None = None
-    """With `return_token_ids`."""
+    """Only present with `return_token_ids`."""
 
 
 class ChatCompletion(BaseModel):
@@ -71,9 +71,9 @@ class ChatCompletion(BaseModel):
     usage: Usage
     metrics: ResponseMetrics
     prompt_token_ids: list[int] | None = None
-    """With `return_token_ids`."""
+    """Only present with `return_token_ids`."""
     prompt_logprobs: list[dict[int, Any] | None] | None = None
-    """With `prompt_logprobs`."""
+    """Only present with `prompt_logprobs`."""
 
 
 class CompletionChoice(BaseModel):
@@ -82,11 +82,11 @@ class CompletionChoice(BaseModel):
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
     prompt_token_ids: list[int] | None = None
-    """With `return_token_ids`."""
+    """Only present with `return_token_ids`."""
     token_ids: list[int] | None = None
-    """With `return_token_ids`."""
+    """Only present with `return_token_ids`."""
     prompt_logprobs: list[dict[int, Any] | None] | None = None
-    """With `prompt_logprobs`."""
+    """Only present with `prompt_logprobs`."""
 
 
 class Completion(BaseModel):
