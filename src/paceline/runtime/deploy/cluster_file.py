@@ -15,7 +15,7 @@ def is_cluster_file(path: Path) -> bool:
 
 
 def load_cluster(path: Path) -> ClusterConfig:
-    """The configuration; folders in it are relative to the file."""
+    """The configuration. Folders in it are relative to the file."""
     document = _document(path)
     try:
         config = cluster_config(document)

@@ -24,7 +24,7 @@ from paceline.runtime.wire.keys import KeyFolder, KeyPair
 
 STOP_SECONDS = 30.0
 UP = b"up"
-"""Result of the supervisor once its workers are started; anything else is an error message."""
+"""Result of the supervisor once its workers are started. Any other result is an error message."""
 
 
 def gateway_key(config: ClusterConfig) -> KeyPair | None:

@@ -32,7 +32,7 @@ class Member:
 
 class Directory(Protocol):
     def members(self) -> Sequence[Member]:
-        """All current members. May block for a moment; called at an interval."""
+        """All current members. The call may block for a moment, and is made at an interval."""
         ...
 
 

@@ -116,8 +116,8 @@ class DraftSwap:
         self._pools.edit(change)
 
     def run(self, wait: Callable[[], bool], load_seconds: float, report: Callable[[str], None]) -> TrialDecision:
-        """The whole swap. `wait` pauses between two looks, and returns False to give up; then, or after an error, the old draft
-        stays. The new workers must be ready within `load_seconds`."""
+        """Run the whole swap. `wait` pauses between two looks, and returns False to give up. The old draft stays if the swap is
+        given up or fails. The new workers must be ready within `load_seconds`."""
         self.start()
         decision = TrialDecision(TrialVerdict.ROLL_BACK, None, "the trial was interrupted")
         try:

@@ -80,7 +80,7 @@ def make_worker(spec: WorkerSpec) -> Worker:
 
 class Process:
     """This process, as signals and its parent control it. SIGTERM and SIGINT drain the worker within `drain_seconds`, and a
-    second one stops it at once. The parent's lines on standard input are `drain SECONDS`; the end of the input stops it."""
+    second signal stops it at once. The parent's lines on standard input are `drain SECONDS`; the end of the input stops it."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec

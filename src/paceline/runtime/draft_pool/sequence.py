@@ -13,8 +13,8 @@ from paceline.runtime.wire.messages import Open, RoundDraft, RoundRequest, Seque
 from paceline.speculation.proposer import Progress
 
 MAX_MEASURED_ROUNDS = 64
-"""Rounds that count as one sequence for the goodput of a draft; a longer sequence counts again. A short one counts as well: a
-good draft needs few rounds."""
+"""Rounds that count as one sequence for the goodput of a draft; a longer sequence counts again. A short sequence counts as
+well, because a good draft needs few rounds."""
 MAX_LATENESS = 1.2
 """Expected time of a draft, as a multiple of the time to the deadline, up to which the draft is waited for."""
 

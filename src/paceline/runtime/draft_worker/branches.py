@@ -1,7 +1,7 @@
 """Branches packed into bytes: all of one length, with numbers of fixed width.
 
 A branch of n tokens is its accepted count (8 bits), the token that follows, and the n tokens drafted after it. Tokens have 16
-bits, or 32 for large vocabularies; little-endian. n = 0: the branch is being drafted.
+bits, or 32 for large vocabularies. All numbers are little-endian. n is 0 while the branch is being drafted.
 """
 
 from collections.abc import Iterable, Sequence

@@ -17,7 +17,7 @@ from paceline.speculation.verification.noise import Purpose, gumbel_at
 from paceline.speculation.verification.rows import RowContext
 
 MAX_TOKENS = 96
-"""Tokens per distribution; seven distributions stay below 3.4 KB."""
+"""Tokens per distribution. Seven distributions stay below 3.4 KB."""
 TOTAL_WEIGHT = 1 << 14
 MAX_VOCABULARY = 1 << 24
 

@@ -52,7 +52,7 @@ class TargetInbox:
         self._is_draining = True
 
     def receive(self, seconds: float) -> None:
-        """Handle the messages that have arrived; waits up to `seconds` for the first. Drops targets that are silent."""
+        """Handle the messages that have arrived. Waits up to `seconds` for the first message. Drops targets that are silent."""
         for _ in range(MESSAGES_PER_ITERATION):
             received = self._listener.receive(seconds)
             if received is None:
@@ -131,7 +131,7 @@ class TargetInbox:
         self._sender.answer(peer, target)
 
     def _start_rounds(self, peer: Peer, target: TargetSession, message: Advance) -> None:
-        """Start the rounds of a message; sequences with an error are closed and reported."""
+        """Start the rounds of a message. Sequences with an error are closed and reported."""
         failed: defaultdict[ErrorCode, list[int]] = defaultdict(list)
         for request in message.rounds:
             code = self._scheduler.start_round(target, request)

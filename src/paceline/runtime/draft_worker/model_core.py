@@ -45,7 +45,7 @@ class ModelCore:
         return self.drafter.num_free_blocks
 
     def warm_up(self, max_num_seqs: int, window: int) -> None:
-        """Compile kernels and capture graphs before the first branch; without effect on a CPU."""
+        """Compile kernels and capture graphs before the first branch. Has no effect on a CPU."""
         if self._stream is None:
             return
         from paceline.models.gpu.runner import GpuRunner
@@ -97,7 +97,7 @@ class ModelCore:
                 yield
 
     def _draft(self, chunks: Sequence[Chunk], ending: Sequence[DraftBranch]) -> list[DraftedToken]:
-        """One pass over the chunks; the tokens after the branches that end in it."""
+        """Run one pass over the chunks. Returns the tokens after the branches that end in it."""
         if not any(branch.is_ranked for branch in ending) and (picks := self.drafter.pick(chunks)) is not None:
             return [DraftedToken(token) for token in picks]
         logits = self.drafter.forward(chunks)
@@ -124,7 +124,7 @@ class Ranking(NamedTuple):
     tokens: list[int]
     """Most likely first."""
     gap: float
-    """Score of the first less that of the second; infinite if there is no second."""
+    """Score of the first token less that of the second. Infinite if there is no second token."""
 
 
 def rank(logits: Tensor, rows: Sequence[RowContext], params: Sequence[SequenceParams]) -> list[Ranking]:

@@ -25,7 +25,7 @@ class DraftLimits:
 
     max_sequences: int = 256
     max_tokens: int = 1 << 20
-    """Tokens of all sequences together; the capacity of the core's cache."""
+    """Tokens of all sequences together, which is the capacity of the core's cache."""
     max_batch: int = 64
     """Branches of one pass."""
     ahead_nodes: int = 64
@@ -168,7 +168,8 @@ class DraftScheduler:
             self.close(target, list(target.sequences))
 
     def schedule(self) -> list[DraftBranch]:
-        """Branches of the next pass: those that targets wait for, then those drafted ahead; round-robin over targets."""
+        """Branches of the next pass, round-robin over targets. The branches that targets wait for come first, then those
+        drafted ahead."""
         self._learn()
         targets = list(self.targets.values())
         self._num_passes += 1

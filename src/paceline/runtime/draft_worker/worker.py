@@ -107,8 +107,8 @@ class DraftWorker:
         self._listener.wake()
 
     def drain(self, seconds: float) -> None:
-        """Answer the rounds that targets wait for, then send each target `Goodbye` and return from `run`; all within `seconds`.
-        Any thread may call it."""
+        """Answer the rounds that targets wait for, then send each target `Goodbye` and return from `run`. This takes at most
+        `seconds`. Any thread may call it."""
         self._inbox.drain()
         self._drain_seconds = seconds
         self._listener.wake()
@@ -162,7 +162,7 @@ class DraftWorker:
         return drafted
 
     def _append(self, branches: list[DraftBranch], drafted: Sequence[DraftedToken | None]) -> None:
-        """Append the drafted tokens to their branches; a branch without one may lack a block of the cache."""
+        """Append the drafted tokens to their branches. A branch without a token may lack a block of the cache."""
         for branch, token in zip(branches, drafted, strict=True):
             branch.append(token)
         if None in drafted:

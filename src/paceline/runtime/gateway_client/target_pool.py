@@ -101,7 +101,7 @@ class TargetPool:
         return dict(self._targets)
 
     def workers(self) -> list[WorkerStatus]:
-        """The status of every worker in the directory; of every configured one before the directory was read."""
+        """The status of every worker in the directory. Before the directory was read, these are the configured workers."""
         pools, members = self._config.pools, self._targets.members
         if not members:
             members = tuple(Member(name, pool.name, pool.role, "") for pool in pools for name in pool.worker_names)

@@ -48,7 +48,7 @@ class ExportJob:
         self.transfer = Transfer([plan.size(part) for part in self.parts])
         self.handle: TransferHandle | None = None
         self.is_over = False
-        """Whether the job has ended; nothing more is copied."""
+        """Whether the job has ended, so that nothing more is copied."""
         self.num_missing = len(self.parts)
         """Parts that are not filled yet."""
         self._runner = runner

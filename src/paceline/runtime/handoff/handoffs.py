@@ -33,7 +33,8 @@ from paceline.speculation.proposers.pending_states import SEQUENCE_ROWS
 logger = logging.getLogger(__name__)
 
 PEER_SECONDS, MIN_PEER_SECONDS = 5.0, 0.25
-"""Timeout for a peer's blocks: the time to compute them here, at least the second; the first if that time is unknown."""
+"""Timeout for a peer's blocks. It is the time to compute them here, but at least `MIN_PEER_SECONDS`. If that time is unknown,
+it is `PEER_SECONDS`."""
 
 
 class Handoffs:

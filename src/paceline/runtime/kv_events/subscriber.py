@@ -58,7 +58,7 @@ class KvSubscriber:
         self._retry_time: float | None = None
         """Time to request the whole cache again."""
         self._is_full_replay = False
-        """Whether the whole cache was requested and no reply has arrived; without one, continue at `_resume_number`."""
+        """Whether the whole cache was requested and no reply has arrived. Without a reply, continue at `_resume_number`."""
         self._resume_number: int | None = None
         self._held: deque[tuple[int, bytes]] = deque(maxlen=MAX_HELD_BATCHES)
         """Live batches that arrived during a replay."""

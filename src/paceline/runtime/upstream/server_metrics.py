@@ -20,7 +20,7 @@ class ServerLoad:
 
 
 def parse_load(metrics: str) -> ServerLoad:
-    """The load in a Prometheus text; zero for what it does not have."""
+    """The load in a Prometheus text. Values that the text does not have are zero."""
     values: dict[str, float] = {}
     for name, value in _SAMPLE.findall(metrics):
         try:

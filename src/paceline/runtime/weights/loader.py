@@ -38,7 +38,7 @@ from paceline.runtime.wire.target_messages import LoadProgress
 logger = logging.getLogger(__name__)
 
 MAX_PEERS = 8
-"""Peers that one worker loads from; chosen at random if there are more."""
+"""Most peers that one worker loads from. They are chosen at random if there are more."""
 
 
 class WeightsUnavailable(PacelineError):

@@ -12,7 +12,7 @@ FASTER, SLOWER = 1.5, 0.6
 QUIET_STEPS, SENDING_STEPS = 8, 24
 """Steps of the two kinds of periods that alternate while the worker serves requests."""
 PERIOD_SECONDS = 1.0
-"""Longest period; its steps are then too few to compare."""
+"""Longest period. A period that lasts so long has too few steps to compare."""
 POLL_SECONDS = 0.002
 
 

@@ -161,7 +161,7 @@ class PartQueue:
 
 class WeightSources:
     """A thread for each source, which loads parts of `queue` into `streamed`. When the last source fails, `fallback` creates
-    another; if that raises, steps that wait for a layer get its exception."""
+    another source. If that raises, steps that wait for a layer get its exception."""
 
     def __init__(
         self, streamed: StreamedWeights, queue: PartQueue, fallback: Callable[[], Source] | None = None

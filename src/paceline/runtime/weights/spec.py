@@ -12,7 +12,7 @@ from paceline.runtime.wire.keys import KEY_ROLE_OF
 class PeerAddress:
     name: str
     address: str = ""
-    """Address of its weight server; port 0 if it is known only once the peer runs."""
+    """Address of its weight server. The port is 0 if it is known only once the peer runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class WeightSpec:
 
 
 def weight_specs(config: ClusterConfig, addresses: Mapping[str, str]) -> dict[str, WeightSpec]:
-    """Specs by worker name. `addresses` has the addresses to bind under `weight_server_name`; workers without one are absent.
-    Workers with the same key and model are peers, whatever their number of ranks is."""
+    """Specs by worker name. `addresses` has the addresses to bind under `weight_server_name`; workers without an address are
+    absent. Workers with the same key and model are peers, whatever their number of ranks is."""
     if not config.weights.from_peers:
         return {}
     groups: dict[tuple[str, ...], list[str]] = {}

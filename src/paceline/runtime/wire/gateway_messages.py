@@ -88,9 +88,8 @@ class StatusRequest(Message, frozen=True, tag=25):
 
 
 class Prefill(Message, frozen=True, tag=26):
-    """From a target to a prefill worker: compute these tokens and offer the KV blocks from block `first` on.
-
-    Answered by `PrefillStarted` or `RequestFailed`; ended by `Cancel`, or when the target stays silent.
+    """From a target to a prefill worker, which computes these tokens and offers the KV blocks from block `first` on. Answered
+    by `PrefillStarted` or `RequestFailed`. It is ended by `Cancel`, or when the target stays silent.
     """
 
     epoch: Large

@@ -67,7 +67,7 @@ class Open(Message, frozen=True, tag=2):
     """A sequence and all its committed tokens. An open sequence starts again. Answered by nothing, or by `Busy`."""
 
     epoch: Large
-    """Epoch of the draft worker, from its `Hello`; the same in every message to it."""
+    """Epoch of the draft worker, from its `Hello`. It is the same in every message to the worker."""
     sequence: Large
     ids: Tokens
     num_prompt: Count
@@ -83,7 +83,7 @@ class RoundRequest(Record, frozen=True):
 
     sequence: Large
     round: Count
-    """Number of the round, higher than all before it; the answer repeats it."""
+    """Number of the round, higher than all before it. The answer repeats it."""
     base: Count
     """Length of the sequence before the newly committed tokens. It must equal the worker's length."""
     tokens: Tokens

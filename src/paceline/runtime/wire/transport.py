@@ -163,7 +163,7 @@ class Listener(_Endpoint[M]):
         return Received(peer, self._decode(bodies[0]), len(bodies[0]))
 
     def send(self, peer: Peer, message: Any) -> bool:
-        """False if the peer is gone or its queue is full; the message is dropped and counted."""
+        """Send a message. Returns False if the peer is gone or its queue is full. The message is then dropped and counted."""
         return self._send(peer, message)
 
     def post(self, peer: Peer, message: Any) -> None:
@@ -231,7 +231,7 @@ class Connection(_Endpoint[M]):
         return self._decode(frames[0])
 
     def send(self, message: Any) -> bool:
-        """False if the queue is full; the message is dropped and counted."""
+        """Send a message. Returns False if the queue is full. The message is then dropped and counted."""
         return self._send(b"", message)
 
     def post(self, message: Any) -> None:
