@@ -41,10 +41,10 @@ class _Commands(TyperGroup):
 
 
 def _hide_flag_values(command: Any, ctx: Any) -> None:
-    """The help of a command and of its commands shows no type beside a flag, which takes no value."""
+    """The help of a command and of its commands shows no type next to a flag, which takes no value."""
     _without_flag_values(command.get_params(ctx))
-    for one in getattr(command, "commands", {}).values():
-        _hide_flag_values(one, ctx)
+    for subcommand in getattr(command, "commands", {}).values():
+        _hide_flag_values(subcommand, ctx)
 
 
 def _without_flag_values(params: list[Any]) -> list[Any]:

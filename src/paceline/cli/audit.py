@@ -45,7 +45,7 @@ def about() -> None:
 
 
 @audit.command(PROMPTS)
-@with_settings({name: one for name, one in ENGINE.items() if name != "audit_fraction"})
+@with_settings({name: option for name, option in ENGINE.items() if name != "audit_fraction"})
 def audit_prompts(
     config: ServerConfig,
     prompts: Annotated[
@@ -164,7 +164,7 @@ def _audit(
     if rule == "rejection":
         require_scipy()
     with loaded(engine) as llm:
-        questions: list[Prompt] = [one.turns[0] for one in chosen]
+        questions: list[Prompt] = [entry.turns[0] for entry in chosen]
         if llm.tokenizer.chat_template is not None:
             questions = [[{"role": "user", "content": text}] for text in questions]
         workload = Workload(questions, sampling, rule, concurrency=concurrency)

@@ -105,7 +105,7 @@ def _workload(
     temperature: float | None,
     seed: int,
 ) -> Workload:
-    """The workload of the preset; an option that is not None replaces the preset's value."""
+    """The workload of the preset. An option that is not None replaces the preset's value."""
     own = {} if temperature is None else {"temperature": temperature}
     return Workload(
         prompts=select(load_prompts(prompts), limit=limit)
@@ -119,7 +119,7 @@ def _workload(
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The files to write; one that is None is not written."""
+    """The files to write. A file that is None is not written."""
 
     json: Path | None
     plot: Path | None
@@ -132,7 +132,9 @@ class _Files:
 
     def write(self, report: Report, profiles: list[Profile]) -> None:
         if self.json is not None:
-            figures = report.to_json() | ({"profiles": [one.to_json() for one in profiles]} if profiles else {})
+            figures = report.to_json() | (
+                {"profiles": [measured.to_json() for measured in profiles]} if profiles else {}
+            )
             write_json(self.json, figures)
         if self.plot is not None:
             from paceline.bench.plots import plot_report
@@ -170,11 +172,11 @@ def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
 
     bandwidth = copy_bandwidth(llm.engine.runner.device, WallClock())
     rounds: dict[str, list[RoundTimes]] = {}
-    for one in recorder.rounds:
-        if one.is_decode:
-            rounds.setdefault(one.label, []).append(one.times)
+    for round_ in recorder.rounds:
+        if round_.is_decode:
+            rounds.setdefault(round_.label, []).append(round_.times)
     found = (profile(name, times, bandwidth) for name, times in rounds.items())
-    return [one for one in found if one is not None]
+    return [value for value in found if value is not None]
 
 
 def _about(config: ServerConfig, preset: str, prompts: Path | None, workload: Workload) -> dict[str, Any]:

@@ -73,7 +73,8 @@ class Conversation:
                 self.send(line)
 
     def send(self, line: str) -> None:
-        """Stream the answer to a message and store both. An interrupted answer is stored as far as it was generated."""
+        """Stream the answer to a message and store the message and the answer. An interrupted answer is stored as far as it was
+        generated."""
         question = {"role": "user", "content": line}
         try:
             trace = self._answer([*self.messages, question])

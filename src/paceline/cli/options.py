@@ -36,7 +36,7 @@ def with_settings(
     settings: Mapping[str, Setting], load: Callable[..., Any] = load_config, has_model_argument: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add one option per setting, and `--config`, to a command. The command receives `load`'s result as `config`.
-    `has_model_argument`: the first argument is another way to give --model."""
+    `has_model_argument` says that the first argument is another way to give --model."""
     names = {name.replace(".", "_"): name for name in settings}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -65,8 +65,8 @@ def with_settings(
 
 
 def sampling_params(config: ServerConfig, usual_tokens: int, **given: Any) -> SamplingParams:
-    """Sampling parameters: the given fields over the configured ones over those that the model recommends. None counts as
-    absent. `usual_tokens` is `max_tokens` when none has one."""
+    """The sampling parameters. Given fields override configured fields, which override those that the model recommends. None
+    counts as absent. `usual_tokens` is `max_tokens` when none has one."""
     given["max_tokens"] = given.get("max_tokens") or config.sampling.max_tokens or usual_tokens
     return config.sampling.params(config.engine.model, **given)
 
@@ -117,7 +117,7 @@ def _panel(setting: Setting) -> str:
 
 
 def default_to(name: str) -> type[TyperGroup]:
-    """A command group that runs `name` unless the first argument is one of its commands. Its help lists the others."""
+    """A command group that runs `name` unless the first argument is one of its commands. Its help lists the other commands."""
 
     class Group(TyperGroup):
         def get_command(self, ctx: Any, cmd_name: str) -> Any:

@@ -121,12 +121,12 @@ async def _run(
 def _questions(prompt: str | None, file: Path | None, prompts: Path | None) -> list[tuple[str, str]]:
     """Texts with their categories."""
     if prompts is not None:
-        return [(one.turns[0], one.category) for one in load_prompts(prompts)]
+        return [(prompt.turns[0], prompt.category) for prompt in load_prompts(prompts)]
     return [(read_prompt(prompt, file), "default")]
 
 
 def _print_servers(orchestrator: Orchestrator) -> None:
-    """Prints both servers, and how their vocabularies and chat templates compare."""
+    """Prints the two servers, and how their vocabularies and chat templates compare."""
     console.err.print(f"target: {orchestrator.target}\ndraft: {orchestrator.draft}", style="dim")
     for check in orchestrator.checks:
         console.err.print(str(check), style="dim", markup=False)

@@ -32,7 +32,7 @@ def write_json(file: Path, figures: dict[str, Any]) -> None:
 
 
 def print_written(*files: Path | None) -> None:
-    """Print a line about each written file; None: it was not requested."""
+    """Print a line about each written file. A file that was not requested is None."""
     for file in files:
         if file is not None:
             console.out.print(f"wrote {file}", markup=False, soft_wrap=True)

@@ -94,7 +94,7 @@ def _of_server(server: ServerClient) -> Iterator[tuple[str, bool, Workers]]:
         found: dict[str, WorkerStatus] = {}
         for model in server.get("/v1/paceline/overview")["models"]:
             report = server.get("/v1/paceline/overview", model=model, since=time.time())
-            found |= {one.name: one for one in msgspec.convert(report["workers"], list[WorkerStatus])}
+            found |= {worker.name: worker for worker in msgspec.convert(report["workers"], list[WorkerStatus])}
         return list(found.values())
 
     yield server.url, all(worker.state in ("ready", "gone") for worker in workers()), workers

@@ -15,12 +15,12 @@ from paceline.core.speculation import MAX_DEPTH
 
 @dataclass(frozen=True, slots=True)
 class DraftPlacement:
-    """The cost of drafts from another machine; false if there is none."""
+    """The cost of drafts from another machine. It is false if no drafts come from another machine."""
 
     network_seconds: float
     price_per_hour: float
     draft_seconds: float | None = None
-    """Time of one drafted token; None: that of the local draft model."""
+    """Time of one drafted token. If it is None, that of the local draft model counts."""
     ready: float = 0.0
     """Share of rounds of a sequence whose draft is ready."""
 
@@ -87,13 +87,15 @@ def measured_case(engine: EngineConfig, trial: Trial, draft: DraftPlacement) -> 
     title = f"{engine.model}, batch {trial.batch}, temperature {trial.sampling.temperature:g}, measured here"
     if found.silent:
         title += f"; drafted nothing: {', '.join(found.silent)}"
-    pools = (in_pool(one, draft, trial.batch) for one in found.methods if one.name == "draft_model" and draft)
+    pools = (
+        in_pool(estimate, draft, trial.batch) for estimate in found.methods if estimate.name == "draft_model" and draft
+    )
     return Case(found.target, (*found.methods, *pools), title)
 
 
 def in_pool(method: Method, placement: DraftPlacement, batch: int) -> Method:
-    """The method `pool`: the same drafts from workers with memory of their own. A step that finds the drafts of all its
-    sequences ready waits for neither the drafts nor the network."""
+    """The method `pool`, which gets the same drafts from workers with memory of their own. A step that finds the drafts of all
+    its sequences ready waits for neither the drafts nor the network."""
     waiting = 1.0 - placement.ready**batch
     each = placement.draft_seconds
     drafts = {

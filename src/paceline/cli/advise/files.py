@@ -47,7 +47,7 @@ def _to_json(advice: Advice, case: Case) -> dict[str, Any]:
         "choice": asdict(advice.choice),
         "reasons": advice.reasons,
         "cautions": [asdict(caution) for caution in advice.cautions],
-        "table": [asdict(one) for one in advice.table],
+        "table": [asdict(prospect) for prospect in advice.table],
         "target": asdict(case.target),
         "methods": [asdict(method) for method in case.methods],
     }

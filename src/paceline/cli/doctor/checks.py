@@ -70,7 +70,7 @@ EXTRAS = {
     "msgspec": ("pool", "clusters"),
     "opentelemetry.exporter.otlp.proto.http": ("trace", "traces"),
 }
-"""By module: the extra that installs it, and the feature that needs it."""
+"""Maps each module to the extra that installs it and the feature that needs it."""
 
 
 def check_machine() -> Iterator[Check]:
@@ -152,7 +152,7 @@ def _gib(count: int) -> str:
 
 
 LARGE_DRAFT = 0.5
-"""Largest useful size of a draft relative to the target: its passes run one after the other."""
+"""Largest useful size of a draft relative to the target, because the draft's passes run in sequence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,8 @@ def require_sound(config: ClusterConfig) -> None:
 
 
 def check_cluster(config: ClusterConfig) -> Iterator[Check]:
-    """Devices and memory are those of this machine; with `ray` the workers run elsewhere, and both are left out."""
+    """Check the settings, and the devices and memory of this machine. With `ray` the workers run elsewhere, so devices and
+    memory are not checked."""
     yield Check(
         "cluster",
         f"{config.name}: {', '.join(f'{pool.name} ({pool.replicas} {pool.role})' for pool in config.pools)}, "
@@ -138,7 +139,8 @@ def _distilled(folder: DraftFolder, targets: dict[str, ModelSketch]) -> ModelSke
 
 
 def distilled_target(folder: DraftFolder, targets: dict[str, ModelSketch]) -> ModelSketch:
-    """The first target that the draft was trained for; raises the `IncompatibleDraft` of the last one if there is none."""
+    """The first target that the draft was trained for. If it fits no target, raises the `IncompatibleDraft` of the last
+    target."""
     reason = IncompatibleDraft(f"{folder.name} needs a target pool whose model can be opened")
     for name, target in targets.items():
         try:
@@ -224,7 +226,7 @@ def _worker_memory(
 
 
 def _check_devices(memory: list[WorkerMemory]) -> Iterator[Check]:
-    """One line per device: what its workers need, and what it has."""
+    """One line per device, with what its workers need and what the device has."""
     for device in sorted({device for worker in memory for device in worker.devices}):
         workers = [worker for worker in memory if device in worker.devices]
         parts = " + ".join(f"{worker.name} {worker.needed_bytes / GIB:.2f}" for worker in workers)

@@ -74,5 +74,5 @@ def _with_all(state: DesiredState, config: ClusterConfig) -> DesiredState:
 
 
 def _final(state: DesiredState, config: ClusterConfig, revision: int) -> DesiredState:
-    """The state of `config`: workers that it does not have leave."""
+    """The state of `config`, which workers that it does not list leave."""
     return with_pools(replace(state, drain_seconds=config.drain_seconds), config).settled(revision)

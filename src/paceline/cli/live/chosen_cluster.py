@@ -21,7 +21,7 @@ Ray = Annotated[
 
 
 def cluster_of(file: Path, ray: str | None) -> ClusterConfig:
-    """Settings of the file; `ray` replaces its address of a Ray cluster."""
+    """Settings of the file. `ray` replaces its address of a Ray cluster."""
     if file == FILE and not file.exists():
         raise InvalidConfig(f"there is no {FILE} in this folder: give the file of the cluster")
     config = load_cluster(file)
@@ -30,7 +30,7 @@ def cluster_of(file: Path, ray: str | None) -> ClusterConfig:
 
 def running_config(file: Path | None, ray: str | None, option: str = CONFIG_OPTION) -> ClusterConfig:
     """Settings of the cluster to change: of the file, or of `cluster.yaml` in this folder, or those that the only cluster of
-    this machine runs with. `option`: how the command takes a file."""
+    this machine runs with. `option` is the form in which the command takes a file."""
     if file is not None or FILE.exists():
         return cluster_of(file or FILE, ray)
     if ray is not None:

@@ -34,7 +34,7 @@ class ServerDraft:
     """The draft inside a running server, over its routes `/admin/draft`."""
 
     def __init__(self, url: str, key: str | None, model: str | None = None) -> None:
-        """`key`: an API key with the scope `admin`. `model`: needed if the server has several."""
+        """`key` is an API key with the scope `admin`. `model` is needed if the server has several models."""
         self._server, self._model = ServerClient(url, key), model
 
     def swap(

@@ -44,8 +44,8 @@ def rollout(
     """
     settings = running_config(config, ray)
     with RunningCluster(settings) as (pools, gateway):
-        names = [one.name for one in settings.pools] if pool is None else [pool]
-        if unknown := set(names) - {one.name for one in pools.desired().config.pools}:
+        names = [spec.name for spec in settings.pools] if pool is None else [pool]
+        if unknown := set(names) - {spec.name for spec in pools.desired().config.pools}:
             raise InvalidConfig(
                 f"there is no pool {', '.join(sorted(unknown))} in the running cluster: use `paceline apply`"
             )

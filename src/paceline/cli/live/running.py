@@ -70,7 +70,7 @@ def with_drain_seconds(state: DesiredState, config: ClusterConfig, seconds: floa
 
 
 def is_settled(gateway: "TargetPool", state: DesiredState) -> bool:
-    """Whether every desired worker is ready, or on trial, and every other one is gone."""
+    """Whether every desired worker is ready, or on trial, and every other worker is gone."""
     rows = {row.name: row.state for row in gateway.workers()}
     ready = all(rows.get(goal.name) == "ready" for goal in state.workers)
     return ready and all(row == "gone" or state.goal(name) is not None for name, row in rows.items())

@@ -59,7 +59,7 @@ def plan_command(
     requests = options.read_trace(trace, traffic, seconds, scale, seed)
     with console.err.status("simulating") as status:
         found = plan(
-            worker, requests, objective, limits, speculation, seed, lambda one: status.update(f"simulating {one}")
+            worker, requests, objective, limits, speculation, seed, lambda text: status.update(f"simulating {text}")
         )
     print_plan(found, objective, explain, console.out)
     if speculation is None:
@@ -82,5 +82,5 @@ def _to_json(found: Plan) -> dict[str, Any]:
         "saving_per_month": found.saving_per_month,
         "choice": asdict(found.choice),
         "plain": None if found.plain is None else asdict(found.plain),
-        "evaluations": [asdict(one) for one in found.evaluations],
+        "evaluations": [asdict(evaluation) for evaluation in found.evaluations],
     }

@@ -99,7 +99,7 @@ class _Problems:
 
     @contextmanager
     def of(self, action: str, *ignored: type[PacelineError]) -> Iterator[None]:
-        """Runs `action`, such as `read the metrics`. A `PacelineError` ends it; one of `ignored` is not printed."""
+        """Runs `action`, such as `read the metrics`. A `PacelineError` ends it. An error of `ignored` is not printed."""
         try:
             yield
         except ignored:

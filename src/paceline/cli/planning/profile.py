@@ -27,7 +27,7 @@ from paceline.server.config.config import ServerConfig
 
 @contextmanager
 def _without_drift_warnings() -> Iterator[None]:
-    """Prompts are random: a change of the acceptance between two batches means nothing."""
+    """Prompts are random, so a change of the acceptance between two batches means nothing."""
     logger = logging.getLogger("paceline.engine.stats")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -87,6 +87,8 @@ def profile_command(
     save_profile(replace(profile, name=name or file.stem), file)
     curves = {"step by rows": profile.pass_seconds, "prompts by rows": profile.prompt_seconds}
     for title, curve in {**curves, "draft step by sequences": profile.draft_seconds}.items():
-        points = ", ".join(f"{count}: {1000.0 * one:.2f}" for count, one in curve.points) if curve else "as steps"
+        points = (
+            ", ".join(f"{count}: {1000.0 * seconds:.2f}" for count, seconds in curve.points) if curve else "as steps"
+        )
         console.out.print(f"{title}, ms: {points}", markup=False)
     console.out.print(f"wrote {file} in {clock.now() - began:.0f} s", markup=False)

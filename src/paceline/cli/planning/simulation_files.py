@@ -50,7 +50,7 @@ def _to_json(report: SimulationReport, result: SimulationResult, objective: Obje
         "objective": {key: value if value < float("inf") else None for key, value in asdict(objective).items()},
         "cluster": _cluster(result.config),
         "utilisation_by_worker": {
-            one.name: one.busy_seconds / one.seconds if one.seconds else 0.0 for one in result.workers
+            worker.name: worker.busy_seconds / worker.seconds if worker.seconds else 0.0 for worker in result.workers
         },
         "ttft_cdf": _cdf([job.ttft for job in jobs]),
         "tpot_cdf": _cdf([job.tpot for job in jobs if job.output_tokens > 1]),

@@ -22,23 +22,23 @@ class Column:
 def columns(advice: Advice) -> list[Column]:
     """The columns that have a value in some row."""
     found = [
-        Column("method", lambda one: one.method),
-        Column("depth", lambda one: str(one.depth)),
-        Column("alpha", lambda one: f"{one.alpha:.2f}" if one.depth else "-"),
-        Column("tokens\n/round", lambda one: f"{one.tokens:.2f}"),
-        Column("draft\nms", lambda one: _ms(one.draft_seconds)),
-        Column("verify\nms", lambda one: _ms(one.verify_seconds)),
+        Column("method", lambda row: row.method),
+        Column("depth", lambda row: str(row.depth)),
+        Column("alpha", lambda row: f"{row.alpha:.2f}" if row.depth else "-"),
+        Column("tokens\n/round", lambda row: f"{row.tokens:.2f}"),
+        Column("draft\nms", lambda row: _ms(row.draft_seconds)),
+        Column("verify\nms", lambda row: _ms(row.verify_seconds)),
     ]
-    if any(one.network_seconds for one in advice.table):
-        found.append(Column("net\nms", lambda one: _ms(one.network_seconds)))
+    if any(row.network_seconds for row in advice.table):
+        found.append(Column("net\nms", lambda row: _ms(row.network_seconds)))
     found += [
-        Column("speed", lambda one: f"{one.speedup:.2f}x"),
-        Column("tokens\n/s", lambda one: f"{one.tokens_per_second:.1f}"),
+        Column("speed", lambda row: f"{row.speedup:.2f}x"),
+        Column("tokens\n/s", lambda row: f"{row.tokens_per_second:.1f}"),
     ]
-    if any(one.memory_bytes for one in advice.table):
-        found.append(Column("GB", lambda one: f"{one.memory_bytes / 1e9:.2f}" + ("" if one.fits else " !")))
-    if any(one.dollars_per_million is not None for one in advice.table):
-        found.append(Column("$ per\nmillion", lambda one: f"{one.dollars_per_million or 0.0:.2f}"))
+    if any(row.memory_bytes for row in advice.table):
+        found.append(Column("GB", lambda row: f"{row.memory_bytes / 1e9:.2f}" + ("" if row.fits else " !")))
+    if any(row.dollars_per_million is not None for row in advice.table):
+        found.append(Column("$ per\nmillion", lambda row: f"{row.dollars_per_million or 0.0:.2f}"))
     return found
 
 
@@ -49,12 +49,12 @@ def print_advice(advice: Advice, title: str, console: Console) -> None:
     for i, column in enumerate(shown):
         table.add_column(column.heading, justify="right" if i else "left", no_wrap=True)
     last = advice.table[0].method
-    for one in advice.table:
-        if one.method != last:
+    for row in advice.table:
+        if row.method != last:
             table.add_section()
-            last = one.method
-        style = "bold green" if one == advice.choice else "dim" if one.speedup < 1.0 or not one.fits else ""
-        table.add_row(*(column.cell(one) for column in shown), style=style)
+            last = row.method
+        style = "bold green" if row == advice.choice else "dim" if row.speedup < 1.0 or not row.fits else ""
+        table.add_row(*(column.cell(row) for column in shown), style=style)
     console.print(table)
     console.print()
     console.print(advice.verdict, style="bold green" if advice.speculate else "bold yellow", markup=False)
@@ -84,12 +84,12 @@ def page(advice: Advice, title: str, png: bytes) -> str:
     """One HTML file without external resources."""
     shown = columns(advice)
     rows, last = [], advice.table[0].method
-    for one in advice.table:
-        marks = ["first"] if one.method != last else []
-        marks += ["choice"] if one == advice.choice else ["loss"] if one.speedup < 1.0 or not one.fits else []
-        cells = "".join(f"<td>{escape(column.cell(one))}</td>" for column in shown)
+    for row in advice.table:
+        marks = ["first"] if row.method != last else []
+        marks += ["choice"] if row == advice.choice else ["loss"] if row.speedup < 1.0 or not row.fits else []
+        cells = "".join(f"<td>{escape(column.cell(row))}</td>" for column in shown)
         rows.append(f'<tr class="{" ".join(marks)}">{cells}</tr>')
-        last = one.method
+        last = row.method
     headings = "".join(f"<th>{escape(column.heading)}</th>" for column in shown)
     notes = [f"<li>{escape(reason)}</li>" for reason in advice.reasons]
     notes += [f'<li class="caution">{escape(str(caution))}</li>' for caution in advice.cautions]

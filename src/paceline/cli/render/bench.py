@@ -32,7 +32,7 @@ def _overall(report: Report) -> Table:
     table.add_row("tokens per second", *(_speed(summary, reference) for summary in summaries))
     if report.price is not None:
         costs = [report.dollars_per_million(contender) for contender in report.contenders]
-        table.add_row("dollars per million tokens", *("-" if one is None else f"{one:.4g}" for one in costs))
+        table.add_row("dollars per million tokens", *("-" if cost is None else f"{cost:.4g}" for cost in costs))
     table.add_row("first token, p50 / p99", *(_pair(s.ttft_p50, s.ttft_p99) for s in summaries))
     table.add_row("per token, p50 / p99", *(_pair(s.token_p50, s.token_p99) for s in summaries))
     table.add_row("tokens per round", *(_number(s.tokens_per_round) for s in summaries))
@@ -122,17 +122,18 @@ def _number(value: float | None) -> str:
 def print_profiles(profiles: Sequence[Profile], console: Console) -> None:
     table = Table(title="Time of each part of a round, mean", title_justify="left")
     table.add_column("", no_wrap=True)
-    for one in profiles:
-        table.add_column(one.name, justify="right")
+    for profile in profiles:
+        table.add_column(profile.name, justify="right")
     for i, share in enumerate(profiles[0].parts):
-        table.add_row(LABELS[share.part], *(_share(one.parts[i].seconds, one.parts[i].fraction) for one in profiles))
+        parts = [profile.parts[i] for profile in profiles]
+        table.add_row(LABELS[share.part], *(_share(part.seconds, part.fraction) for part in parts))
     table.add_section()
-    table.add_row("round", *(f"{1000 * one.seconds:.2f} ms" for one in profiles))
-    table.add_row("round, p50", *(f"{1000 * one.median_seconds:.2f} ms" for one in profiles))
-    table.add_row("rounds", *(str(one.num_rounds) for one in profiles))
+    table.add_row("round", *(f"{1000 * profile.seconds:.2f} ms" for profile in profiles))
+    table.add_row("round, p50", *(f"{1000 * profile.median_seconds:.2f} ms" for profile in profiles))
+    table.add_row("rounds", *(str(profile.num_rounds) for profile in profiles))
     table.add_section()
-    table.add_row("bytes read", *(f"{one.bytes_read / 1e6:.1f} MB" for one in profiles))
-    table.add_row("bandwidth floor", *(_share(one.floor_seconds, one.floor_fraction) for one in profiles))
+    table.add_row("bytes read", *(f"{profile.bytes_read / 1e6:.1f} MB" for profile in profiles))
+    table.add_row("bandwidth floor", *(_share(profile.floor_seconds, profile.floor_fraction) for profile in profiles))
     console.print(table)
     console.print(
         f"Floor: the time to read a round's weights and cache once at {profiles[0].bandwidth / 1e9:.1f} GB/s.",

@@ -24,7 +24,7 @@ def fail(message: str) -> None:
 
 
 def counting_bar() -> Progress:
-    """A progress bar for counted work; it disappears at the end."""
+    """A progress bar for counted work. It disappears at the end."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -36,7 +36,7 @@ def counting_bar() -> Progress:
 
 
 def share_bar() -> Progress:
-    """A progress bar for work of known shares, with the field `left` of its task; it disappears at the end."""
+    """A progress bar for work of known shares, with the field `left` of its task. It disappears at the end."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -54,7 +54,7 @@ def describe_seconds(seconds: float) -> str:
 
 @contextmanager
 def loaded(config: EngineConfig) -> Iterator["LLM"]:
-    """Load a model behind a spinner; close it when the block ends."""
+    """Load a model behind a spinner, and close the model when the block ends."""
     with err.status(describe(config)):
         from paceline.engine.llm import LLM  # imports torch, which takes seconds
 

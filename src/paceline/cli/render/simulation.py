@@ -39,7 +39,7 @@ def title(report: SimulationReport, config: SimulationConfig) -> str:
 
 
 def figures(report: SimulationReport, objective: Objective) -> list[tuple[str, str]]:
-    """Names and values of the other figures of a report."""
+    """Names and values of the remaining figures of a report."""
     found = [
         ("output tokens per second", f"{report.tokens_per_second:,.1f}"),
         ("prefix hit rate", f"{report.hit_rate:.1%}"),
@@ -96,20 +96,24 @@ def print_plan(plan: Plan, objective: Objective, explain: bool, console: Console
     )
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
-    shown = plan.evaluations if explain else [one for one in (plan.choice, plan.plain) if one is not None]
-    for one in dict.fromkeys(shown):
-        report, candidate = one.report, one.candidate
+    shown = (
+        plan.evaluations
+        if explain
+        else [evaluation for evaluation in (plan.choice, plan.plain) if evaluation is not None]
+    )
+    for evaluation in dict.fromkeys(shown):
+        report, candidate = evaluation.report, evaluation.candidate
         table.add_row(
             str(candidate.targets),
             str(candidate.drafts),
             PLACEMENTS[candidate.placement],
             f"{candidate.dollars_per_hour:.2f}",
-            f"{one.attainment:.2%}",
+            f"{evaluation.attainment:.2%}",
             f"{1000.0 * report.ttft.p99:,.1f}",
             f"{1000.0 * report.tpot.p99:,.1f}",
             f"{report.utilisation:.0%}",
             f"{report.dollars_per_million:.2f}",
-            style="bold green" if one == plan.choice and plan.is_met else "",
+            style="bold green" if evaluation == plan.choice and plan.is_met else "",
         )
     console.print(table)
     console.print()

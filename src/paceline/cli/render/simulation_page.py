@@ -21,8 +21,12 @@ def page(report: SimulationReport, result: SimulationResult, objective: Objectiv
     times = [("TTFT", *milliseconds(report.ttft)), ("TPOT", *milliseconds(report.tpot))]
     shown = result.workers[:MAX_WORKERS]
     workers = [
-        (one.name, f"{one.seconds:,.0f}", f"{one.busy_seconds / one.seconds:.1%}" if one.seconds else "-")
-        for one in shown
+        (
+            worker.name,
+            f"{worker.seconds:,.0f}",
+            f"{worker.busy_seconds / worker.seconds:.1%}" if worker.seconds else "-",
+        )
+        for worker in shown
     ]
     rest = len(result.workers) - len(shown)
     parts = [
@@ -50,7 +54,7 @@ def page(report: SimulationReport, result: SimulationResult, objective: Objectiv
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(one)}</th>" for one in headings)
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 

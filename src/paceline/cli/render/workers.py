@@ -40,9 +40,12 @@ def view(workers: Sequence[WorkerStatus]) -> Group:
         lines.append(Text(f"cost: {_cost(price, cost_since_start(workers, time.time()))}", "dim"))
     lines += [Text(f"! {worker.name} is refused: {worker.refusal}", "bold red") for worker in workers if worker.refusal]
     lines += [
-        Text(f"! {worker.name}: {one.name}, {one.figure:.3g} against {one.limit:.3g}; {one.remedy}", "yellow")
+        Text(
+            f"! {worker.name}: {symptom.name}, {symptom.figure:.3g} against {symptom.limit:.3g}; {symptom.remedy}",
+            "yellow",
+        )
         for worker in workers
-        for one in worker.symptoms
+        for symptom in worker.symptoms
     ]
     return Group(_table(workers), *lines)
 

@@ -103,16 +103,16 @@ def _table(lineages: list[Lineage]) -> Table | str:
     if not lineages:
         return "no version yet"
     table = Table("version", "parent", "time", "samples", "alpha", "tokens per round", "status", "reason")
-    for one in lineages:
+    for lineage in lineages:
         table.add_row(
-            f"{one.version}",
-            f"{one.parent}",
-            one.time,
-            f"{one.samples}",
-            f"{one.alpha_before:.3f} -> {one.alpha_after:.3f}",
-            f"{one.tokens_per_round_before:.2f} -> {one.tokens_per_round_after:.2f}",
-            one.status,
-            one.note or _reason(one.online) or _reason(one.offline),
+            f"{lineage.version}",
+            f"{lineage.parent}",
+            lineage.time,
+            f"{lineage.samples}",
+            f"{lineage.alpha_before:.3f} -> {lineage.alpha_after:.3f}",
+            f"{lineage.tokens_per_round_before:.2f} -> {lineage.tokens_per_round_after:.2f}",
+            lineage.status,
+            lineage.note or _reason(lineage.online) or _reason(lineage.offline),
         )
     return table
 
@@ -124,8 +124,8 @@ def _reason(verdict: Verdict | None) -> str:
 def _without_key(arguments: list[str]) -> list[str]:
     """The command without the API key: it is written into cards."""
     kept, is_key = list[str](), False
-    for one in arguments:
-        if not is_key and one != "--key" and not one.startswith("--key="):
-            kept.append(one)
-        is_key = one == "--key"
+    for argument in arguments:
+        if not is_key and argument != "--key" and not argument.startswith("--key="):
+            kept.append(argument)
+        is_key = argument == "--key"
     return kept
