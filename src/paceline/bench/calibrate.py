@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 MIN_SAMPLES = 3
 TIMING_PROMPTS = 2
-"""Prompts to time one depth with; alpha is measured at the largest depth, on all prompts."""
+"""Prompts to time one depth with. Alpha is measured at the largest depth, on all prompts."""
 NEVER = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The workload of a calibration: prompt i has `seed + i`; `batch` prompts run at a time."""
+    """The workload of a calibration. Prompt i has `seed + i`, and `batch` prompts run at a time."""
 
     prompts: Sequence[BenchPrompt]
     sampling: SamplingParams
     max_depth: int
     batch: int = 1
     methods: tuple[str, ...] = ()
-    """Methods to measure; empty: all of the engine's."""
+    """Methods to measure. Empty for all methods of the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class _CalibrationRun:
     @property
     def steps(self) -> list[RecordedRound]:
         """All steps, plain ones too, in which the whole batch decodes."""
-        return [one for one in self._recorder.rounds if one.is_decode and one.batch == self._trial.batch]
+        return [round_ for round_ in self._recorder.rounds if round_.is_decode and round_.batch == self._trial.batch]
 
     def measure_all(self) -> None:
         batch, prompts = self._trial.batch, self._prompts
@@ -109,7 +109,7 @@ class _CalibrationRun:
             self._measure("plain", prompts[half:] or prompts[:half], {"enabled": False})
 
     def _measure_exits(self, method: str) -> None:
-        """Measure the method; one that skips layers, once for each layer after which it can exit."""
+        """Measure the method. A method that skips layers is measured once for each layer after which it can exit."""
         from paceline.speculation.proposers.layer_skip import exits
 
         with exits(self._llm.engine.speculator.proposers[method]) as choices:
@@ -128,7 +128,7 @@ class _CalibrationRun:
             wanted = {"method": method, "max_depth": depth}
             by_depth[depth] = self._measure(f"{name} at depth {depth}", prompts, wanted)
             varies = varies or _varies(by_depth[depth])
-            if not any(outcome.levels for one in by_depth[depth] for outcome in one.outcomes):
+            if not any(outcome.levels for round_ in by_depth[depth] for outcome in round_.outcomes):
                 break  # no drafts
 
     def _measure(
@@ -139,27 +139,31 @@ class _CalibrationRun:
         recorder.label, before = label, len(recorder.rounds)
         _run(self._llm, self._trial, prompts, label, speculation)
         recorder.label = None
-        return [one for one in recorder.rounds[before:] if one.is_decode]
+        return [round_ for round_ in recorder.rounds[before:] if round_.is_decode]
 
 
 def summarise(
     name: str, by_depth: Mapping[int, Sequence[RecordedRound]], batch: int, footprint: Footprint
 ) -> Method | None:
-    """A method from its rounds by requested depth. None: too few drafts."""
+    """A method from its rounds by requested depth. None if there are too few drafts."""
     # Only the largest depth ran with all prompts.
-    outcomes = [outcome for one in by_depth[max(by_depth)] for outcome in one.outcomes]
+    outcomes = [outcome for round_ in by_depth[max(by_depth)] for outcome in round_.outcomes]
     alphas = alphas_by_level((outcome.levels, outcome.accepted) for outcome in outcomes)
     drafts = {
         depth: median(seconds)
         for depth, rounds in by_depth.items()
-        if (seconds := [one.times.draft for one in rounds if one.batch == batch and one.requested == depth])
+        if (seconds := [round_.times.draft for round_ in rounds if round_.batch == batch and round_.requested == depth])
     }
     if not alphas or not drafts:
         return None
     tokens, nodes = {}, {}
     if any(_varies(rounds) for rounds in by_depth.values()):
-        tokens = {depth: 1.0 + _mean(o.accepted for one in by_depth[depth] for o in one.outcomes) for depth in drafts}
-        offered = {depth: [o.nodes for one in by_depth[depth] for o in one.outcomes if o.nodes] for depth in drafts}
+        tokens = {
+            depth: 1.0 + _mean(o.accepted for round_ in by_depth[depth] for o in round_.outcomes) for depth in drafts
+        }
+        offered = {
+            depth: [o.nodes for round_ in by_depth[depth] for o in round_.outcomes if o.nodes] for depth in drafts
+        }
         nodes = {depth: _mean(some) for depth, some in offered.items() if some}
     return Method(
         name=name,
@@ -187,10 +191,10 @@ def alphas_by_level(rounds: Iterable[tuple[int, int]]) -> tuple[float, ...]:
 
 
 def pass_times(rounds: Iterable[RecordedRound]) -> dict[int, float]:
-    """Seconds of a step without drafting (pass, sampling, CPU) by rows; non-decreasing."""
+    """Seconds of a step without drafting (pass, sampling, CPU) by rows. They do not decrease."""
     seconds: defaultdict[int, list[float]] = defaultdict(list)
-    for one in rounds:
-        seconds[one.rows].append(one.times.total - one.times.draft)
+    for round_ in rounds:
+        seconds[round_.rows].append(round_.times.total - round_.times.draft)
     known = {rows: some for rows, some in seconds.items() if len(some) >= MIN_SAMPLES}
     if not known:
         raise InvalidRequest("too few rounds to measure: give longer answers (--tokens)", field="tokens")
@@ -237,7 +241,7 @@ def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> Target:
 
 def _varies(rounds: Iterable[RecordedRound]) -> bool:
     """Whether some draft is not a chain of the requested length."""
-    return any(outcome.levels not in (0, outcome.requested) for one in rounds for outcome in one.outcomes)
+    return any(outcome.levels not in (0, outcome.requested) for round_ in rounds for outcome in round_.outcomes)
 
 
 def _mean(values: Iterable[float]) -> float:

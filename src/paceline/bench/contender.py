@@ -53,7 +53,7 @@ class EngineContender:
 
 
 class ProfiledContender:
-    """Labels the recorded rounds with the contender's name. Contenders run one after the other; the warm-up is not recorded."""
+    """Labels the recorded rounds with the contender's name. Contenders run in sequence, and the warm-up is not recorded."""
 
     def __init__(self, contender: Contender, recorder: "Recorder") -> None:
         self.name = contender.name

@@ -29,7 +29,7 @@ SHARD_BYTES = 4 * 2**30
 def make(
     inflation: Inflation, device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None
 ) -> Checkpoint:
-    """The large model; its matrices are generated on `device` at first use."""
+    """The large model. Its matrices are generated on `device` at first use."""
     large = inflate(open_checkpoint(inflation.base), inflation, device, dtype)
     if quantization is None:
         return large
@@ -39,7 +39,8 @@ def make(
 def write_folder(
     checkpoint: Checkpoint, folder: Path, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> int:
-    """Write config, weights and tokenizer; return the bytes of the weights. `progress` receives (tensors done, all tensors).
+    """Write config, weights and tokenizer, and return the bytes of the weights. `progress` receives (tensors done, all
+    tensors).
 
     The folder gets its name when it is complete.
     """

@@ -26,7 +26,7 @@ class ServerFailed(PacelineError):
 
 
 class ServerContender:
-    """A server and the model it serves; created by `connect`."""
+    """A server and the model it serves. It is created by `connect`."""
 
     def __init__(self, client: "httpx.AsyncClient", model: str, clock: Clock) -> None:
         self.name = f"server {model}"

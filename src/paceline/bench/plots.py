@@ -34,7 +34,7 @@ def plot_report(report: Report, path: Path) -> None:
 
 
 def _speeds(axes: "Axes", report: Report) -> None:
-    """Grouped bars by category; labels of the others hold the ratio to the reference."""
+    """Grouped bars by category. The label of each contender but the reference holds the ratio to the reference."""
     rows = [*report.categories, "all"]
     height = 0.8 / len(report.contenders)
     reference = [_speed(report, 0, row) for row in rows]
@@ -101,24 +101,24 @@ def plot_profiles(profiles: Sequence[Profile], title: str, path: Path) -> None:
     """One bar per contender, with the bandwidth floor."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(10, 1.9 + 0.8 * len(profiles)), layout="constrained")
-    longest = max(one.seconds for one in profiles)
+    longest = max(profile.seconds for profile in profiles)
     left = [0.0] * len(profiles)
     for part in PARTS:
-        shares = [next(share for share in one.parts if share.part == part) for one in profiles]
+        shares = [next(share for share in profile.parts if share.part == part) for profile in profiles]
         widths = [1000.0 * share.seconds for share in shares]
         bars = axes.barh(range(len(profiles)), widths, 0.55, left, label=LABELS[part], color=PART_COLOURS[part])
         figures = [f"{s.fraction:.0%}" if s.seconds > NARROW * longest else "" for s in shares]
         axes.bar_label(bars, figures, label_type="center", fontsize=9, color="white")
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    for i, one in enumerate(profiles):
-        floor = 1000.0 * one.floor_seconds
+    for i, profile in enumerate(profiles):
+        floor = 1000.0 * profile.floor_seconds
         label = "bandwidth floor" if i == 0 else None
         axes.plot([floor, floor], [i - 0.36, i + 0.36], color="black", linewidth=2.0, label=label)
-        text = f" {1000.0 * one.seconds:.2f} ms, floor {floor:.2f} ms ({one.floor_fraction:.0%})"
+        text = f" {1000.0 * profile.seconds:.2f} ms, floor {floor:.2f} ms ({profile.floor_fraction:.0%})"
         axes.text(left[i], i, text, va="center", fontsize=9)
-    axes.set_yticks(range(len(profiles)), [one.name for one in profiles])
+    axes.set_yticks(range(len(profiles)), [profile.name for profile in profiles])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.45 * max(1000.0 * longest, *(1000.0 * one.floor_seconds for one in profiles)))
+    axes.set_xlim(0, 1.45 * max(1000.0 * longest, *(1000.0 * profile.floor_seconds for profile in profiles)))
     axes.set_xlabel("milliseconds of a round, mean")
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=5, frameon=False, fontsize=9)
@@ -135,8 +135,8 @@ def plot_advice(advice: Advice, title: str) -> bytes:
     """Speed and tokens by depth, and the time of a token by part, as PNG."""
     pyplot = load_pyplot()
     by_method: dict[str, list[Prospect]] = {}
-    for one in advice.table[1:]:
-        by_method.setdefault(one.method, []).append(one)
+    for prospect in advice.table[1:]:
+        by_method.setdefault(prospect.method, []).append(prospect)
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
     _by_depth(left, by_method, advice, "speedup", "times plain decoding")
     left.axhline(1.0, color="#57606a", linewidth=1.0, linestyle="--", label="plain")
@@ -154,14 +154,14 @@ def plot_advice(advice: Advice, title: str) -> bytes:
 
 
 def _by_depth(axes: "Axes", by_method: dict[str, list[Prospect]], advice: Advice, field: str, label: str) -> None:
-    """One line per method; a ring marks the recommendation."""
+    """One line per method. A ring marks the recommendation."""
     max_depth = 1
     for i, (name, some) in enumerate(by_method.items()):
-        depths = [one.depth for one in some]
+        depths = [prospect.depth for prospect in some]
         max_depth = max(max_depth, *depths)
         axes.plot(
             depths,
-            [getattr(one, field) for one in some],
+            [getattr(prospect, field) for prospect in some],
             "o-",
             ms=3.5,
             label=name,
@@ -170,7 +170,7 @@ def _by_depth(axes: "Axes", by_method: dict[str, list[Prospect]], advice: Advice
     if advice.speculate:
         point = [advice.choice.depth], [getattr(advice.choice, field)]
         axes.plot(*point, "o", ms=11, mfc="none", mec="black", mew=1.4, label="recommended")
-    axes.set_ylim(0, 1.12 * max(1.0, *(getattr(one, field) for some in by_method.values() for one in some)))
+    axes.set_ylim(0, 1.12 * max(1.0, *(getattr(prospect, field) for some in by_method.values() for prospect in some)))
     axes.set_xticks(range(0, max_depth + 1, 1 if max_depth <= 16 else 4))
     axes.set_xlabel("depth")
     axes.set_ylabel(label)
@@ -180,17 +180,17 @@ def _by_depth(axes: "Axes", by_method: dict[str, list[Prospect]], advice: Advice
 
 def _times(axes: "Axes", baseline: Prospect, by_method: dict[str, list[Prospect]]) -> None:
     """Milliseconds per token, plain and with each method at its best depth."""
-    best = [max(some, key=lambda one: one.speedup) for some in by_method.values()]
-    rows = [baseline, *sorted(best, key=lambda one: -one.speedup)]
+    best = [max(some, key=lambda prospect: prospect.speedup) for some in by_method.values()]
+    rows = [baseline, *sorted(best, key=lambda prospect: -prospect.speedup)]
     left = [0.0] * len(rows)
     for part, colour in TIMES:
-        widths = [1000.0 * getattr(one, f"{part}_seconds") / one.tokens for one in rows]
+        widths = [1000.0 * getattr(row, f"{part}_seconds") / row.tokens for row in rows]
         if any(widths):
             axes.barh(range(len(rows)), widths, 0.6, left, label=part, color=colour)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    for i, (one, end) in enumerate(zip(rows, left, strict=True)):
-        axes.text(end, i, f" {end:.2f} ms" + (f" ({one.speedup:.2f}x)" if one.depth else ""), va="center", fontsize=8)
-    axes.set_yticks(range(len(rows)), [f"{one.method}, depth {one.depth}" if one.depth else one.method for one in rows])
+    for i, (row, end) in enumerate(zip(rows, left, strict=True)):
+        axes.text(end, i, f" {end:.2f} ms" + (f" ({row.speedup:.2f}x)" if row.depth else ""), va="center", fontsize=8)
+    axes.set_yticks(range(len(rows)), [f"{row.method}, depth {row.depth}" if row.depth else row.method for row in rows])
     axes.invert_yaxis()
     axes.set_xlim(0, 1.4 * max(left))  # space for the labels
     axes.set_xlabel("milliseconds per token, each method at its best depth")
@@ -199,7 +199,7 @@ def _times(axes: "Axes", baseline: Prospect, by_method: dict[str, list[Prospect]
 
 
 def load_pyplot() -> Any:
-    """matplotlib.pyplot, for files only; a typed error without the package."""
+    """matplotlib.pyplot, for files only. Raises a typed error without the package."""
     try:
         import matplotlib
 

@@ -98,7 +98,7 @@ class Preset:
     name: str
     about: str
     categories: tuple[str, ...] | None
-    """Categories of the built-in prompts; None: all. A prompt file is used whole."""
+    """Categories of the built-in prompts. None for all categories. A prompt file is used whole."""
     tokens: int
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `SamplingParams`."""

@@ -18,7 +18,7 @@ class BenchPrompt:
     """The user turns of one conversation."""
 
     turns: tuple[str, ...]
-    """User messages; each is answered before the next is sent."""
+    """User messages. Each is answered before the next is sent."""
     category: str = "default"
 
 
@@ -41,7 +41,7 @@ def load_prompts(path: Path) -> list[BenchPrompt]:
 def select(
     prompts: Sequence[BenchPrompt], categories: Iterable[str] | None = None, limit: int | None = None
 ) -> list[BenchPrompt]:
-    """The prompts of `categories`, or all; at most `limit`, taken from all categories in turn."""
+    """The prompts of `categories`, or all prompts. They are at most `limit`, taken from all categories in turn."""
     if categories is not None:
         wanted = set(categories)
         known = dict.fromkeys(prompt.category for prompt in prompts)

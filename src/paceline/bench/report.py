@@ -27,7 +27,7 @@ class Measured:
     name: str
     overall: Summary
     by_category: Mapping[str, Summary]
-    """Figures by category; seconds are summed over requests, so tokens per second are those of one request."""
+    """Figures by category. Seconds are summed over requests, so tokens per second are those of one request."""
     identical: int
     differences: tuple[Difference, ...]
 
@@ -38,15 +38,15 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`about` holds the settings; the first contender is the reference for speed and text."""
+    """`about` holds the settings. The first contender is the reference for speed and text."""
 
     about: Mapping[str, Any]
     contenders: tuple[Measured, ...]
     price: float | None = None
-    """Dollars per hour of the devices of one contender; None: not known."""
+    """Dollars per hour of the devices of one contender. None if the price is not known."""
 
     def dollars_per_million(self, contender: Measured) -> float | None:
-        """Dollars per million tokens; None without a price or tokens."""
+        """Dollars per million tokens. None without a price or tokens."""
         speed = contender.overall.tokens_per_second
         return None if self.price is None or not speed else dollars_per_million(self.price, speed)
 
@@ -56,9 +56,9 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         contenders = [
-            _measured(one)
-            | ({} if self.price is None else {"dollars_per_million_tokens": self.dollars_per_million(one)})
-            for one in self.contenders
+            _measured(contender)
+            | ({} if self.price is None else {"dollars_per_million_tokens": self.dollars_per_million(contender)})
+            for contender in self.contenders
         ]
         about = dict(self.about) | ({} if self.price is None else {"price_per_hour": self.price})
         return {"about": about, "contenders": contenders}
@@ -89,9 +89,9 @@ def _same(expected: Trace, found: Trace) -> bool:
 
 
 def _difference(answer: int, expected: Trace, found: Trace) -> Difference:
-    one, other = expected.text, found.text
-    at = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    return Difference(answer, expected.category, at, one[at : at + 40], other[at : at + 40])
+    wanted, got = expected.text, found.text
+    at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
+    return Difference(answer, expected.category, at, wanted[at : at + 40], got[at : at + 40])
 
 
 def _measured(measured: Measured) -> dict[str, Any]:

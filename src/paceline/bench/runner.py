@@ -20,7 +20,7 @@ class Workload:
 
     prompts: Sequence[BenchPrompt]
     sampling: SamplingParams
-    """Sampling parameters; prompt i has `seed + i` for every contender."""
+    """Sampling parameters. Prompt i has `seed + i` for every contender."""
     concurrency: int = 1
     system: str | None = None
 
@@ -34,7 +34,7 @@ class Workload:
 async def compare(
     contenders: Sequence[Contender], workload: Workload, clock: Clock, on_wave: Callable[[int], None]
 ) -> tuple[Measured, ...]:
-    """Measure every contender; the first is the reference for text. `on_wave(n)`: n more conversations are done.
+    """Measure every contender. The first is the reference for text. `on_wave(n)` reports that n more conversations are done.
 
     The first contender changes with every wave. A wave ends with its last answer.
     """

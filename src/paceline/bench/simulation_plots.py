@@ -27,8 +27,8 @@ def plot_simulation(result: SimulationResult, objective: Objective) -> bytes:
     tpot = [job.tpot for job in result.jobs if job.output_tokens > 1]
     _distribution(middle, "Time per token after the first", tpot, objective.tpot)
     for role, colour in zip(ROLES, COLOURS, strict=False):
-        some = [(i, one) for i, one in enumerate(result.workers) if one.role == role]
-        shares = [one.busy_seconds / one.seconds if one.seconds else 0.0 for _, one in some]
+        some = [(i, worker) for i, worker in enumerate(result.workers) if worker.role == role]
+        shares = [worker.busy_seconds / worker.seconds if worker.seconds else 0.0 for _, worker in some]
         if some:
             right.bar([i for i, _ in some], shares, color=colour, label=role)
     right.set_ylim(0, 1)
@@ -69,10 +69,11 @@ def plot_plan(plan: Plan, title: str, path: Path) -> None:
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(7.5, 4.6), layout="constrained")
     for (placement, label), colour in zip(PLACEMENTS.items(), COLOURS, strict=True):
-        some = [one for one in plan.evaluations if one.candidate.placement == placement]
+        some = [evaluation for evaluation in plan.evaluations if evaluation.candidate.placement == placement]
         if some:
-            points = zip(*((one.candidate.dollars_per_hour, 1000.0 * one.report.tpot.p99) for one in some), strict=True)
-            axes.scatter(*points, s=26, color=colour, label=label)
+            prices = [evaluation.candidate.dollars_per_hour for evaluation in some]
+            times = [1000.0 * evaluation.report.tpot.p99 for evaluation in some]
+            axes.scatter(prices, times, s=26, color=colour, label=label)
     chosen = plan.choice
     point = [chosen.candidate.dollars_per_hour], [1000.0 * chosen.report.tpot.p99]
     axes.plot(*point, "o", ms=12, mfc="none", mec="black", mew=1.4, label="choice", linestyle="none")

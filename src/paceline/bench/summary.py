@@ -24,7 +24,7 @@ class Alpha:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Figures of some traces, in seconds. None: no data."""
+    """Figures of some traces, in seconds. A figure without data is None."""
 
     requests: int
     tokens: int
@@ -56,7 +56,7 @@ class Summary:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], seconds: float | None = None) -> "Summary":
-        """`seconds`: wall time of all traces; None: the sum of their times."""
+        """`seconds` is the wall time of all traces. If it is None, the sum of their times counts."""
         arrivals = [arrival for trace in traces for arrival in trace.arrivals]
         first = [trace.ttft for trace in traces if trace.ttft is not None]
         waits = [wait for trace in traces for wait in trace.token_seconds]

@@ -28,9 +28,9 @@ class Trace:
     arrivals: tuple[Arrival, ...]
     text: str
     token_ids: tuple[int, ...] | None = None
-    """Token ids; None if the server returns text only."""
+    """Token ids. None if the server returns text only."""
     rounds: int | None = None
-    """Passes of the target after the first token; 0: unknown; None: every arrival is one."""
+    """Passes of the target after the first token. 0 if the number is unknown. None if every arrival is a pass."""
 
     @property
     def tokens(self) -> int:
@@ -63,5 +63,5 @@ class Trace:
 
     @property
     def round_tokens(self) -> int:
-        """Tokens of those rounds; 0 if unknown."""
+        """Tokens of those rounds. 0 if the number is unknown."""
         return self.tokens - 1 if self.num_rounds else 0

@@ -17,7 +17,7 @@ STEP_TOKENS = 16
 FIRST_TOKENS = 4
 """Tokens of the run before it, which captures graphs."""
 TOKENS_PER_STEP = 1.2
-"""Tokens of a step with drafts, as random prompts give; for the estimate of the time."""
+"""Tokens of a step with drafts, as random prompts give, for the estimate of the time."""
 PASSES_PER_SIZE = 4
 """Passes that time one size, for the same estimate."""
 PROMPT_TOKENS = 240
@@ -33,7 +33,8 @@ DEPTH = 4
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Powers of two and `most`: both ends first, then those half-way between, so that a curve of the first ones is useful."""
+    """Powers of two and `most`. The smallest and the largest come first, then the sizes half-way between, so that a curve of
+    the first sizes is useful."""
     sizes = [1]
     while sizes[-1] * 2 <= most:
         sizes.append(sizes[-1] * 2)
@@ -48,7 +49,7 @@ def batch_sizes(most: int) -> list[int]:
 
 
 def expected_parts(llm: "LLM", times: PassTimes, limit: float) -> list[Part]:
-    """The measurements with the times that they should take. `limit`: as `seconds` of `measure_profile`."""
+    """The measurements with the times that they should take. `limit` is the `seconds` of `measure_profile`."""
     scheduler, tokens = llm.engine.scheduler, prompt_tokens(llm)
     sizes, taken, computed = batch_sizes(scheduler.max_num_seqs), 0.0, 0
     parts = [Part(CONTEXTS, 2 * PASSES_PER_SIZE * times.most)]
@@ -62,7 +63,7 @@ def expected_parts(llm: "LLM", times: PassTimes, limit: float) -> list[Part]:
             parts.append(Part(_batch_name(batch, depth), 0.0 if is_left_out else prompts + steps_seconds))
         taken = sum(part.seconds for part in parts)
     passes = [times.at(rows) for rows in row_counts(min(MAX_ROWS, scheduler.max_batched_tokens))]
-    longest = [one for one in passes if one <= MAX_PASS_SECONDS]
+    longest = [seconds for seconds in passes if seconds <= MAX_PASS_SECONDS]
     return [*parts, Part(PROMPTS, PASSES_PER_SIZE * (sum(longest) + 2.0 * passes[-1]))]
 
 
@@ -89,7 +90,9 @@ def run_batches(
                         cache_salt="profile",  # batches share prompts: a prompt is computed once, if the cache holds it
                     )
         recorder.label = None
-    return [one for one in recorder.rounds if one.is_decode and one.label.partition("/")[0] == str(one.batch)]
+    return [
+        round_ for round_ in recorder.rounds if round_.is_decode and round_.label.partition("/")[0] == str(round_.batch)
+    ]
 
 
 def _depths(llm: "LLM") -> tuple[int, ...]:

@@ -29,11 +29,11 @@ class DraftParts:
 
 
 def draft_parts(engine: "HookedEngine", methods: Iterable[str] | None = None) -> DraftParts:
-    """The parts of these methods, or of all; each part once."""
+    """The parts of these methods, or of all methods, each once."""
     proposers = engine.speculator.proposers
     traits = [proposers[method].traits for method in methods or proposers]
-    runners = dict.fromkeys(runner for one in traits for runner in one.runners)
-    heads = dict.fromkeys(head for one in traits for head in one.heads)
+    runners = dict.fromkeys(runner for trait in traits for runner in trait.runners)
+    heads = dict.fromkeys(head for trait in traits for head in trait.heads)
     return DraftParts(tuple(runners), tuple(heads))
 
 

@@ -20,7 +20,7 @@ class RoundTimes:
     sample: float
     """From logits to verdicts."""
     gap: float
-    """All other time: scheduling, commit, text, and the time between steps."""
+    """All other time, which is that of scheduling, commit and text, and the time between steps."""
     total: float
     bytes_read: int
     """Bytes of weights and KV cache that the passes read."""
@@ -50,12 +50,12 @@ class Profile:
 
     @property
     def floor_seconds(self) -> float:
-        """The time to read the bytes once; no round is faster."""
+        """The time to read the bytes once. No round is faster."""
         return self.bytes_read / self.bandwidth
 
     @property
     def floor_fraction(self) -> float:
-        """Floor over time; 1.0 is the limit of the memory."""
+        """Floor over time. 1.0 is the limit of the memory."""
         return self.floor_seconds / self.seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -72,17 +72,17 @@ class Profile:
 
 
 def profile(name: str, rounds: Sequence[RoundTimes], bandwidth: float) -> Profile | None:
-    """None: no rounds."""
+    """The profile of the mean round. None without rounds."""
     if not rounds:
         return None
-    total = fmean(one.total for one in rounds)
-    means = {part: fmean(getattr(one, part) for one in rounds) for part in PARTS}
+    total = fmean(round_.total for round_ in rounds)
+    means = {part: fmean(getattr(round_, part) for round_ in rounds) for part in PARTS}
     return Profile(
         name=name,
         num_rounds=len(rounds),
         parts=tuple(Share(part, seconds, seconds / total) for part, seconds in means.items()),
         seconds=total,
-        median_seconds=median(one.total for one in rounds),
-        bytes_read=fmean(one.bytes_read for one in rounds),
+        median_seconds=median(round_.total for round_ in rounds),
+        bytes_read=fmean(round_.bytes_read for round_ in rounds),
         bandwidth=bandwidth,
     )

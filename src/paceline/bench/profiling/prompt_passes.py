@@ -11,21 +11,21 @@ if TYPE_CHECKING:
 
 BLOCK = 16
 MAX_ROWS = 8192
-"""Most rows of a measured pass; the engine may have a lower limit."""
+"""Most rows of a measured pass. The engine may have a lower limit."""
 MIDDLE_ROWS = 256
 """Rows from which also the sizes half-way between powers of two are measured."""
 MAX_PASS_SECONDS = 1.0
 """A pass that takes longer is the last that is measured."""
 CHUNK = 256
-"""Rows of one prompt: a pass of more rows computes several prompts, as steps under load do."""
+"""Rows of one prompt. A pass of more rows computes several prompts, as steps under load do."""
 DRAFT_PREFILL_ROWS = 2048
 MAX_CONTEXT = 4096
 """Tokens before the prompt rows with which attention is measured, at most."""
 
 
 def pass_seconds(runner: "ModelRunner", max_rows: int, clock: Clock, attention: float) -> dict[int, float]:
-    """Time of a pass over prompts by rows, without attention to earlier tokens. `max_rows`: the limit of the engine;
-    `attention`: the result of `attention_seconds`."""
+    """Time of a pass over prompts by rows, without attention to earlier tokens. `max_rows` is the limit of the engine, and
+    `attention` is the result of `attention_seconds`."""
     from paceline.engine.sizing.calibration import median_seconds  # imports torch
 
     passes: dict[int, float] = {}
@@ -41,7 +41,7 @@ def pass_seconds(runner: "ModelRunner", max_rows: int, clock: Clock, attention: 
 def row_counts(most: int) -> list[int]:
     """Powers of two up to `most`, and from `MIDDLE_ROWS` on the counts half-way between them."""
     counts = [1 << i for i in range(most.bit_length())]
-    return sorted({*counts, *(3 * one // 2 for one in counts if one >= MIDDLE_ROWS and 3 * one // 2 <= most)})
+    return sorted({*counts, *(3 * count // 2 for count in counts if count >= MIDDLE_ROWS and 3 * count // 2 <= most)})
 
 
 def attention_seconds(runner: "ModelRunner", clock: Clock) -> float:
@@ -62,7 +62,7 @@ def attention_seconds(runner: "ModelRunner", clock: Clock) -> float:
 
 
 def draft_prefill_seconds(llm: "LLM", clock: Clock) -> float:
-    """Time per prompt token that the draft computes before it drafts; 0 for a method without a cache of its own."""
+    """Time per prompt token that the draft computes before it drafts. 0 for a method without a cache of its own."""
     from paceline.engine.proposers import pick_method
     from paceline.engine.sizing.calibration import median_seconds
     from paceline.models.drafts.eagle import EagleRunner
@@ -107,4 +107,4 @@ def _head_seconds(runner: Any, rows: int, clock: Clock) -> float:
 
             torch.cuda.synchronize(device)
         seconds.append(clock.now() - before)
-    return median(seconds[1:])  # the first one compiles
+    return median(seconds[1:])  # The first pass compiles

@@ -45,7 +45,7 @@ class RecordedRound:
 
     @property
     def requested(self) -> int:
-        """Depth of the deepest draft requested; 0: a plain step."""
+        """Depth of the deepest requested draft. 0 for a plain step."""
         return max((outcome.requested for outcome in self.outcomes), default=0)
 
 
@@ -63,7 +63,7 @@ class _Step:
 class Recorder(StepHook):
     """Give it to `LLM(hooks=[recorder])`; it keeps nothing while `label` is None.
 
-    A step lasts until the next one begins, or until the engine has no sequence left. Graph steps are timed by the device; the
+    A step lasts until the next step begins, or until the engine has no sequence left. Graph steps are timed by the device. The
     recorder waits for a pass of the host, which costs a little.
     """
 
@@ -116,19 +116,19 @@ class Recorder(StepHook):
             self._close(now)
 
     def _bytes(self, result: "StepResult") -> int:
-        """Bytes read: the target's matrices and every context once; a draft's matrices and its contexts once a level. A draft
-        prefill is not counted."""
+        """Bytes that a step reads. It reads the target's matrices and every context once, and a draft's matrices and its
+        contexts once a level. A draft prefill is not counted."""
         engine = self._engine
         assert engine is not None
-        contexts = [one.sequence.num_computed + one.num_tokens + one.num_nodes for one in result.sequences]
+        contexts = [row.sequence.num_computed + row.num_tokens + row.num_nodes for row in result.sequences]
         tokens = sum(map(engine.runner.model.config.attended, contexts))
         total = weight_reads(engine.runner.model) + tokens * kv_bytes_per_token(engine.runner)
-        for method in {one.sequence.method for one in result.sequences if one.levels}:
-            drafted = [one for one in result.sequences if one.levels and one.sequence.method == method]
-            parts, levels = draft_parts(engine, [method]), max(one.levels for one in drafted)
+        for method in {row.sequence.method for row in result.sequences if row.levels}:
+            drafted = [row for row in result.sequences if row.levels and row.sequence.method == method]
+            parts, levels = draft_parts(engine, [method]), max(row.levels for row in drafted)
             total += levels * sum(weight_reads(model) for model in (*(r.model for r in parts.runners), *parts.heads))
             # Level i reads the committed tokens and the i drafted before it
-            read = sum(one.levels * len(one.sequence.ids) + one.levels * (one.levels - 1) // 2 for one in drafted)
+            read = sum(row.levels * len(row.sequence.ids) + row.levels * (row.levels - 1) // 2 for row in drafted)
             total += read * sum(map(kv_bytes_per_token, parts.runners))
         return total
 
@@ -145,8 +145,8 @@ class Recorder(StepHook):
             total=total,
             bytes_read=step.bytes_read,
         )
-        batch = sum(one.verdict is not None for one in result.sequences)
+        batch = sum(row.verdict is not None for row in result.sequences)
         outcomes = tuple(
-            Outcome(one.asked, one.levels, one.num_nodes, one.accepted) for one in result.sequences if one.asked
+            Outcome(row.asked, row.levels, row.num_nodes, row.accepted) for row in result.sequences if row.asked
         )
         self.rounds.append(RecordedRound(step.label, times, batch, result.rows, result.num_tokens - batch, outcomes))

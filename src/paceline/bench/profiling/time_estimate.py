@@ -1,4 +1,5 @@
-"""How long the measurement of a profile takes: estimated from the times of two passes, and corrected while it runs. Pure."""
+"""How long the measurement of a profile takes. It is estimated from the times of two passes and corrected while it runs. The
+module is pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,14 +12,14 @@ PRIOR = 0.1
 class PassTimes:
     """Times of passes by rows: a line through two measured passes."""
 
-    one: float
+    single: float
     """Seconds of a pass with one row."""
     most: float
     """Seconds of a pass with `rows` rows."""
     rows: int
 
     def at(self, rows: float) -> float:
-        return self.one + max(0.0, self.most - self.one) * (rows - 1) / max(1, self.rows - 1)
+        return self.single + max(0.0, self.most - self.single) * (rows - 1) / max(1, self.rows - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ class TimeEstimate:
         return self._progress(name, f"{name}: left out, the time is over", now)
 
     def _progress(self, name: str, text: str, now: float) -> Progress:
-        measured, names = sum(self._parts[one] for one in self._measured), list(self._parts)
-        left = sum(self._parts[one] for one in names[names.index(name) :])
+        measured, names = sum(self._parts[part] for part in self._measured), list(self._parts)
+        left = sum(self._parts[part] for part in names[names.index(name) :])
         prior = PRIOR * self._total
         factor = (now - self._began + prior) / (measured + prior) if prior else 1.0
         return Progress(text, 1.0 - left / self._total if self._total else 0.0, factor * left)

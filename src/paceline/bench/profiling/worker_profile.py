@@ -36,7 +36,7 @@ NOMINAL_LINKS = {"nvlink": 450e9, "pcie5": 55e9, "25gbe": 3.125e9, "100gbe": 12.
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Dollars per hour, and the network to draft workers; none of them can be measured here."""
+    """Dollars per hour, and the round trip to draft workers, which cannot be measured here."""
 
     target: float = 0.0
     draft: float = 0.0
@@ -52,7 +52,7 @@ class _Measured:
     steps: Mapping[int, float]
     """Time of a step by rows, with the host, without drafting and contexts."""
     drafts: Mapping[int, float]
-    """Time of drafting per token of the depth, by sequences; empty: the engine drafts nothing."""
+    """Time of drafting per token of the depth, by sequences. Empty if the engine has no draft."""
     prompts: Mapping[int, float]
     """Time of a step over prompts by rows, with the host."""
     attention_seconds: float
@@ -73,8 +73,8 @@ def measure_profile(
 ) -> WorkerProfile:
     """The profile of an engine built with `calibration_config`. Its cache holds nothing of use afterwards.
 
-    `seconds`: time after which no further size of a batch is measured; the smallest and the largest always are. `source`: the
-    command, which the profile names.
+    After `seconds` no further size of a batch is measured, but the smallest and the largest are always measured. `source` is
+    the command, which the profile names.
     """
     measured = _measure(llm, clock, on_part, seconds)
     return _to_profile(llm, name, measured, start_seconds, prices, source)
@@ -99,10 +99,10 @@ def _measure(llm: "LLM", clock: Clock, on_part: Callable[[Progress], None], seco
     drafts = _draft_seconds(rounds)
     begin(PROMPTS)
     attention = attention_seconds(runner, clock)
-    largest = max(one.batch for one in rounds if not one.requested)
+    largest = max(round_.batch for round_ in rounds if not round_.requested)
     overhead = max(0.0, steps.get(largest, 0.0) - _decode_seconds(runner, largest, clock))
     passes = pass_seconds(runner, llm.engine.scheduler.max_batched_tokens, clock, attention)
-    prompts = _rising({rows: overhead + one for rows, one in passes.items()})
+    prompts = _rising({rows: overhead + seconds for rows, seconds in passes.items()})
     prefill = draft_prefill_seconds(llm, clock) if drafts else 0.0
     return _Measured(context, steps, drafts, prompts, attention, prefill)
 
@@ -120,7 +120,7 @@ def _to_profile(
 
     passes = Curve(tuple(_merge(measured.steps, measured.prompts).items()), "measured", source)
     # A row of a prompt costs no more than one with logits. A pass of few rows, outside of a graph, may take longer.
-    prompts = {rows: min(one, passes.at(rows)) for rows, one in measured.prompts.items()}
+    prompts = {rows: min(seconds, passes.at(rows)) for rows, seconds in measured.prompts.items()}
     drafts = measured.drafts
     return WorkerProfile(
         name=name,
@@ -150,27 +150,27 @@ def _device(runner: "ModelRunner") -> str:
 
 
 def _step_seconds(rounds: Iterable[RecordedRound], context_seconds: float, context: int) -> dict[int, float]:
-    """Time of a step without drafting and contexts, by rows; the host is included. `context`: tokens of each sequence."""
+    """Time of a step without drafting and contexts, by rows. The host is included. Each sequence has `context` tokens."""
     seconds: defaultdict[int, list[float]] = defaultdict(list)
-    for one in rounds:
-        seconds[one.rows].append(one.times.total - one.times.draft - context_seconds * context * one.batch)
+    for round_ in rounds:
+        seconds[round_.rows].append(round_.times.total - round_.times.draft - context_seconds * context * round_.batch)
     return {rows: median(some) for rows, some in sorted(seconds.items()) if len(some) >= REPEATS and median(some) > 0.0}
 
 
 def _draft_seconds(rounds: Iterable[RecordedRound]) -> dict[int, float]:
-    """Time of drafting per token of the depth, by sequences; non-decreasing."""
+    """Time of drafting per token of the depth, by sequences. It does not decrease."""
     seconds: defaultdict[int, list[float]] = defaultdict(list)
-    for one in rounds:
-        if one.requested and any(outcome.levels for outcome in one.outcomes):
-            seconds[one.batch].append(one.times.draft / one.requested)
+    for round_ in rounds:
+        if round_.requested and any(outcome.levels for outcome in round_.outcomes):
+            seconds[round_.batch].append(round_.times.draft / round_.requested)
     return _rising({batch: median(some) for batch, some in seconds.items() if len(some) >= REPEATS})
 
 
 def _merge(steps: Mapping[int, float], prompts: Mapping[int, float]) -> dict[int, float]:
-    """Whole steps up to the rows that were run; further rows cost as much as those of prompts, at least."""
+    """Whole steps up to the rows that were run. Further rows cost at least as much as those of prompts."""
     curve, largest = Curve(tuple(prompts.items()), "measured"), max(steps, default=0)
     start = max(0.0, steps[largest] - curve.at(largest)) if steps else 0.0
-    return _rising(dict(steps) | {rows: start + one for rows, one in prompts.items() if rows > largest})
+    return _rising(dict(steps) | {rows: start + seconds for rows, seconds in prompts.items() if rows > largest})
 
 
 def _rising(curve: Mapping[int, float]) -> dict[int, float]:
