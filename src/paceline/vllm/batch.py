@@ -26,17 +26,17 @@ class Batch(NamedTuple):
     """The rows of vLLM's batch after a step."""
 
     sampled: Sequence[Sequence[int]]
-    """Tokens that the step added to each row; none while its prompt is computed."""
+    """Tokens that the step added to each row. Empty while its prompt is computed."""
     lengths: NDArray[np.int32]
     """Tokens of each row."""
     tokens: NDArray[np.int32]
     """[R, max_model_len]"""
     sampling: Sequence[RowSampling] = ()
-    """Empty: not known."""
+    """Sampling of each row. Empty if it is not known."""
 
 
 def first_chain(draft: Draft, depth: int, vocab_size: int) -> tuple[int, ...]:
-    """The first child of every node, down to `depth`; it ends before a token that the target does not have."""
+    """The first child of every node, down to `depth`. The chain ends before a token that the target does not have."""
     chain: list[int] = []
     node = -1
     for child, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):

@@ -46,14 +46,14 @@ class CoupledSampling:
         sampler.sample = self._choose  # of this instance; vLLM's warm-up calls it without rows
 
     def sample(self, logits: Tensor, drafts: Any) -> Any:
-        """vLLM's `SamplerOutput` of a step; `drafts` is its metadata of the draft tokens, or None."""
+        """vLLM's `SamplerOutput` of a step. `drafts` is its metadata of the draft tokens, or None."""
         runner = self._runner
         batch = runner.input_batch
         batch.update_async_output_token_ids()
         requests = self._read_requests(batch.req_ids)
         drafter: Any = getattr(runner, "drafter", None)
         if getattr(drafter, "wants_sampling", False):
-            drafter.set_sampling([RowSampling(one.params, one.seed) for one in requests])
+            drafter.set_sampling([RowSampling(request.params, request.seed) for request in requests])
         if drafts is None:
             last = runner.query_start_loc.gpu[1 : len(requests) + 1] - 1
             rows = self._pick_rows(requests, runner.positions[last] + 1)
@@ -78,7 +78,7 @@ class CoupledSampling:
         raw = logits[drafts.target_logits_indices].to(torch.float32)
         scores = verifier.apply_logits_processors(raw.clone(), metadata, drafts)
         counts = drafts.num_draft_tokens
-        repeated = [one for one, count in zip(requests, counts, strict=True) for _ in range(count)]
+        repeated = [request for request, count in zip(requests, counts, strict=True) for _ in range(count)]
         picks = pick(scores, self._pick_rows(repeated, positions[drafts.target_logits_indices]))
         tokens = accept(drafts.draft_token_ids, picks, bonus.sampled_token_ids.squeeze(1), counts)
         logprobs = None
@@ -102,19 +102,19 @@ class CoupledSampling:
         return pick(logits, self._rows), None
 
     def _pick_rows(self, requests: Sequence[_Request], positions: Tensor) -> PickRows:
-        return PickRows([one.params for one in requests], [one.seed for one in requests], positions)
+        return PickRows([request.params for request in requests], [request.seed for request in requests], positions)
 
     def _read_requests(self, req_ids: Sequence[str]) -> list[_Request]:
         known = self._requests
         if any(name not in known for name in req_ids):
             self._requests = {name: known.get(name) or _read(self._runner.requests[name]) for name in req_ids} | {
-                name: one for name, one in known.items() if name in self._runner.requests
+                name: request for name, request in known.items() if name in self._runner.requests
             }
         return [self._requests[name] for name in req_ids]
 
 
 def _read(request: Any) -> _Request:
-    """Parameters of a request of vLLM. Without a seed it gets a random one; vLLM gives each of `n` choices its own seed."""
+    """Parameters of a request of vLLM. Without a seed it gets a random seed. vLLM gives each of `n` choices its own seed."""
     given = request.sampling_params
     is_greedy = given.temperature < MIN_TEMPERATURE
     params = SamplingParams(

@@ -44,14 +44,14 @@ class DraftLoop:
         lookups: LookupTime,
         keep: Callable[[Progress], None] | None = None,
     ) -> None:
-        """`lookups`: how long they take on this host. `keep` takes sequences that have ended without a draft: their texts may
-        be drafts of others."""
+        """`lookups` has the time that lookups take on this host. `keep` takes sequences that have ended without a draft, whose
+        texts may become drafts of other sequences."""
         self.num_steps = 0
         self.num_drafted = 0
         """Tokens returned as drafts."""
         self.num_accepted = 0
         self.depth = depth
-        """Depth policy; another one may be set between two steps."""
+        """Depth policy. Another policy may be set between two steps."""
         self._method = method
         self._max_depth, self._vocab_size, self._clock = max_depth, vocab_size, clock
         self._lookups = lookups
@@ -60,7 +60,7 @@ class DraftLoop:
         self._lengths = np.empty(0, dtype=np.int64)
         self._returned_at: float | None = None
         self._drafting: DraftingObservation | None = None
-        """What the call that drafted for the step under way cost; None: the step has no drafts."""
+        """Cost of the call that drafted for the step under way. None if the step has no drafts."""
         self._network_seconds = 0.0
         self._drafted: list[TrackedSequence] = []
         """Sequences whose drafts are being verified."""
@@ -110,7 +110,7 @@ class DraftLoop:
             self._limit.observe(count, False, seconds)
             self.depth.observe(self._observation(count, seconds, (), compared))
         else:
-            sampled = {one.id: len(batch.sampled[i]) for i, one in zip(rows, matches.rows, strict=True)}
+            sampled = {sequence.id: len(batch.sampled[i]) for i, sequence in zip(rows, matches.rows, strict=True)}
             self._learn(matches, sampled, count - len(rows), seconds, compared)
         sampling = [batch.sampling[i] for i in rows] if batch.sampling else [UNKNOWN] * len(rows)
         longest, deadline = batch.tokens.shape[1], self._clock.now() + seconds
@@ -129,15 +129,16 @@ class DraftLoop:
         return result
 
     def _close(self, ended: Sequence[TrackedSequence]) -> None:
-        for one in ended:
-            self._outputs.add(len(one.ids) - one.num_prompt)
-            if self._keep is not None and not one.has_drafted:
-                self._keep(Progress(one.id, one.ids, 0, UNKNOWN.params, UNKNOWN.seed, 0, one.num_prompt, "coupled"))
-            self._guard.close(self._method, one.id)
+        for sequence in ended:
+            self._outputs.add(len(sequence.ids) - sequence.num_prompt)
+            if self._keep is not None and not sequence.has_drafted:
+                prompt = sequence.num_prompt
+                self._keep(Progress(sequence.id, sequence.ids, 0, UNKNOWN.params, UNKNOWN.seed, 0, prompt, "coupled"))
+            self._guard.close(self._method, sequence.id)
 
     def _may_draft(self, matches: Matches) -> bool:
         """Whether the policy decides about drafts in this step."""
-        records, needed = [one.record for one in matches.rows], sample_size(len(matches.rows))
+        records, needed = [sequence.record for sequence in matches.rows], sample_size(len(matches.rows))
         if not records:
             return False
         if matches.opened and sum(record.num_trials > 0 for record in records) < needed:
@@ -152,17 +153,17 @@ class DraftLoop:
         """Draft for a few sequences without returning the drafts, if earlier decisions are paid back."""
         if not self._unverified.is_waiting and not self._pause.is_paid:
             return
-        chosen = {one.id for one in sample(sequences)}
+        chosen = {sequence.id for sequence in sample(sequences)}
         wanted = [
-            (one, depth, row)
-            for one, row in zip(sequences, sampling, strict=True)
-            if one.id in chosen and (depth := self._limit_of(one, longest))
+            (sequence, depth, row)
+            for sequence, row in zip(sequences, sampling, strict=True)
+            if sequence.id in chosen and (depth := self._limit_of(sequence, longest))
         ]
         drafts, _ = self._collect(wanted, deadline)
         chains = {i: first_chain(draft, self._max_depth, self._vocab_size) for i, draft in drafts.items()}
-        for one, _, _ in wanted:
-            one.has_drafted = True
-        self._unverified.add([one for one, _, _ in wanted], chains)
+        for sequence, _, _ in wanted:
+            sequence.has_drafted = True
+        self._unverified.add([sequence for sequence, _, _ in wanted], chains)
 
     def _learn(
         self,
@@ -183,7 +184,7 @@ class DraftLoop:
                     RoundObservation(sequence.id, sequence.category, sequence.drafted, accepted, sequence.requested)
                 )
             sequence.drafted = sequence.requested = 0
-        prompts = sum(one.num_prompt for one in matches.opened) + num_partial
+        prompts = sum(sequence.num_prompt for sequence in matches.opened) + num_partial
         decoding = len(matches.rows) - len(matches.opened)
         if decoding:
             step = self._observation(decoding, seconds, tuple(rounds), compared, prompts)
@@ -203,7 +204,7 @@ class DraftLoop:
         """`rounds` were verified, `compared` were not."""
         return StepObservation(
             batch=batch,
-            rows=batch + sum(one.drafted for one in rounds),
+            rows=batch + sum(round_.drafted for round_ in rounds),
             prefill_rows=prompts,
             drafting=() if self._drafting is None else (self._drafting,),
             verify_seconds=seconds,
@@ -216,37 +217,43 @@ class DraftLoop:
     def _draft(
         self, sequences: Sequence[TrackedSequence], sampling: Sequence[RowSampling], longest: int, deadline: float
     ) -> dict[int, tuple[int, ...]]:
-        classes = categories(self._method, [one.record for one in sequences])
-        for one, category in zip(sequences, classes, strict=True):
-            one.category = category
-        depths = self.depth.decide([self._candidate(one, longest) for one in sequences])
-        wanted = [(one, depth, row) for one, depth, row in zip(sequences, depths, sampling, strict=True) if depth > 0]
+        classes = categories(self._method, [sequence.record for sequence in sequences])
+        for sequence, category in zip(sequences, classes, strict=True):
+            sequence.category = category
+        depths = self.depth.decide([self._candidate(sequence, longest) for sequence in sequences])
+        wanted = [
+            (sequence, depth, row)
+            for sequence, depth, row in zip(sequences, depths, sampling, strict=True)
+            if depth > 0
+        ]
         if not wanted:
             return {}
         started = self._clock.now()
         drafts, network = self._collect(wanted, deadline)
         took = max(0.0, self._clock.now() - started - network)
-        prefill = sum(len(one.ids) for one, _, _ in wanted if not one.has_drafted)
+        prefill = sum(len(sequence.ids) for sequence, _, _ in wanted if not sequence.has_drafted)
         drafting = took * self._lookups.drafting_share(len(wanted), prefill)
-        for one, depth, _ in wanted:
-            one.has_drafted, one.requested = True, depth
+        for sequence, depth, _ in wanted:
+            sequence.has_drafted, sequence.requested = True, depth
         chains = {}
-        for one, depth, _ in wanted:
-            draft = drafts.get(one.id)
+        for sequence, depth, _ in wanted:
+            draft = drafts.get(sequence.id)
             chain = () if draft is None else first_chain(draft, depth, self._vocab_size)
-            one.drafted = len(chain)
+            sequence.drafted = len(chain)
             self.num_drafted += len(chain)
-            chains[one.id] = chain
-        self._drafted = [one for one, _, _ in wanted]
+            chains[sequence.id] = chain
+        self._drafted = [sequence for sequence, _, _ in wanted]
         self._drafting = DraftingObservation(
             self._method, max(depth for _, depth, _ in wanted), drafting, prefill, took - drafting
         )
         self._network_seconds = network
         return chains
 
-    def _candidate(self, one: TrackedSequence, longest: int) -> Candidate:
-        remaining = self._outputs.remaining(len(one.ids) - one.num_prompt)
-        return Candidate(one.id, one.category, self._limit_of(one, longest), len(one.ids), remaining)
+    def _candidate(self, sequence: TrackedSequence, longest: int) -> Candidate:
+        remaining = self._outputs.remaining(len(sequence.ids) - sequence.num_prompt)
+        return Candidate(
+            sequence.id, sequence.category, self._limit_of(sequence, longest), len(sequence.ids), remaining
+        )
 
     def _collect(
         self, wanted: Sequence[tuple[TrackedSequence, int, RowSampling]], deadline: float
@@ -255,11 +262,11 @@ class DraftLoop:
         self._guard.observe(
             self._method,
             [
-                Progress(one.id, one.ids, depth, row.params, row.seed, 0, one.num_prompt, "coupled")
-                for one, depth, row in wanted
+                Progress(sequence.id, sequence.ids, depth, row.params, row.seed, 0, sequence.num_prompt, "coupled")
+                for sequence, depth, row in wanted
             ],
         )
-        ids = [one.id for one, _, _ in wanted]
+        ids = [sequence.id for sequence, _, _ in wanted]
         drafts, cost = self._guard.collect(self._method, ids, deadline)
         return drafts, cost.network_seconds
 

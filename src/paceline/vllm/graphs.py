@@ -1,4 +1,4 @@
-"""CUDA graphs of vLLM for steps without drafts beside those for steps with drafts.
+"""CUDA graphs of vLLM for steps without drafts, in addition to those for steps with drafts.
 
 With speculation vLLM captures its complete decode graphs for steps in which every sequence has `num_speculative_tokens` drafts,
 and rounds the sizes of all graphs up to multiples of their rows. A step without drafts, most steps of a large batch, then has
@@ -24,7 +24,7 @@ class DecodeGraphs(CudagraphDispatcher):  # type: ignore[misc]
 
     def initialize_cudagraph_keys(self, cudagraph_mode: Any, uniform_decode_query_len: int = 1) -> None:
         super().initialize_cudagraph_keys(cudagraph_mode, 1)
-        if cudagraph_mode == CUDAGraphMode.FULL:  # other modes have them already, or no complete graphs
+        if cudagraph_mode == CUDAGraphMode.FULL:  # The remaining modes have them already, or no complete graphs
             keys, most = self.cudagraph_keys[CUDAGraphMode.FULL], self.vllm_config.scheduler_config.max_num_seqs
             keys |= {replace(key, uniform=True) for key in keys if key.num_tokens <= most}
 

@@ -25,7 +25,7 @@ class PickRows:
 
 
 def pick(logits: Tensor, rows: PickRows) -> Tensor:
-    """[R] int64: argmax(log p + G); greedy rows take the arg-max."""
+    """[R] int64: argmax(log p + G). Greedy rows take the arg-max."""
     if logits.device.type != "cuda":
         return pick_on_host(
             logits,
@@ -41,26 +41,26 @@ def pick(logits: Tensor, rows: PickRows) -> Tensor:
     def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
-    temperature = column([one.temperature for one in rows.params], torch.float32)
+    temperature = column([params.temperature for params in rows.params], torch.float32)
     streams = column([_signed(stream(Purpose.SHARED, seed, 0)) for seed in rows.seeds], torch.int64)
     positions = rows.positions.to(torch.int64)
-    if not any(one.top_k > 0 or one.top_p < 1.0 or one.min_p > 0.0 for one in rows.params):
+    if not any(params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 for params in rows.params):
         return kernels.pick(logits, temperature, streams, positions)
     return kernels.pick_truncated(
         logits,
         temperature,
         streams,
         positions,
-        column([one.top_k for one in rows.params], torch.int64),
-        column([one.top_p for one in rows.params], torch.float64),
-        column([one.min_p for one in rows.params], torch.float32),
+        column([params.top_k for params in rows.params], torch.int64),
+        column([params.top_p for params in rows.params], torch.float64),
+        column([params.min_p for params in rows.params], torch.float32),
     )
 
 
 def accept(drafts: Tensor, picks: Tensor, bonus: Tensor, counts: Sequence[int]) -> Tensor:
     """[B, S + 1] int32: the accepted drafts of each sequence and the target's token after them, then placeholders.
 
-    `drafts` and `picks` [N] are those of all sequences in order, `counts[i]` of sequence i; `bonus` [B] follows a draft that is
+    `drafts` and `picks` [N] are those of all sequences in order, `counts[i]` of sequence i. `bonus` [B] follows a draft that is
     accepted whole. S is the largest count.
     """
     device, size, longest = drafts.device, len(counts), max(counts)

@@ -5,12 +5,12 @@ import os
 from paceline.vllm.versions import check_version
 
 COUPLED = "PACELINE_COUPLED_SAMPLING"
-"""Environment variable: 1 samples with our noise, with and without speculation. vLLM gives a plugin no other setting before
-it has chosen a model runner."""
+"""Environment variable. With 1 the plugin samples with our noise, with and without speculation. vLLM gives a plugin no setting
+but the environment before it has chosen a model runner."""
 
 
 def register() -> None:
-    """Install coupled sampling if `PACELINE_COUPLED_SAMPLING=1`; otherwise vLLM is left as it is. May be called repeatedly."""
+    """Install coupled sampling if `PACELINE_COUPLED_SAMPLING=1`. Otherwise vLLM is left as it is. May be called repeatedly."""
     if os.environ.get(COUPLED) != "1":
         return
     check_version()

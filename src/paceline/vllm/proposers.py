@@ -30,11 +30,11 @@ METHOD = "plugin"
 
 
 class Lookups(NamedTuple):
-    """Drafts from the text and recent outputs, in chains: vLLM verifies no trees."""
+    """Drafts from the text and recent outputs. They are chains, because vLLM verifies no trees."""
 
     parts: dict[str, Proposer]
     keep: Callable[[Progress], None] | None
-    """Keeps the output of a sequence that ends without a draft; None: outputs are not drafts of others."""
+    """Keeps the output of a sequence that ends without a draft. None if outputs do not become drafts of other sequences."""
 
     @classmethod
     def of(cls, method: Method) -> "Lookups":
@@ -64,7 +64,7 @@ class VllmProposer:
     """vLLM's interface to a `DraftLoop`. Subclasses choose the proposer."""
 
     wants_sampling = False
-    """Whether drafts depend on temperature and seed; coupled sampling then reports them in `set_sampling`."""
+    """Whether drafts depend on temperature and seed. Coupled sampling then reports them in `set_sampling`."""
 
     def __init__(self, vllm_config: Any) -> None:
         check_version()
@@ -94,7 +94,7 @@ class VllmProposer:
         raise NotImplementedError
 
     def load_model(self, target_model: Any) -> None:
-        """vLLM calls it once for every proposer; there is nothing to load."""
+        """vLLM calls it once for every proposer. There is nothing to load."""
 
     def set_sampling(self, rows: list[RowSampling]) -> None:
         """Parameters of the rows of the next call of `propose`."""
@@ -124,7 +124,7 @@ class LocalProposer(VllmProposer):
 
 
 class PoolProposer(VllmProposer):
-    """Drafts come from draft workers, which prepare the next round while vLLM verifies this one.
+    """Drafts come from draft workers, which prepare the next round while vLLM verifies the current round.
 
     A lookup drafts where it is better, and where the pool has no draft. Loss of the pool costs speed only.
     """

@@ -1,6 +1,6 @@
-"""The methods of vLLM's classes that the plugin replaces; no other module replaces one.
+"""The methods of vLLM's classes that the plugin replaces. No other module replaces methods of vLLM.
 
-`CoupledSampling` also replaces `sample` of the one sampler object that it is made for.
+`CoupledSampling` also replaces `sample` of the sampler object that it is made for.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def replace_graphs(drafter: type) -> None:
 
 
 def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Replace a method of vLLM's model runner; once, whatever the number of calls."""
+    """Replace a method of vLLM's model runner. It is replaced once, whatever the number of calls."""
     check_version()
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 

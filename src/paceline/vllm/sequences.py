@@ -1,7 +1,7 @@
 """Recognises the sequences of vLLM's batch, which arrive as rows of token ids without request ids.
 
 A row continues a sequence if the tokens of the sequence are a prefix of the row. Two sequences with the same tokens are
-interchangeable: their drafts are the same. A sequence that is in no batch for a while has ended.
+interchangeable, because their drafts are the same. A sequence that is in no batch for a while has ended.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from paceline.vllm.decisions.record import DraftRecord
 
 KEPT_STEPS = 16
 """Steps for which a sequence without a row is kept. vLLM takes preempted and unscheduled requests out of its batch. Texts of
-ended sequences become drafts of others."""
+ended sequences become drafts of other sequences."""
 
 Tokens = NDArray[np.int32]
 
@@ -44,7 +44,7 @@ class TrackedSequence:
         self.data += tokens.tobytes()
 
     def is_prefix_of(self, row: Tokens) -> bool:
-        """Whether its tokens are the first ones of `row`."""
+        """Whether its tokens are the first tokens of `row`."""
         return len(self.ids) <= len(row) and row[: len(self.ids)].tobytes() == self.data
 
 
@@ -53,16 +53,16 @@ class Matches:
     rows: list[TrackedSequence]
     """The sequence of each row."""
     opened: list[TrackedSequence]
-    """Those seen for the first time."""
+    """Sequences seen for the first time."""
     ended: list[TrackedSequence]
-    """Those that were in no batch for `KEPT_STEPS` steps."""
+    """Sequences that were in no batch for `KEPT_STEPS` steps."""
 
 
 class SequenceTable:
     """The sequences that vLLM has decoded lately."""
 
     def __init__(self, max_growth: int) -> None:
-        """`max_growth`: tokens that a sequence gains in a step, at most."""
+        """A sequence gains at most `max_growth` tokens in a step."""
         self._max_growth = max_growth
         self._ids = count()
         self._rows: list[TrackedSequence] = []
@@ -72,7 +72,8 @@ class SequenceTable:
         return len(self._rows) + len(self._absent)
 
     def append(self, steps: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Add the tokens of steps in which every row of the last match gained one token; nothing if the rows have changed."""
+        """Add the tokens of steps in which every row of the last match gained one token. Does nothing if the rows have
+        changed."""
         if steps and len(steps[0]) == len(self._rows):
             tails = np.array(steps, dtype=np.int32)[:, :, 0]
             for i, sequence in enumerate(self._rows):
@@ -81,7 +82,7 @@ class SequenceTable:
     def match(self, tokens: list[Tokens], num_sampled: list[int], step: int) -> Matches:
         """The sequences of `tokens`, one array for each row, of which the last `num_sampled` are new in this step. `step`
         counts all steps, also those without a call."""
-        free = {one.id: one for one in self._rows} | self._absent
+        free = {row.id: row for row in self._rows} | self._absent
         found: list[TrackedSequence | None] = [None] * len(tokens)
         for i, (row, old) in enumerate(zip(tokens, self._rows, strict=False)):
             if self._continues(old, row, step):
@@ -92,8 +93,8 @@ class SequenceTable:
         for row, sampled, sequence in zip(tokens, num_sampled, found, strict=True):
             if sequence is None and free:
                 sequence = max(
-                    (one for one in free.values() if self._continues(one, row, step)),
-                    key=lambda one: len(one.ids),
+                    (sequence for sequence in free.values() if self._continues(sequence, row, step)),
+                    key=lambda sequence: len(sequence.ids),
                     default=None,
                 )
                 if sequence is not None:
@@ -104,9 +105,9 @@ class SequenceTable:
             sequence.extend(row[len(sequence.ids) :])
             sequence.last_step = step
             rows.append(sequence)
-        ended = [one for one in free.values() if step - one.last_step > KEPT_STEPS]
+        ended = [sequence for sequence in free.values() if step - sequence.last_step > KEPT_STEPS]
         self._rows = rows
-        self._absent = {one.id: one for one in free.values() if step - one.last_step <= KEPT_STEPS}
+        self._absent = {sequence.id: sequence for sequence in free.values() if step - sequence.last_step <= KEPT_STEPS}
         return Matches(rows, opened, ended)
 
     def _continues(self, sequence: TrackedSequence, row: Tokens, step: int) -> bool:

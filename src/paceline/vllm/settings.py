@@ -1,4 +1,4 @@
-"""Settings of the plugin: the key `paceline` of vLLM's `--additional-config`, strict about names."""
+"""Settings of the plugin, which are the key `paceline` of vLLM's `--additional-config`. Unknown names are refused."""
 
 import difflib
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ class Settings:
     """How the plugin drafts. The most tokens of a draft are vLLM's `num_speculative_tokens`."""
 
     method: Method = "suffix"
-    """Lookups: of `LocalProposer` alone, or of `PoolProposer` where the pool has no draft."""
+    """Method of the lookups, which `LocalProposer` uses alone and `PoolProposer` where the pool has no draft."""
     depth: DepthRule = "goodput"
-    """`goodput` drafts as many tokens as pay by vLLM's own step times, often none; `fixed` always the most."""
+    """`goodput` drafts as many tokens as pay by vLLM's own step times, often none. `fixed` always drafts the most."""
     workers: tuple[str, ...] = ()
-    """Addresses of draft workers, such as tcp://host:5555; for `PoolProposer`."""
+    """Addresses of draft workers, such as tcp://host:5555, for `PoolProposer`."""
     keys: str = ""
-    """Folder of the cluster's keys (`paceline keys`); empty: connections are not encrypted."""
+    """Folder of the cluster's keys (`paceline keys`). Empty if connections are not encrypted."""
     tokenizer: str = ""
-    """Folder or file with the target's tokenizer; empty: the model that vLLM serves."""
+    """Folder or file with the target's tokenizer. Empty for that of the model that vLLM serves."""
 
     def __post_init__(self) -> None:
         for name, allowed in (("method", get_args(Method)), ("depth", get_args(DepthRule))):

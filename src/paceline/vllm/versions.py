@@ -9,7 +9,7 @@ ACCEPTED = ("0.26", "0.32")
 
 
 def installed_version() -> str:
-    """The version of vLLM in this process. Raises `MissingDependency` if there is none."""
+    """The version of vLLM in this process. Raises `MissingDependency` if vLLM is not installed."""
     try:
         import vllm
     except ImportError:

@@ -1,8 +1,8 @@
 """Drafts must pay for most sequences of a batch, not only on average.
 
-Every sequence waits for the whole step. If a few sequences with good drafts make each step longer, the others become slower,
-and a batch ends with its slowest sequence. A batch therefore drafts only if three of four of its sequences are faster with
-drafts than without.
+Every sequence waits for the whole step. If a few sequences with good drafts make each step longer, the remaining sequences
+become slower, and a batch ends with its slowest sequence. A batch therefore drafts only if three of four of its sequences are
+faster with drafts than without.
 """
 
 from collections import Counter, deque
@@ -45,14 +45,14 @@ class LatencyLimit:
             self._num_refused[scale] = 0
 
     def allows(self, records: Sequence[DraftRecord], num_sampled: int) -> bool:
-        """Whether the batch of these sequences may draft. `num_sampled`: sequences with a record that are enough to judge the
-        batch by; with fewer, sequences without one count as those whose drafts are poor."""
+        """Whether the batch of these sequences may draft. `num_sampled` sequences with a record are enough to judge the batch
+        by. With fewer, sequences without a record count as those whose drafts are poor."""
         ratio = self._ratio(len(records))
         if ratio is None or len(records) < SLOW_SHARE:
             return True
-        known = [one for one in records if one.num_trials]
+        known = [record for record in records if record.num_trials]
         judged = known if len(known) >= num_sampled else records
-        tokens = sorted(one.tokens(self._max_depth) for one in judged)
+        tokens = sorted(record.tokens(self._max_depth) for record in judged)
         speed = tokens[len(tokens) // SLOW_SHARE] / ratio
         is_held = self._is_drafting and self._num_drafting < MIN_DRAFTING
         self._is_drafting = is_held or speed >= (1.0 if self._is_drafting else START_MARGIN)
@@ -68,7 +68,7 @@ class LatencyLimit:
             del self._seconds[scale, True]
 
     def _ratio(self, batch: int) -> float | None:
-        """Time of a step with drafts over that of one without; None: not known."""
+        """Time of a step with drafts over that of a step without drafts. None if it is not known."""
         drafted, plain = (self._seconds.get((batch.bit_length(), kind), ()) for kind in (True, False))
         if len(drafted) < MIN_STEPS or len(plain) < MIN_STEPS:
             return None

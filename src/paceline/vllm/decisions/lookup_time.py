@@ -28,12 +28,15 @@ class LookupTime:
         for _ in range(ROUNDS):
             started = clock.now()
             proposer.observe(
-                [Progress(i, one, depth, UNKNOWN.params, UNKNOWN.seed, 0, TOKENS, "coupled") for i, one in ids.items()]
+                [
+                    Progress(i, tokens, depth, UNKNOWN.params, UNKNOWN.seed, 0, TOKENS, "coupled")
+                    for i, tokens in ids.items()
+                ]
             )
             proposer.collect(list(ids), clock.now())
             seconds.append(clock.now() - started)
-            for one in ids.values():
-                one.append(one[-1] + 1)
+            for tokens in ids.values():
+                tokens.append(tokens[-1] + 1)
         first, later = seconds[0], min(seconds[1:])
         return cls(later / SEQUENCES, max(0.0, first - later) / (SEQUENCES * TOKENS))
 
@@ -43,7 +46,7 @@ class LookupTime:
         return {2**scale: LinearCost(self.per_sequence * 2**scale, 0.0) for scale in range(MAX_SCALE + 1)}
 
     def drafting_share(self, num_sequences: int, num_indexed: int) -> float:
-        """Share of the time of a call that drafts for `num_sequences` and indexes `num_indexed` tokens of new ones, without the
-        indexing."""
+        """Share of the time of a call that drafts for `num_sequences` and indexes `num_indexed` tokens of new sequences,
+        without the indexing."""
         drafting, indexing = num_sequences * self.per_sequence, num_indexed * self.per_token
         return drafting / (drafting + indexing) if drafting + indexing else 1.0

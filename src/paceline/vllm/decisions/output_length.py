@@ -1,4 +1,4 @@
-"""How many tokens a text is likely to have left. vLLM does not tell the plugin the limit of a request."""
+"""How many tokens a text is likely to have left. vLLM does not pass the limit of a request to the plugin."""
 
 from collections import deque
 
@@ -19,8 +19,8 @@ class OutputLengths:
         self._ended.append(length)
 
     def remaining(self, generated: int) -> int | None:
-        """Tokens that a text with `generated` tokens is expected to have left: the mean of those that were longer. 1 if none
-        was; None if few texts have ended."""
+        """Tokens that a text with `generated` tokens is expected to have left, which is the mean over the longer texts. 1 if no
+        text was longer. None if few texts have ended."""
         if len(self._ended) < FEW:
             return None
         longer = [length - generated for length in self._ended if length > generated]

@@ -16,10 +16,10 @@ class Pause:
         self._debt = 0.0
         """Seconds that decisions took and that are not paid back."""
         self._num_rows: int | None = None
-        """Rows for which the policy keeps its decision not to draft; None: it decides in the next step."""
+        """Rows for which the policy keeps its decision not to draft. None if it decides in the next step."""
 
     def covers(self, sampled: Sequence[Sequence[int]], seconds: float) -> bool:
-        """Whether this step is left out; `seconds`: time of vLLM's step."""
+        """Whether this step is left out. `seconds` is the time of vLLM's step."""
         self._debt = max(0.0, self._debt - SHARE * seconds)
         return self._debt > 0.0 and len(sampled) == self._num_rows and set(map(len, sampled)) == {1}
 

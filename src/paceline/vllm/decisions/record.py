@@ -31,15 +31,15 @@ class DraftRecord:
 
     @property
     def alpha(self) -> float:
-        """Probability that a draft token after right ones is right."""
+        """Probability that a draft token after right tokens is right."""
         return (self.num_hits + PRIOR_ALPHA * PRIOR_TRIALS) / (self.num_trials + PRIOR_TRIALS)
 
 
 def categories(method: str, batch: Sequence[DraftRecord]) -> list[str]:
     """Categories of the depth policy, by how good the drafts of each sequence were. A sequence without a record counts as the
-    median of the others: the texts of a batch are often of one kind."""
-    typical = median_low([one.alpha for one in batch if one.num_trials] or [PRIOR_ALPHA])
-    return [category(method, one.alpha if one.num_trials else typical) for one in batch]
+    median of the remaining sequences, because the texts of a batch are often of one kind."""
+    typical = median_low([record.alpha for record in batch if record.num_trials] or [PRIOR_ALPHA])
+    return [category(method, record.alpha if record.num_trials else typical) for record in batch]
 
 
 def category(method: str, alpha: float) -> str:
