@@ -37,15 +37,15 @@ class Workload:
 
     prompts: Sequence[Prompt]
     sampling: SamplingParams
-    """Sampling parameters; the seed is that of the first prompt, and every next prompt has the next seed."""
+    """Sampling parameters. The seed is that of the first prompt, and every next prompt has the next seed."""
     verification: Verification
     method: str | None = None
-    """Drafting method; None: the engine's choice."""
+    """Drafting method. None leaves the choice to the engine."""
     concurrency: int = 8
 
     @property
     def is_coupled(self) -> bool:
-        """Whether the text is a function of the seed. Greedy text is, under both rules."""
+        """Whether the text is a function of the seed. Greedy text is, under each rule."""
         return self.verification == "coupled" or self.sampling.is_greedy
 
 
@@ -80,8 +80,8 @@ class Auditor:
         plain = self._generate(workload, group, enabled=False)
         with native.single_threaded_torch(), torch.inference_mode():
             return [
-                self._check(workload, prompt, one, other, log)
-                for prompt, one, other in zip(group, speculative, plain, strict=True)
+                self._check(workload, prompt, speculated, plain_run, log)
+                for prompt, speculated, plain_run in zip(group, speculative, plain, strict=True)
             ]
 
     def _generate(self, workload: Workload, group: range, enabled: bool) -> list[Generation]:
@@ -98,11 +98,11 @@ class Auditor:
         )
 
     def _check(
-        self, workload: Workload, prompt: int, one: Generation, other: Generation, log: VerifyLog
+        self, workload: Workload, prompt: int, speculated: Generation, plain_run: Generation, log: VerifyLog
     ) -> AuditedText:
-        completion, plain = one.completions[0], other.completions[0]
+        completion, plain = speculated.completions[0], plain_run.completions[0]
         seed = (workload.sampling.seed or 0) + prompt
-        text = _finished(workload.sampling, one, completion, seed)
+        text = _finished(workload.sampling, speculated, completion, seed)
         rescored = self._rescore(self._runner.model, text)
         origins = tuple(origin.value for origin in completion.origins)
         found = AuditedText(
@@ -112,11 +112,11 @@ class Auditor:
             completion.speculation.num_accepted_draft_tokens,
             findings=(),
         )
-        entries = log.take(one.request_id, 0)
+        entries = log.take(speculated.request_id, 0)
         if workload.is_coupled:
             return check_coupled(found, rescored, entries, completion, plain, self._runner)
         plain_rescored = self._rescore(
-            self._runner.model, _finished(workload.sampling, other, plain, seed + OTHER_SEEDS)
+            self._runner.model, _finished(workload.sampling, plain_run, plain, seed + OTHER_SEEDS)
         )
         draft = self._draft(workload.method or self._llm.snapshot().flags.method or "")
         return check_rejection(
@@ -151,7 +151,7 @@ class Auditor:
         )
 
     def _draft(self, method: str) -> DecoderModel | None:
-        """The model whose q `method` samples from; None for methods without one, and for one-hot q."""
+        """The model whose q `method` samples from. None for methods without one, and for one-hot q."""
         proposer = self._llm.engine.speculator.proposers.get(method)
         return proposer.traits.q_model if proposer is not None else None
 

@@ -25,11 +25,11 @@ def check_coupled(
     plain: Completion,
     runner: ModelRunner,
 ) -> AuditedText:
-    """Check one text. `rescored` is the speculative text, `entries` its verify log; `plain` was generated with the same seed,
-    without speculation."""
+    """Check one text. `rescored` is the speculative text and `entries` its verify log. `plain` was generated with the same
+    seed, without speculation."""
     wrong = differences(rescored, computed_in(runner))
-    findings = [_finding("token", found, one) for one in wrong if not one.is_rounding]
-    num_rounding = sum(one.is_rounding for one in wrong)
+    findings = [_finding("token", found, difference) for difference in wrong if not difference.is_rounding]
+    num_rounding = sum(difference.is_rounding for difference in wrong)
     first = _first_difference(rescored, speculative, plain, runner)
     if first is not None and not first.is_rounding:
         findings.append(_finding("text", found, first))
@@ -49,32 +49,33 @@ def check_coupled(
     )
 
 
-def _finding(kind: Kind, found: AuditedText, one: Difference) -> Finding:
-    origin = found.origins[one.index] if one.index < len(found.origins) else "ended"
-    return Finding(kind, found.prompt, one.index, origin, one.token, one.pick, one.gap)
+def _finding(kind: Kind, found: AuditedText, difference: Difference) -> Finding:
+    origin = found.origins[difference.index] if difference.index < len(found.origins) else "ended"
+    return Finding(kind, found.prompt, difference.index, origin, difference.token, difference.pick, difference.gap)
 
 
 def _first_difference(
     rescored: Rescored, speculative: Completion, plain: Completion, runner: ModelRunner
 ) -> Difference | None:
-    """The first token at which the two texts differ; later tokens are not comparable."""
+    """The first token at which the two texts differ. Later tokens are not comparable."""
     pairs = zip_longest(speculative.token_ids, plain.token_ids, fillvalue=-1)
     index = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if index is None:
         if (speculative.text, speculative.finish_reason) == (plain.text, plain.finish_reason):
             return None
         return Difference(len(plain.token_ids), -1, -1, torch.inf, is_rounding=False)
-    if index >= min(len(speculative.token_ids), len(plain.token_ids)):  # one text continues where the other ended
+    # The longer text continues where the shorter text ended.
+    if index >= min(len(speculative.token_ids), len(plain.token_ids)):
         token, other = (*speculative.token_ids, -1)[index], (*plain.token_ids, -1)[index]
         return Difference(index, token, other, torch.inf, is_rounding=False)
     a, b = speculative.token_ids[index], plain.token_ids[index]
-    # The texts are equal before this token, so one row of logits is checked against both tokens.
+    # The texts are equal before this token, so one row of logits is checked against the two tokens.
     row = Rescored(index, (a,), rescored.logits[index : index + 1], rescored.rows[index : index + 1])
     checked = [
         difference for token in (a, b) for difference in differences(replace(row, tokens=(token,)), computed_in(runner))
     ]
-    worst = max(checked, key=lambda one: one.gap)
-    return replace(worst, token=a, pick=b, is_rounding=all(one.is_rounding for one in checked))
+    worst = max(checked, key=lambda difference: difference.gap)
+    return replace(worst, token=a, pick=b, is_rounding=all(difference.is_rounding for difference in checked))
 
 
 def _divergences(

@@ -17,14 +17,16 @@ FLOOR = 1e-8
 
 
 def limit(tolerance: float, temperature: float) -> float:
-    """The largest KL that rounding explains. An error d of the logits makes KL about Var(d / T) / 2; here |d| <= tolerance."""
+    """The largest KL that rounding explains. An error d of the logits makes KL about Var(d / T) / 2, and here |d| <=
+    tolerance."""
     return max(FLOOR, 2.0 * (tolerance / temperature) ** 2)
 
 
 def divergence(used: Tensor, logits: Tensor, row: RowContext, tolerance: float) -> float:
     """KL(used || plain) of one row: `used` [V] are probabilities, `logits` [V] those of a plain pass.
 
-    inf: the two have different possible tokens. Tokens within rounding of a truncation's edge are excluded.
+    It is infinite if the two distributions have different possible tokens. Tokens within rounding of a truncation's edge are
+    excluded.
     """
     plain = log_distribution(logits.unsqueeze(0), [row])[0].double().exp()
     u = used.to(plain.device).double()

@@ -58,8 +58,8 @@ def _findings(report: Report, decode: Callable[[int], str]) -> str:
     if not report.findings:
         return ""
 
-    def token(one: int | None) -> str:
-        return "" if one is None or one < 0 else f"{one} {decode(one)!r}"
+    def token(token_id: int | None) -> str:
+        return "" if token_id is None or token_id < 0 else f"{token_id} {decode(token_id)!r}"
 
     rows = "".join(
         _row(
@@ -109,7 +109,7 @@ def plots(report: Report) -> list[str]:
     if any(text.p_divergence for text in report.texts):
         figures.append(Figure(figsize=(11, 3.2), layout="constrained"))
         _divergences(figures[1].subplots(), report)
-    return [_svg(one) for one in figures]
+    return [_svg(figure) for figure in figures]
 
 
 def _by_origin(axes: "Axes", report: Report) -> None:
@@ -133,7 +133,7 @@ def _by_origin(axes: "Axes", report: Report) -> None:
 
 
 def _margins(axes: "Axes", report: Report) -> None:
-    """Histogram of the margins of tokens over the second best; small ones could change by rounding."""
+    """Histogram of the margins of tokens over the second best. Tokens with small margins could change by rounding."""
     margins = [max(margin, SMALLEST) for text in report.texts for margin in text.margins]
     low = min(margins, default=SMALLEST)
     edges = _decades(min(low, 1e-5), max(margins, default=1.0))
@@ -163,7 +163,9 @@ def _ranks(axes: "Axes", report: Report) -> None:
 
 def _divergences(axes: "Axes", report: Report) -> None:
     names = {"logits": "p", "p": "p", "q": "q"}
-    wrong = {(names[one.kind], one.prompt, one.index) for one in report.findings if one.kind in names}
+    wrong = {
+        (names[finding.kind], finding.prompt, finding.index) for finding in report.findings if finding.kind in names
+    }
     for kind, colour, marker in (("p", GOOD, "."), ("q", "#d9822b", "x")):
         points = [
             (text.prompt, i, kl)

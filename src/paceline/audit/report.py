@@ -1,4 +1,4 @@
-"""The result of an audit: its findings by prompt, its checks and their power."""
+"""The result of an audit, with its findings by prompt, its checks and their power."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -50,17 +50,17 @@ class AuditedText:
     num_rounding: int = 0
     """Tokens that differ within rounding."""
     margins: tuple[float, ...] = ()
-    """Coupled: distance of each token's score from the second best, in logits."""
+    """Under coupled verification, the distance of each token's score from the second best, in logits."""
     p_divergence: tuple[tuple[int, float], ...] = ()
-    """(output token, KL) of the used p; in coupled rounds, of the distribution of the used logits."""
+    """(output token, KL) of the used p. In coupled rounds it is that of the distribution of the used logits."""
     q_divergence: tuple[tuple[int, float], ...] = ()
-    """Rejection: (output token, KL) of the used q."""
+    """(output token, KL) of the used q, under rejection."""
     most_divergence: float = 0.0
     """Largest KL that rounding explains in this text."""
     num_samples: int = 0
-    """Rejection: drafts whose sampling was replayed."""
+    """Number of drafts whose sampling was replayed, under rejection."""
     ranks: tuple[float, ...] = ()
-    """Rejection: ranks of the tokens, see `two_sample.py`."""
+    """Ranks of the tokens under rejection, see `two_sample.py`."""
     plain_ranks: tuple[float, ...] = ()
     """Ranks of another text for the same prompt, generated without speculation."""
 
@@ -99,7 +99,7 @@ class Report:
 
     @property
     def num_drafted(self) -> int:
-        """Drafted tokens; with 0 the audit checked nothing."""
+        """Drafted tokens. With 0 the audit checked nothing."""
         return sum(text.drafted for text in self.texts)
 
     @property

@@ -37,7 +37,7 @@ class TwoSample:
     def detectable(self) -> float:
         """The smallest true distance that is found with probability 1 - MISS, by Hoeffding's inequality.
 
-        1 or more: the samples are too small.
+        A value of 1 or more means that the samples are too small.
         """
         spread = sum(1.0 / size for size in self.sizes) if all(self.sizes) else math.inf
         critical = math.sqrt(-math.log(LEVEL / 2.0) / 2.0 * spread)
@@ -50,17 +50,17 @@ def rank(probs: Tensor, token: int, rng: random.Random) -> float:
     return float(probs[probs > own].sum() + before[before == own].sum()) + rng.random() * float(own)
 
 
-def compare(one: Sequence[float], other: Sequence[float]) -> TwoSample:
+def compare(first: Sequence[float], second: Sequence[float]) -> TwoSample:
     """Test whether two samples of ranks have one distribution."""
     stats = require_scipy()
-    if not one or not other:
-        return TwoSample((len(one), len(other)), 0.0, 1.0)
-    found = stats.ks_2samp(one, other, method="asymp")
-    return TwoSample((len(one), len(other)), float(found.statistic), float(found.pvalue))
+    if not first or not second:
+        return TwoSample((len(first), len(second)), 0.0, 1.0)
+    found = stats.ks_2samp(first, second, method="asymp")
+    return TwoSample((len(first), len(second)), float(found.statistic), float(found.pvalue))
 
 
 def require_scipy() -> ModuleType:
-    """`scipy.stats`; an error with the install command if scipy is missing."""
+    """`scipy.stats`. Raises an error with the install command if scipy is missing."""
     try:
         from scipy import stats
     except ImportError:

@@ -15,14 +15,15 @@ class LoggedToken:
     """One output token."""
 
     logits: Tensor  # [V]
-    p: Tensor | None  # [V]; None: a coupled round, which has none
-    q: Tensor | None  # [V]; None: nothing was drafted here, or one-hot
+    p: Tensor | None  # [V]. None in a coupled round
+    q: Tensor | None  # [V]. None if no token was drafted here, or if q is one-hot
     drafted: int | None
-    """Draft that was tested here: the token itself, or the one it replaced. None: as for `q`."""
+    """Draft that was tested here, which is the token itself or the token that it replaced. None if no token was drafted
+    here."""
 
 
 class VerifyLog(StepHook):
-    """Keeps rows of the vocabulary's width: `take` the entries of a text as soon as it is finished."""
+    """Keeps rows of the vocabulary's width, so `take` the entries of a text as soon as it is finished."""
 
     needs_logits = True
 
@@ -33,17 +34,17 @@ class VerifyLog(StepHook):
         self._entries[sequence.request_id, sequence.choice] = {}
 
     def verified(self, result: StepResult) -> None:
-        for one in result.sequences:
-            if one.verdict is not None and one.logits is not None:
-                self._add(one, one.logits)
+        for row in result.sequences:
+            if row.verdict is not None and row.logits is not None:
+                self._add(row, row.logits)
 
     def take(self, request_id: str, choice: int) -> dict[int, LoggedToken]:
         """Entries of a finished text by output token. A stop may have cut the last round, so that there are more entries than
-        tokens; steps that ran as graphs leave none."""
+        tokens. Steps that ran as graphs leave no entries."""
         return self._entries.pop((request_id, choice), {})
 
-    def _add(self, one: SequenceResult, logits: Tensor) -> None:
-        sequence, draft, verdict = one.sequence, one.draft, one.verdict
+    def _add(self, row: SequenceResult, logits: Tensor) -> None:
+        sequence, draft, verdict = row.sequence, row.draft, row.verdict
         entries = self._entries.get((sequence.request_id, sequence.choice))
         if entries is None or verdict is None:
             return
