@@ -1,4 +1,4 @@
-"""Trains a draft further on samples, with the trainer of `paceline train`, and scores it beside its parent.
+"""Trains a draft further on samples, with the trainer of `paceline train`, and scores it and its parent on the same samples.
 
 It leaves the machine to the server: lowest priority, few threads, and pauses between steps.
 """
@@ -76,7 +76,7 @@ class FurtherTraining(Protocol):
     """Trains a version."""
 
     def run(self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest) -> Candidate | None:
-        """Writes the version and its card into `out`. None: `stop` was requested."""
+        """Writes the version and its card into `out`. Returns None if `stop` was requested."""
         ...
 
 
@@ -137,7 +137,7 @@ class DraftTraining:
 
     def _trainer(self, parent: Path, out: Path, samples: Samples, held_out: Samples, schedule: Schedule) -> Trainer:
         plan = self._plan
-        text, held = (to_text(one, plan.length, self._target.config.vocab_size) for one in (samples, held_out))
+        text, held = (to_text(group, plan.length, self._target.config.vocab_size) for group in (samples, held_out))
         draft, vocabulary = make_draft(self._train_plan(parent, out), self._target, self._identity, text.ids)
         return Trainer(
             draft,
@@ -184,8 +184,8 @@ def _grouped(evaluation: Evaluation, kinds: Sequence[str]) -> Evaluation:
 
 def to_text(samples: Sequence[LearningSample], length: int, vocab_size: int) -> Text:
     """One row a sample, padded at the end, so that a token has the context that it had. A sample of more than `length` tokens
-    gives several rows that end with its output. A draft learns to predict outputs only. Kinds are row numbers: the scores of
-    an evaluation are then those of single rows."""
+    gives several rows that end with its output. A draft learns to predict outputs only. Kinds are row numbers, so that the
+    scores of an evaluation are those of single rows."""
     rows = [window for sample in samples for window in windows(sample, length) if max(window[0]) < vocab_size]
     size = max((len(ids) for ids, _ in rows), default=1)
     ids, answer = torch.zeros(len(rows), size, dtype=torch.int32), torch.zeros(len(rows), size, dtype=torch.bool)
@@ -201,7 +201,7 @@ def categories(samples: Sequence[LearningSample], length: int, vocab_size: int) 
 
 
 def windows(sample: LearningSample, length: int) -> list[tuple[tuple[int, ...], int]]:
-    """(token ids, index of the first output token) of every row of a sample; the oldest output first."""
+    """(token ids, index of the first output token) of every row of a sample. The oldest output comes first."""
     ids, prompt = (*sample.prompt, *sample.output), len(sample.prompt)
     found = []
     end = len(ids)

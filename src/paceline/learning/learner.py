@@ -37,13 +37,13 @@ class Samples(Protocol):
 @dataclass(frozen=True, slots=True)
 class LearnerLimits:
     new_tokens: int = 16_384
-    """Tokens of new samples that start a training; twice as many after each refusal in a row."""
+    """Tokens of new samples that start a training. The number doubles with each refusal in a row."""
     min_held_out: int = 16
     margin: float = 0.01
 
 
 class Learner:
-    """One `tick` reads samples, and trains and offers a version if there are enough new ones."""
+    """One `tick` reads samples, and trains and offers a version if there are enough new samples."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class Learner:
         stop: StopRequest,
         plot: Callable[[Sequence[Lineage], Path], None] = plot_versions,
     ) -> None:
-        """`sleep` pauses for some seconds; it may return early if `stop` was requested."""
+        """`sleep` pauses for some seconds. It may return early if `stop` was requested."""
         self._folder, self._samples, self._trials, self._training = folder, samples, trials, training
         self._memory, self._limits, self._progress = memory, limits, progress
         self._sleep, self._stop, self._plot_versions = sleep, stop, plot
         self._epoch, self._last = "", 0
         self._offered: int | None = None
-        """Version that the server was last seen with; None: not known yet."""
+        """Version that the server was last seen with. None if it is not known yet."""
         self._refusals = 0
         self._refused: Sequence[LearningSample] = ()
         """Samples of the last training."""
@@ -191,7 +191,7 @@ class Learner:
         self._plot()
 
     def _refuse(self, number: int, online: Verdict | None, reason: str, is_promising: bool = False) -> None:
-        """`is_promising`: more samples may prove its gain, so that the next training does not wait longer."""
+        """`is_promising` says that more samples may prove its gain, so that the next training does not wait longer."""
         self._refusals += not is_promising
         self._folder.change(number, status="refused", online=online, note=reason if online is None else "")
         self._folder.remove_weights(number)

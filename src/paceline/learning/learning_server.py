@@ -17,7 +17,7 @@ AFTER_ALL = 2**62
 
 
 class ServerFailure(PacelineError):
-    """The server cannot be reached, or refuses a call. `is_temporary`: a later call may succeed."""
+    """The server cannot be reached, or refuses a call. `is_temporary` says that a later call may succeed."""
 
     def __init__(self, message: str, is_temporary: bool) -> None:
         super().__init__(message)
@@ -35,12 +35,12 @@ class Trials(Protocol):
         self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
     ) -> Verdict | None:
         """Tries a draft under load, or uses it at once if not `is_tried`. `wait` pauses between two looks and returns False to
-        give up: then the draft before it stays, and the verdict is None. Raises `ServerFailure`."""
+        give up. The draft before it then stays, and the verdict is None. Raises `ServerFailure`."""
         ...
 
 
 class LearningServer:
-    """A running server: implements `Trials`, and `Samples` of the learner."""
+    """A running server. It implements `Trials`, and `Samples` of the learner."""
 
     def __init__(self, url: str, key: str | None, model: str | None = None, trial_seconds: float = 600.0) -> None:
         self._server = ServerClient(url, key, TIMEOUT)
@@ -58,8 +58,8 @@ class LearningServer:
         content = self._call("GET", "/admin/learning/samples", after=after)
         try:
             samples = tuple(
-                LearningSample(**one | {name: tuple(one[name]) for name in ("prompt", "output", "accepted")})
-                for one in content["samples"]
+                LearningSample(**entry | {name: tuple(entry[name]) for name in ("prompt", "output", "accepted")})
+                for entry in content["samples"]
             )
             return SampleBatch(content["epoch"], content["last"], samples)
         except (KeyError, TypeError) as error:
@@ -85,7 +85,7 @@ class LearningServer:
         return Verdict(state["verdict"] == "keep", state["gain"], state["reason"] or state["verdict"])
 
     def _start(self, swap: dict[str, Any], wait: Callable[[], bool]) -> dict[str, Any] | None:
-        """Starts the trial, after the end of another one."""
+        """Starts the trial, after the end of any trial under way."""
         while True:
             try:
                 return self._call("POST", "/admin/draft", swap)

@@ -12,7 +12,7 @@ from paceline.server.learning.sample_ring import LearningSample
 @dataclass(frozen=True, slots=True)
 class MemoryLimits:
     recent_tokens: int = 65_536
-    """Tokens of the newest samples; as many tokens of older ones are kept to replay."""
+    """Tokens of the newest samples. As many tokens of older samples are kept to replay."""
     held_out: float = 0.125
     replay: float = 0.25
     tenant_share: float = 0.5
@@ -50,7 +50,7 @@ class SampleMemory:
     def training(self) -> list[LearningSample]:
         """The newest samples, and older ones for the share `replay` of the tokens."""
         recent = balanced(self._recent.samples, self._limits.tenant_share)
-        wanted = self._limits.replay / (1.0 - self._limits.replay) * sum(one.num_tokens for one in recent)
+        wanted = self._limits.replay / (1.0 - self._limits.replay) * sum(sample.num_tokens for sample in recent)
         chosen: list[LearningSample] = []
         for sample in self._draw.sample(self._older, len(self._older)):
             if wanted <= 0:

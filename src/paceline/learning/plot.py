@@ -26,14 +26,21 @@ def plot_versions(lineages: Sequence[Lineage], path: Path) -> None:
         ("Tokens per round, chain", "tokens_per_round_before", "tokens_per_round_after"),
     )
     for axis, (title, before, after) in zip(axes, pairs, strict=True):
-        numbers = [one.version for one in lineages]
-        axis.plot(numbers, [getattr(one, before) for one in lineages], "o", mfc="none", color="#777777", label="parent")
+        numbers = [lineage.version for lineage in lineages]
+        axis.plot(
+            numbers,
+            [getattr(lineage, before) for lineage in lineages],
+            "o",
+            mfc="none",
+            color="#777777",
+            label="parent",
+        )
         for status, colour in COLOURS.items():
-            chosen = [one for one in lineages if one.status == status]
+            chosen = [lineage for lineage in lineages if lineage.status == status]
             if chosen:
                 axis.plot(
-                    [one.version for one in chosen],
-                    [getattr(one, after) for one in chosen],
+                    [lineage.version for lineage in chosen],
+                    [getattr(lineage, after) for lineage in chosen],
                     "o",
                     color=colour,
                     label=status,

@@ -1,4 +1,4 @@
-"""Trials of a draft in a draft pool of a cluster: workers with it start beside the others."""
+"""Trials of a draft in a draft pool of a cluster: workers with it start in addition to the current workers."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -35,7 +35,7 @@ class Lineage:
 
     version: int
     parent: int
-    """Version that it was trained from; 0: the draft that the learner started with."""
+    """Version that it was trained from. 0 stands for the draft that the learner started with."""
     time: str
     """Time in UTC, ISO 8601."""
     samples: int
@@ -46,14 +46,14 @@ class Lineage:
     seconds: float
     """Time of the training."""
     alpha_before: float
-    """Alpha of the first position on held-out samples: the parent's."""
+    """Alpha of the parent at the first position, on held-out samples."""
     alpha_after: float
     tokens_per_round_before: float
     tokens_per_round_after: float
     status: Status = "candidate"
     offline: Verdict | None = None
     online: Verdict | None = None
-    """None: the version was not tried under load."""
+    """Verdict of the trial under load. None if the version was not tried."""
     note: str = ""
 
 
@@ -86,7 +86,7 @@ class VersionFolder:
         self.path = path
 
     def create(self, draft: Path, server: str) -> None:
-        """Makes the folder, or continues the one of an earlier run. Removes what a killed run left unfinished."""
+        """Makes the folder, or continues the folder of an earlier run. Removes what a killed run left unfinished."""
         (self.path / VERSIONS).mkdir(parents=True, exist_ok=True)
         for left in (self.path / VERSIONS).glob(f"*{PART}"):
             shutil.rmtree(left)
@@ -117,8 +117,8 @@ class VersionFolder:
         return [_lineage(file) for file in files if not file.parent.name.endswith(PART)]
 
     def current(self) -> int:
-        """The newest version that was kept; 0: the draft that the learner started with."""
-        return max((one.version for one in self.lineages() if one.status == "kept"), default=0)
+        """The newest version that was kept. 0 stands for the draft that the learner started with."""
+        return max((lineage.version for lineage in self.lineages() if lineage.status == "kept"), default=0)
 
     def draft(self, version: int) -> Path:
         """The folder of a version's draft."""
@@ -126,23 +126,24 @@ class VersionFolder:
 
     def candidates(self) -> list[int]:
         """Versions without a verdict."""
-        return [one.version for one in self.lineages() if one.status == "candidate"]
+        return [lineage.version for lineage in self.lineages() if lineage.status == "candidate"]
 
     def find(self, draft: str) -> int | None:
-        """The version with this folder or name; 0: the draft that the learner started with. None: no version of this folder."""
+        """The version with this folder or name. 0 stands for the draft that the learner started with. None if no version has
+        it."""
         try:
             path = find_model(draft).resolve()
         except PacelineError:
             path = Path(draft)
-        versions = [0, *(one.version for one in self.lineages())]
-        return next((one for one in reversed(versions) if self.draft(one) == path), None)
+        versions = [0, *(lineage.version for lineage in self.lineages())]
+        return next((version for version in reversed(versions) if self.draft(version) == path), None)
 
     def next_version(self) -> int:
-        return max((one.version for one in self.lineages()), default=0) + 1
+        return max((lineage.version for lineage in self.lineages()), default=0) + 1
 
     @contextmanager
     def new_version(self, version: int) -> Iterator[Path]:
-        """A folder to write the version into. It takes its place in `add`; an exception removes it."""
+        """A folder to write the version into. It takes its place in `add`. An exception removes it."""
         part = self.path / VERSIONS / f"{version:04d}{PART}"
         part.mkdir()
         try:
@@ -151,7 +152,7 @@ class VersionFolder:
             shutil.rmtree(part, ignore_errors=True)
 
     def add(self, lineage: Lineage) -> None:
-        """Ends `new_version`: the version is in the folder from now on."""
+        """Ends `new_version`. The version is in the folder from now on."""
         part = self.path / VERSIONS / f"{lineage.version:04d}{PART}"
         _write(part / LINEAGE, asdict(lineage))
         os.replace(part, self.path / VERSIONS / f"{lineage.version:04d}")
@@ -168,7 +169,7 @@ class VersionFolder:
         (self.path / VERSIONS / f"{version:04d}" / WEIGHTS).unlink(missing_ok=True)
 
     def roll_back(self) -> tuple[int, int]:
-        """Marks the current version as refused; a running learner then offers its parent. Returns (version, new current)."""
+        """Marks the current version as refused. A running learner then offers its parent. Returns (version, new current)."""
         current = self.current()
         if current == 0:
             raise InvalidConfig(f"{self.path} has no kept version: there is nothing to roll back to")

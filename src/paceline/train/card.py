@@ -59,7 +59,7 @@ class Record:
     evaluated_prompts: str | None
     curve: tuple[Mapping[str, Any], ...]
     scored_vocab: int | None = None
-    """Size of the draft's vocabulary at training, of which the scores are; None: `draft_vocab`."""
+    """Size of the draft's vocabulary at training, for which the scores hold. None if it is `draft_vocab`."""
 
 
 def make_record(

@@ -39,7 +39,7 @@ class Score:
     accepted: tuple[int, ...] = ()
     """Acceptances per position of a round."""
     tried: tuple[int, ...] = ()
-    """Trials per position: rounds in which all positions before it were accepted."""
+    """Trials per position, which are the rounds in which all positions before it were accepted."""
 
     @property
     def tokens_per_round(self) -> float:
@@ -53,8 +53,8 @@ class Score:
         if not self.rounds or not other.rounds:
             return self if self.rounds else other
         accepted, tried = (
-            tuple(a + b for a, b in zip(one, two, strict=True))
-            for one, two in ((self.accepted, other.accepted), (self.tried, other.tried))
+            tuple(a + b for a, b in zip(left, right, strict=True))
+            for left, right in ((self.accepted, other.accepted), (self.tried, other.tried))
         )
         return Score(self.tokens + other.tokens, self.rounds + other.rounds, accepted, tried)
 
@@ -127,8 +127,8 @@ def token_ranks(
     needed: Tensor | None = None,
     temperature: float = 0.0,
 ) -> Tensor:
-    """[U, B, S]: the rank of token j+1 in the prediction of row j at depth u; 0 is the best. `needed` [B, S] selects tokens;
-    the others have NO_RANK."""
+    """[U, B, S]: the rank of token j+1 in the prediction of row j at depth u, where 0 is the best. `needed` [B, S] selects
+    tokens. The remaining tokens have NO_RANK."""
     device = target.device
     ids = ids.to(device).long()
     states = draft.states(target, ids)
@@ -167,7 +167,7 @@ def coupled_noise(logits: Tensor, total: Tensor, tokens: Tensor, draw: torch.Gen
     """[n, Vd]: Gumbel noise of some tokens' `logits` [n, Vd], given that it made `tokens` [n] the arg-maxes of logits + noise.
 
     The maximum is a Gumbel variable around `total` [n, 1], the logsumexp of the logits of all tokens, whichever token has it.
-    The other sums are Gumbel variables cut off at the maximum.
+    The sums of the remaining tokens are Gumbel variables cut off at the maximum.
     """
     maximum = total + _gumbel(total, draw)
     sums = -torch.logaddexp(-maximum, -(logits + _gumbel(logits, draw)))

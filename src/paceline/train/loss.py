@@ -25,11 +25,11 @@ CHUNK_ELEMENTS = 1 << 28
 @dataclass(frozen=True, slots=True, eq=False)
 class SoftLoss:
     kl: Tensor  # [U], the weighted mean over rows; differentiable
-    agreement: Tensor  # [U], the weighted share of rows where both arg-maxes agree
+    agreement: Tensor  # [U], the weighted share of rows where the two arg-maxes agree
 
 
 def soft_loss(students: Tensor, teacher: Tensor, head: Tensor, weights: Tensor, compiled: bool = False) -> SoftLoss:
-    """`students` [U, N, D] against `teacher` [N, D], both through `head` [V, D]; `weights` [U, N] float32."""
+    """The loss of `students` [U, N, D] against `teacher` [N, D], each through `head` [V, D]. `weights` [U, N] are float32."""
     kl, agreement = _SoftLoss.apply(students, teacher, head, weights, _compiled() if compiled else _compare)  # type: ignore[no-untyped-call]
     return SoftLoss(kl, agreement)
 

@@ -22,7 +22,7 @@ class Schedule:
     warmup: int = 100
 
     def done(self, step: int, seconds: float) -> float:
-        """The share of the training that is done; 1 at the end."""
+        """The share of the training that is done. It is 1 at the end."""
         by_steps = step / self.steps if self.steps else 0.0
         by_clock = seconds / self.seconds if self.seconds else 0.0
         return min(1.0, max(by_steps, by_clock))

@@ -67,7 +67,7 @@ class StopRequest:
         return self._is_requested
 
     def request(self) -> None:
-        """Request the stop; a signal handler may call it."""
+        """Request the stop. A signal handler may call it."""
         self._is_requested = True
         if self._is_interruptible:
             self._is_interruptible = False
@@ -86,7 +86,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_interrupt(notify: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Yield the request that the first SIGINT or SIGTERM makes; a second one acts as usual."""
+    """Yield the request that the first SIGINT or SIGTERM makes. A second signal acts as usual."""
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in signals}
     stop = StopRequest()

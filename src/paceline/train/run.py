@@ -35,7 +35,7 @@ CPU_NOTE = (
 def train(
     plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop: StopRequest | None = None
 ) -> Record | None:
-    """Train a draft; None if `stop` was requested before the end, and the same plan resumes. `command` is for the card."""
+    """Train a draft. None if `stop` was requested before the end, and the same plan resumes. `command` is for the card."""
     plan.check()
     started = clock.now()
     if pick_device(plan.device).type == "cpu":
@@ -141,7 +141,7 @@ def _share_time(trainer: Trainer, end: float, has_prompts: bool, clock: Clock, s
 def make_draft(
     plan: TrainPlan, target: Target, target_identity: dict[str, str], text: torch.Tensor
 ) -> tuple[Draft, DraftVocabulary]:
-    """The draft to train: new, or the one that the plan continues. Raises `IncompatibleDraft`."""
+    """The draft to train, which is new or the draft that the plan continues. Raises `IncompatibleDraft`."""
     trained = plan.lora or plan.start
     if trained is not None:
         saved = load_draft(trained)

@@ -29,7 +29,7 @@ WEIGHTS = "model.safetensors"
 def export_head(draft: str | Path, target: str | Path, out: Path, speculative_tokens: int = 3) -> None:
     """Write the EAGLE head `draft` of `target` to the new folder `out`. Raises `UnsupportedModel` for other drafts.
 
-    `speculative_tokens`: the default depth that the folder names; vLLM may be given another.
+    `speculative_tokens` is the default depth that the folder names. vLLM may be given another depth.
     """
     source = find_model(draft)
     folder = open_draft_folder(source) if source.is_dir() else None
@@ -57,7 +57,7 @@ def export_head(draft: str | Path, target: str | Path, out: Path, speculative_to
 
 
 def _vocabulary(checkpoint: Checkpoint, offsets: Tensor | None) -> dict[str, Tensor]:
-    """The head's rows of the target's output matrix, and the maps between both vocabularies."""
+    """The head's rows of the target's output matrix, and the maps between the two vocabularies."""
     size = checkpoint.config.vocab_size
     ids = torch.arange(size) if offsets is None else torch.arange(len(offsets)) + offsets.to(torch.int64)
     name = "lm_head.weight" if "lm_head.weight" in checkpoint.weights.names() else "model.embed_tokens.weight"

@@ -81,8 +81,8 @@ class Trainer:
         compiled: bool = False,
         is_fresh: bool = True,
     ) -> None:
-        """`is_fresh`: the draft is untrained, so the first batch sets its scales. `points`: most evaluations during the
-        training; 0: none at its end either."""
+        """`is_fresh` says that the draft is untrained, so that the first batch sets its scales. `points` is the largest number
+        of evaluations during the training. With 0 the draft is not evaluated at the end either."""
         if not len(text):
             raise InvalidConfig("there is no text to train on: give --text-tokens or --text-minutes")
         self.draft, self.target, self.vocabulary = draft.to(target.device), target, vocabulary
@@ -147,7 +147,7 @@ class Trainer:
         return evaluate(self.draft, self.target, self.vocabulary, text)
 
     def batch(self, step: int) -> Tensor:
-        """[rows] int64, row numbers of the text. Every epoch has its own order; step and seed determine the batch."""
+        """[rows] int64, row numbers of the text. Every epoch has its own order. Step and seed determine the batch."""
         chosen = []
         for place in range(step * self.rows, (step + 1) * self.rows):
             epoch, index = divmod(place, len(self.text))
@@ -227,7 +227,7 @@ def _finite(loss: Tensor) -> float:
     return value
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one.cpu(), other.cpu())
+def _same(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first.cpu(), second.cpu())

@@ -28,17 +28,18 @@ class RequestLog:
         return isinstance(entry, Mapping) and "logger" in entry and "message" in entry
 
     def prompts(self, entry: Mapping[str, Any]) -> list[str]:
-        """The first user message of every prompt in this line; most lines have none."""
+        """The first user message of every prompt in this line. Most lines have no such message."""
         return [text for prompt in entry.get("prompt", ()) if (text := self._first_message(prompt))]
 
     def _first_message(self, prompt: str) -> str:
-        """The first user turn; the whole prompt if it has no turns."""
+        """The first user turn, or the whole prompt if it has no turns."""
         _, header, rest = prompt.partition(self._header) if self._header else ("", "", "")
         return (rest.partition(self._end)[0] if header else prompt).strip()
 
 
 GENERATE, NO_END = -1, -2
-"""Entries of a script: the target generates until the next user turn; it generates a token that does not end its turn."""
+"""Entries of a script. At `GENERATE` the target generates until the next user turn. At `NO_END` it generates a token that does
+not end its turn."""
 ANSWER_TOKENS = 128
 """Expected length of an answer."""
 TRIES = 8
@@ -61,7 +62,7 @@ class Script:
 
     kind: str
     ids: tuple[int, ...]
-    """Token ids, GENERATE or NO_END; GENERATE after the last entry."""
+    """Token ids, GENERATE or NO_END. GENERATE follows after the last entry."""
 
 
 def read_prompts(path: Path, log: RequestLog) -> list[Prompt]:
@@ -88,7 +89,8 @@ def read_prompts(path: Path, log: RequestLog) -> list[Prompt]:
 
 
 def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-    """(training prompts, held-out prompts), the same for the same file. Duplicates count once, so that no prompt is in both."""
+    """(training prompts, held-out prompts), the same for the same file. Duplicates count once, so that no prompt is in the two
+    lists."""
     prompts = list({prompt.text: prompt for prompt in prompts}.values())
     return (
         [prompt for i, prompt in enumerate(prompts) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1],
@@ -102,8 +104,8 @@ class Corpus:
     def __init__(
         self, tokenizer: Tokenizer, turns: TurnTokens, prompts: Sequence[Prompt], share: float, length: int = 0
     ) -> None:
-        """`share` of the scripts use `prompts`, if there are any; the others are built-in kinds. A script has as many
-        prompts as `length` tokens hold with their answers, at least one."""
+        """`share` of the scripts use `prompts`, if there are any. The remaining scripts are of built-in kinds. A script has as
+        many prompts as `length` tokens hold with their answers, at least one."""
         self._tokenizer, self._turns, self._length = tokenizer, turns, length
         self._prompts, self._share = prompts, share if prompts else 0.0
         self._scripts = dict[Prompt, Script]()
@@ -126,7 +128,7 @@ class Corpus:
         return self._scripts[prompt]
 
     def _script_of_prompts(self, draw: random.Random) -> Script:
-        """Prompts of any category one after another; the kind is the first one's."""
+        """Prompts of any category in sequence. The kind is that of the first prompt."""
         first = self.script_for(draw.choice(self._prompts))
         ids, opening = list(first.ids), len(self._turns.opening)
         used = len(ids) + ANSWER_TOKENS

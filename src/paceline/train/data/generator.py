@@ -1,4 +1,4 @@
-"""Text generation by the target: many rows in parallel, one token per step; on CUDA a step is one graph.
+"""Text generation by the target: many rows in parallel, one token per step. On CUDA a step is one graph.
 
 A row follows its script. At GENERATE the target generates until the next user turn begins, and the script continues there.
 A turn ends when the target ends it or reaches a limit, and the tokens between turns are inserted. A row is one conversation
@@ -56,7 +56,7 @@ class TextGenerator:
         self._left = torch.zeros(rows, dtype=torch.int64, device=device)  # tokens between turns still to insert
         self._ends = torch.tensor(turns.end_ids, dtype=torch.int64, device=device)
         self._end = torch.tensor((turns.to_answer or turns.end_ids[-1:])[0], device=device)
-        # Both separators are right-aligned, so that the number left gives the place.
+        # The two separators are right-aligned, so that the number left gives the place.
         separators = (turns.to_user, turns.to_answer[1:] if turns.is_chat else turns.to_user)
         longest = max(1, *map(len, separators))
         self._separators = torch.tensor([[0] * (longest - len(p)) + list(p) for p in separators], device=device)
@@ -64,14 +64,14 @@ class TextGenerator:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def seed(self, seed: int) -> None:
-        """Seed the next batch; it does not depend on earlier batches."""
+        """Seed the next batch, which does not depend on earlier batches."""
         self._generator.manual_seed(seed)
 
     @torch.no_grad()
     def generate(
         self, scripts: Sequence[Script], temperatures: Tensor, on_progress: Callable[[float], None] = lambda done: None
     ) -> GeneratedRows:
-        """One row per script, cut to `length`. `temperatures` [B] are those of the answers; 0 is greedy.
+        """One row per script, cut to `length`. `temperatures` [B] are those of the answers, and 0 is greedy.
 
         `on_progress` receives the share done after every token.
         """
@@ -92,7 +92,7 @@ class TextGenerator:
 
     @torch.no_grad()
     def measure_step(self, clock: Clock) -> float:
-        """Seconds of one step. The second of two runs: the first may compile or capture."""
+        """Seconds of one step. The second of two runs counts, because the first may compile or capture."""
         self._script.fill_(GENERATE)
         for _ in range(2):
             self._restart()
@@ -138,7 +138,7 @@ class TextGenerator:
         return self._position, self._entry, self._in_answer, self._turn_tokens, self._left
 
     def _step(self, width: int) -> None:
-        """Read the tokens at the position, write the next ones. In place only: a graph replays it."""
+        """Read the tokens at the position and write the next tokens. It works in place only, because a graph replays it."""
         tokens = self._ids.index_select(1, self._position)[:, 0]
         logits = self.target.step(tokens, self._position, self._cache, width)  # [B, V]
         self._position += 1

@@ -176,7 +176,7 @@ class PromptStart:
     pieces: tuple[str | int, ...]
     """Text, or the number of tokens that the target generates without ending the turn."""
     ends_turn: bool
-    """Whether the turn ends with the last piece; otherwise the target ends it."""
+    """Whether the turn ends with the last piece. Otherwise the target ends it."""
 
 
 def summarization(draw: random.Random) -> PromptStart:

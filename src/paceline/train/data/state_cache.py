@@ -17,7 +17,7 @@ class StateCache:
     def __init__(
         self, target: Target, ids: Tensor, state_layers: tuple[int, ...], max_bytes: int | None = None
     ) -> None:
-        """`ids` [N, S] on the target's device; `max_bytes` None: a share of the free memory."""
+        """`ids` [N, S] are on the target's device. If `max_bytes` is None, the limit is a share of the free memory."""
         self._target, self._ids, self._state_layers = target, ids, state_layers
         width = (1 + len(state_layers)) * target.config.hidden_size  # last state, then captured layers
         size = ids.numel() * width * target.dtype.itemsize

@@ -25,7 +25,7 @@ class Text:
     ids: Tensor  # [N, S] int32
     answer: Tensor  # [N, S] bool
     kinds: tuple[str, ...]  # [N]
-    trained: Tensor | None = None  # [N, S] bool: tokens that a draft learns to predict; None: all
+    trained: Tensor | None = None  # [N, S] bool: tokens that a draft learns to predict. None if it learns all
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -37,7 +37,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:
-    """The inputs of a text file; another plan needs another file."""
+    """The inputs of a text file. Another plan needs another file."""
 
     target: str
     vocabulary: str

@@ -59,7 +59,8 @@ class TrainingText:
             )
 
     def text(self) -> TextFile:
-        """The shared text file, with as many tokens as the plan needs. `Stopped`: interrupted; saved batches stay."""
+        """The shared text file, with as many tokens as the plan needs. Raises `Stopped` if it is interrupted. Saved batches
+        stay."""
         plan, path = self._plan, self._plan.text_file
         path.parent.mkdir(parents=True, exist_ok=True)
         wanted = TextPlan(
@@ -91,7 +92,7 @@ class TrainingText:
         return file
 
     def evaluated(self, temperature: float = 0.0) -> Text | None:
-        """Answers to the evaluation prompts, stored beside the text file. Prompts that are too long are left out."""
+        """Answers to the evaluation prompts, stored next to the text file. Prompts that are too long are left out."""
         plan = self._plan
         if plan.evaluate is None:
             return None
@@ -161,7 +162,7 @@ class TrainingText:
         return most if not self._row_seconds else max(LEAST_ROWS, min(most, int(share * seconds / self._row_seconds)))
 
     def _measure_row(self) -> float:
-        """Seconds to generate one row; a row of a large batch takes less."""
+        """Seconds to generate one row. A row of a large batch takes less time."""
         trial = TextGenerator(self._target, self._turns, LEAST_ROWS, self._plan.length, self._plan.seed)
         seconds = GROWTH * trial.measure_step(self._clock) * self._plan.length / LEAST_ROWS
         if seconds:

@@ -16,7 +16,7 @@ class TurnTokens:
     opening: tuple[int, ...]
     """From the start of a row to the first user turn."""
     to_answer: tuple[int, ...]
-    """Between the user's message and the answer; starts with the token that ends a turn."""
+    """Tokens between the user's message and the answer. The first ends a turn."""
     to_user: tuple[int, ...]
     """Between an answer and the next user turn, without the token that ends the answer."""
     end_ids: tuple[int, ...]

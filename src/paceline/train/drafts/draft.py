@@ -23,7 +23,7 @@ class Predictions:
     """[U, B, S, D]: row j at depth u predicts token j+1 as the (u+1)-th token of its round. The target predicts the same token
     from its last hidden state of row j."""
     first: tuple[int, ...]
-    """Per depth the first row with a prediction; rows before it are padding."""
+    """The first row with a prediction, for each depth. Rows before it are padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Draft(nn.Module):
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The draft's entries of config.json; `from_settings` rebuilds it from them."""
+        """The draft's entries of config.json. `from_settings` rebuilds the draft from them."""
 
     @abstractmethod
     def calibrate(self, target: Target, states: States) -> None:

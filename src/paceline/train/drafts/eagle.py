@@ -42,7 +42,7 @@ class EagleDraft(Draft):
 
     @torch.no_grad()
     def calibrate(self, target: Target, states: States) -> None:
-        """Scale every captured channel to a mean magnitude of one: some are hundreds of times larger than others.
+        """Scale every captured channel to a mean magnitude of one, because magnitudes differ by factors of hundreds.
 
         The first token of a row is excluded; its activations are larger still.
         """
@@ -83,7 +83,7 @@ def _scale(states: States) -> Tensor:
 
 
 class _Unrolled:
-    """Attention over all depths so far; every call is one depth deeper."""
+    """Attention over all depths so far. Every call is one depth deeper."""
 
     def __init__(self) -> None:
         self._keys: list[Tensor] = []
@@ -108,7 +108,7 @@ def unrolled_mask(slots: int, depth: int, device: torch.device) -> Tensor:
 
 
 def default_capture(num_layers: int) -> tuple[int, int, int]:
-    """One early, one middle and one late layer, as in EAGLE-3; evenly spaced in a shallow target."""
+    """One early, one middle and one late layer, as in EAGLE-3. They are evenly spaced in a shallow target."""
     if num_layers > 8:
         return 2, num_layers // 2, num_layers - 3
     return num_layers // 3, 2 * num_layers // 3, num_layers

@@ -28,13 +28,13 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotary:
-    cos: Tensor  # [S, hd], both halves equal
+    cos: Tensor  # [S, hd], with two equal halves
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., S, hd] rotated by half-split pairs."""
-        one, other = x.chunk(2, -1)
-        return x * self.cos.to(x.dtype) + torch.cat([-other, one], -1) * self.sin.to(x.dtype)
+        left, right = x.chunk(2, -1)
+        return x * self.cos.to(x.dtype) + torch.cat([-right, left], -1) * self.sin.to(x.dtype)
 
     def at(self, rows: slice | Tensor) -> "Rotary":
         return Rotary(self.cos[rows], self.sin[rows])
@@ -116,7 +116,7 @@ class Layer(nn.Module):
 
 
 class FusionLayer(nn.Module):
-    """EAGLE's layer: attention reads the next token's embedding and the feature; the residual is the feature."""
+    """EAGLE's layer. Attention reads the next token's embedding and the feature. The residual is the feature."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class FusionLayer(nn.Module):
 
 
 def initialize(layers: nn.ModuleList, hidden_size: int) -> None:
-    """Draw small normal weights; those that write to the residual are scaled down by their number.
+    """Draw small normal weights. Weights that write to the residual are scaled down by their number.
 
     Training from copies of the target's layers diverges: the target has outlier activations.
     """

@@ -29,7 +29,7 @@ class MedusaDraft(Draft):
         return {"num_heads": self.num_heads}
 
     def calibrate(self, target: Target, states: States) -> None:
-        """Does nothing: a new head returns the target's own state."""
+        """Does nothing, because a new head returns the target's own state."""
 
     def predict(self, target: Target, states: States, depth: int) -> Predictions:
         depth = min(depth, self.num_heads)

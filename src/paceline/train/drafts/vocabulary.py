@@ -8,7 +8,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftVocabulary:
-    """`ids` [Vd] int64 ascending: the target id of each draft id; None: the whole vocabulary."""
+    """The target ids of a draft's tokens. `ids` [Vd] int64 ascending has the target id of each draft id. If it is None, the
+    draft has the whole vocabulary."""
 
     size: int
     """Size of the target's vocabulary, V."""
@@ -19,13 +20,13 @@ class DraftVocabulary:
         return target_head if self.ids is None else target_head[self.ids.to(target_head.device)]
 
     def contains(self, tokens: Tensor) -> Tensor:
-        """bool, shape of `tokens`."""
+        """Whether the vocabulary has each token, as bool of the shape of `tokens`."""
         if self.ids is None:
             return torch.ones_like(tokens, dtype=torch.bool)
         return self._inside(tokens.device)[tokens]
 
     def to_draft(self, tokens: Tensor) -> Tensor:
-        """Draft ids; 0 for those not contained."""
+        """The draft ids of `tokens`. 0 for tokens that the vocabulary does not contain."""
         if self.ids is None:
             return tokens
         inside = self._inside(tokens.device)
@@ -50,7 +51,7 @@ class DraftVocabulary:
 
 
 def most_frequent(text: Tensor, size: int, count: int | None) -> DraftVocabulary:
-    """The `count` most frequent ids of `text`; ties go to the lower id."""
+    """The `count` most frequent ids of `text`. Ties go to the lower id."""
     if count is None or count >= size:
         return DraftVocabulary(size)
     frequency = torch.bincount(text.flatten().cpu().long(), minlength=size)
