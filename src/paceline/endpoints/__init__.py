@@ -1,4 +1,4 @@
-"""The speculative loop over two servers that speak the OpenAI API: one drafts, the other verifies."""
+"""The speculative loop over two servers that speak the OpenAI API: the first drafts, and the second verifies."""
 
 from paceline.endpoints.orchestrator import Orchestrator
 

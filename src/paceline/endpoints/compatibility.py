@@ -1,8 +1,8 @@
-"""Whether the draft endpoint has the target endpoint's vocabulary and chat template, as far as both have routes to tell.
+"""Whether the draft endpoint has the target endpoint's vocabulary and chat template, as far as their routes allow a comparison.
 
 The vocabulary is compared by the text of every token id, the tokenizer by the ids of sample texts, and the template by the ids
 of a sample conversation. A difference costs only acceptance, because the target verifies every token. It is refused all the
-same: ids of another vocabulary are noise.
+same, because ids of another vocabulary are noise.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ CONVERSATION: tuple[Message, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One part that both endpoints share: its sha256, or why it could not be compared."""
+    """One part that the two endpoints share, with its sha256 or the reason why it could not be compared."""
 
     part: str
     checksum: str = ""
@@ -45,7 +45,7 @@ class Check:
 
 
 async def check_compatible(target: Endpoint, draft: Endpoint) -> tuple[Check, ...]:
-    """What was compared. Raises `IncompatibleDraft` with both checksums and the first difference."""
+    """The compared parts. Raises `IncompatibleDraft` with the two checksums and the first difference."""
     return (
         await _compare("vocabulary", target, draft, _vocabulary_difference),
         await _compare("tokenizer", target, draft, _sample_difference),
@@ -59,7 +59,7 @@ class _Comparison:
     """sha256 of the target's part."""
     draft: str
     difference: str = ""
-    """First difference; empty: there is none."""
+    """First difference. Empty if there is no difference."""
 
 
 async def _compare(
@@ -113,7 +113,7 @@ async def _first_difference(target: Endpoint, draft: Endpoint, start: int, end: 
 
 
 async def _text(endpoint: Endpoint, start: int, end: int) -> str | None:
-    """The text of these ids as far as the vocabulary reaches; None if it has none of them."""
+    """The text of these ids as far as the vocabulary reaches. None if it has none of them."""
     try:
         return (await endpoint.detokenize(range(start, end))).replace(REPLACEMENT, "") or None
     except EndpointFailed as error:

@@ -17,8 +17,8 @@ OWNERS: dict[str, type[Endpoint]] = {
 
 
 async def find_endpoint(client: HttpClient, model: str | None = None, tokenizer: Endpoint | None = None) -> Endpoint:
-    """The endpoint at the client's URL. `model`: the one to use, None for the first that the server lists. `tokenizer`: the
-    endpoint that makes tokens of the text of a server without routes for them."""
+    """The endpoint at the client's URL. `model` is the model to use. If it is None, the first that the server lists is used.
+    `tokenizer` is the endpoint that makes tokens of the text of a server without routes for them."""
     listed = await client.get("/v1/models")
     try:
         models = {entry["id"]: entry for entry in listed["data"]}

@@ -1,7 +1,7 @@
 """Which tokens end a text, asked of a server that has no route for it.
 
 End tokens are control tokens, whose text is in angle or square brackets. Each such token of the vocabulary is forced as the
-only output of a completion: the server ends the text with `stop` at an end token, and with `length` at any other.
+only output of a completion: the server ends the text with `stop` at an end token, and with `length` at any other token.
 """
 
 import asyncio

@@ -15,17 +15,17 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round: a draft to verify after the committed tokens."""
+    """One round, which has a draft to verify after the committed tokens."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]
     """Committed output tokens."""
     draft: tuple[int, ...]
-    """A chain; empty for a plain step."""
+    """A chain. Empty for a plain step."""
     sampling: SamplingParams
     """With a seed."""
     ends: frozenset[int] = frozenset()
-    """Tokens that end the text; only targets that do not report the end themselves need them."""
+    """Tokens that end the text. Only targets that do not report the end themselves need them."""
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -40,12 +40,12 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Tokens that a round commits: the accepted ones, then the target's own. An end token is included."""
+    """Tokens that a round commits, first the accepted tokens and then the target's own. An end token is included."""
 
     tokens: tuple[int, ...]
     accepted: int
     finish_reason: FinishReason | None = None
-    """None: the text continues."""
+    """Why the text has ended. None if it continues."""
 
 
 class Endpoint(ABC):
@@ -58,7 +58,7 @@ class Endpoint(ABC):
         self._client = client
         self.model = model
         self.max_model_len = max_model_len
-        """Context window; None: the server does not report it."""
+        """Context window. None if the server does not report it."""
 
     @property
     def url(self) -> str:
@@ -89,10 +89,10 @@ class Endpoint(ABC):
 
     @abstractmethod
     async def draft(self, ids: Sequence[int], depth: int, sampling: SamplingParams, timeout: float) -> tuple[int, ...]:
-        """At most `depth` tokens that continue `ids`. Any tokens are valid: the target verifies them."""
+        """At most `depth` tokens that continue `ids`. Any tokens are valid, because the target verifies them."""
 
     def refusal(self, sampling: SamplingParams) -> str | None:
-        """Why this server cannot verify drafts exactly with these parameters; None: it can."""
+        """The reason why this server cannot verify drafts exactly with these parameters. None if it can."""
         return f"{self.kind} has no route that scores drafts: use it as the draft"
 
     async def verify(self, round_: Round) -> Outcome:

@@ -26,7 +26,7 @@ class EndpointLacks(PacelineError):
 
 
 class HttpClient:
-    """Calls the routes of one server; created by `connect`."""
+    """Calls the routes of one server. It is created by `connect`."""
 
     def __init__(self, client: "httpx.AsyncClient", url: str) -> None:
         self._client = client

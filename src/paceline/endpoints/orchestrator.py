@@ -1,4 +1,4 @@
-"""The speculative loop over two endpoints: one drafts token ids, the other verifies them in one call."""
+"""The speculative loop over two endpoints: the first drafts token ids, and the second verifies them in one call."""
 
 import itertools
 import logging
@@ -49,7 +49,7 @@ class Answer:
 
 
 class Orchestrator:
-    """Generates the target's text with drafts of another server; created by `connect`. Texts may run at the same time.
+    """Generates the target's text with drafts of another server. It is created by `connect`. Texts may run at the same time.
 
     A failure of the draft endpoint costs speed only: its rounds are plain steps. A failure of the target ends the text.
     """
@@ -63,7 +63,7 @@ class Orchestrator:
         checks: tuple[Check, ...] = (),
         clock: Clock | None = None,
     ) -> None:
-        """`ends`: tokens that end a text, for a target that does not report the end. `checks`: what was compared."""
+        """`ends` are tokens that end a text, for a target that does not report the end. `checks` are the compared parts."""
         self.draft, self.target, self.checks = draft, target, checks
         self._ends = ends
         self._control = RoundControl(config or SpeculationConfig())
@@ -83,7 +83,7 @@ class Orchestrator:
         target_model: str | None = None,
         config: SpeculationConfig | None = None,
     ) -> AsyncIterator[Self]:
-        """Connects to both URLs, and compares vocabulary and chat template. Raises `IncompatibleDraft` if they differ."""
+        """Connects to the two URLs, and compares vocabulary and chat template. Raises `IncompatibleDraft` if they differ."""
         async with connect(target, target_key) as target_client, connect(draft, draft_key) as draft_client:
             target_end = await find_endpoint(target_client, target_model)
             draft_end = await find_endpoint(draft_client, draft_model, target_end)
@@ -194,7 +194,7 @@ class Orchestrator:
         return tuple(await self.target.tokenize_messages(prompt))  # type: ignore[arg-type]
 
     async def _stopped_text(self, tokens: Sequence[int], sampling: SamplingParams) -> str | None:
-        """The text up to the first stop string; None: there is none yet."""
+        """The text up to the first stop string. None if the text has no stop string yet."""
         text = await self.target.detokenize(tokens)
         found = [at for stop in sampling.stop if (at := text.find(stop)) >= 0]
         return text[: min(found)] if found else None

@@ -14,8 +14,8 @@ _MASK_32, _MASK_64 = 2**32 - 1, 2**64 - 1
 def gumbel(seed: int, position: int, token: int) -> float:
     """Standard Gumbel noise of one token of the first choice, without torch.
 
-    The same function as in `speculation/verification/noise.py`; a test compares their values. So a text that is sampled from
-    another engine's log-probabilities uses the noise of our engine at the same seed and position."""
+    The function is the same as in `speculation/verification/noise.py`, and a test compares their values. So a text that is
+    sampled from another engine's log-probabilities uses the noise of our engine at the same seed and position."""
     a, b, c = _words(seed, position)
     bits = _avalanche(((_avalanche(token) ^ a) * (b | 1)) & _MASK_32) ^ c
     u = min((bits + 0.5) * 2.0**-32, 1.0 - 2.0**-24)
@@ -50,7 +50,7 @@ MAX_TOP = 20
 
 
 def refuse_processed(sampling: SamplingParams, kind: str) -> str | None:
-    """Why raw log-probabilities do not determine `p` with these parameters; None: they do."""
+    """The reason why raw log-probabilities do not determine `p` with these parameters. None if they do."""
     causes = {
         "penalties": sampling.has_penalties,
         "logit_bias": bool(sampling.logit_bias),
@@ -69,7 +69,8 @@ def refuse_processed(sampling: SamplingParams, kind: str) -> str | None:
 
 
 def pick(row: Mapping[int, float], sampling: SamplingParams, position: int) -> int:
-    """argmax(log p + G) over the most likely tokens {id: log-probability}; greedy: the most likely one, at a tie the lowest id.
+    """argmax(log p + G) over the most likely tokens {id: log-probability}. Under greedy sampling it is the most likely token,
+    and at a tie the lowest id.
 
     `row` holds at least `top_k` tokens. `position` is that of the token to be chosen, prompt included.
     """

@@ -17,7 +17,7 @@ DEFAULT_DEPTH = 8
 
 
 class RoundControl:
-    """Every round is a step of one sequence. Time is passed in; nothing here does I/O."""
+    """Every round is a step of one sequence. Time is passed in, and nothing here does I/O."""
 
     def __init__(self, config: SpeculationConfig) -> None:
         self.max_depth = min(MAX_DEPTH, DEFAULT_DEPTH if config.max_depth is None else config.max_depth)
@@ -70,7 +70,7 @@ class RoundControl:
         now: float,
         is_first: bool,
     ) -> None:
-        """Learn from a round. `is_first`: its calls also computed the prompt."""
+        """Learn from a round. `is_first` says that its calls also computed the prompt."""
         self.counts.update(rounds=1, drafted=round_.drafted, accepted=round_.accepted)
         asked = round_.requested > 0
         self._totals.add(int(is_first), asked, draft_seconds, 0.0, verify_seconds)

@@ -9,7 +9,7 @@ from paceline.endpoints.servers.openai import continuation
 
 
 class LlamaCppEndpoint(Endpoint):
-    """Drafts by token ids. It does not verify: the server has no log-probabilities of prompt tokens."""
+    """Drafts by token ids. It does not verify, because the server has no log-probabilities of prompt tokens."""
 
     kind = "llama.cpp's server"
 
@@ -47,7 +47,7 @@ class LlamaCppEndpoint(Endpoint):
 
 
 class LlamaCppPythonEndpoint(Endpoint):
-    """Drafts with text. It does not verify: its log-probabilities name tokens by text."""
+    """Drafts with text. It does not verify, because its log-probabilities name tokens by text."""
 
     kind = "llama-cpp-python's server"
 

@@ -8,12 +8,13 @@ from paceline.endpoints.http_client import EndpointLacks, HttpClient
 
 
 class OpenAIEndpoint(Endpoint):
-    """Drafts with text, which the target's tokenizer converts: a draft with other tokens costs speed, never the text."""
+    """Drafts with text, which the target's tokenizer converts. A draft with other tokens costs speed and does not change the
+    text."""
 
     kind = "an OpenAI-compatible server"
 
     def __init__(self, client: HttpClient, model: str, tokenizer: Endpoint) -> None:
-        """`tokenizer`: the endpoint that converts between text and token ids."""
+        """`tokenizer` is the endpoint that converts between text and token ids."""
         super().__init__(client, model)
         self._tokenizer = tokenizer
 
