@@ -72,6 +72,14 @@ def running(app: App, in_all: int = 100, per_address: int = 100, timeout: float 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[App, int]]:
     app = App()
+    with running(app, timeout=60.0) as port:
+        yield app, port
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[tuple[App, int]]:
+    """A server for clients that are too slow."""
+    app = App()
     with running(app) as port:
         yield app, port
 
@@ -160,8 +168,8 @@ def test_headers_have_a_limit_of_bytes_and_of_number(server: tuple[App, int]) ->
     assert find_ambiguity(b"/", [(b"host", b"a"), (b"x", b"x" * MAX_HEADER_BYTES)], "1.1")
 
 
-def test_headers_that_do_not_end_are_refused(server: tuple[App, int]) -> None:
-    _, port = server
+def test_headers_that_do_not_end_are_refused(impatient: tuple[App, int]) -> None:
+    _, port = impatient
     started = time.monotonic()
     with connect(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\n")
@@ -169,8 +177,8 @@ def test_headers_that_do_not_end_are_refused(server: tuple[App, int]) -> None:
     assert TIMEOUT * 0.9 < time.monotonic() - started < 5
 
 
-def test_a_byte_at_a_time_does_not_extend_the_time(server: tuple[App, int]) -> None:
-    _, port = server
+def test_a_byte_at_a_time_does_not_extend_the_time(impatient: tuple[App, int]) -> None:
+    _, port = impatient
     started, received = time.monotonic(), b""
     with connect(port) as client:
         client.sendall(b"GET / HTTP/1.1\r\nX: ")
@@ -182,14 +190,14 @@ def test_a_byte_at_a_time_does_not_extend_the_time(server: tuple[App, int]) -> N
     assert received.startswith(b"HTTP/1.1 408")
 
 
-def test_a_silent_connection_is_closed(server: tuple[App, int]) -> None:
-    _, port = server
+def test_a_silent_connection_is_closed(impatient: tuple[App, int]) -> None:
+    _, port = impatient
     with connect(port) as client:
         assert read_all(client) == b""
 
 
-def test_a_body_that_does_not_end_is_refused(server: tuple[App, int]) -> None:
-    app, port = server
+def test_a_body_that_does_not_end_is_refused(impatient: tuple[App, int]) -> None:
+    app, port = impatient
     app.bodies.clear()
     with connect(port) as client:
         client.sendall(post(HOST + b"Content-Length: 100\r\n", b"half"))

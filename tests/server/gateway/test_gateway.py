@@ -12,6 +12,7 @@ import pytest
 
 from paceline.core.config import EngineConfig
 from paceline.core.request import Request, ValidatedRequest
+from paceline.server.openai.errors import RequestTimeout
 from paceline.server.openai.requests import THREAD_CHARS
 from tests.server.fakes import Served, events, served
 
@@ -141,10 +142,12 @@ def test_engine_failures_before_and_during_a_stream() -> None:
     async def within() -> httpx.Response:
         server = failing_server()
         async with server.client() as client:
-            task = post(client, stream=True, timeout=0.1)
+            task = post(client, stream=True)
             await until(lambda: server.target.requests)
+            (stream,) = server.gateway._streams
             with pytest.raises(AssertionError):
                 server.target.release()
+            asyncio.get_running_loop().call_soon(stream.fail, RequestTimeout(0.1))  # after its first output
             return await task
 
     *data, done = events(asyncio.run(within()))

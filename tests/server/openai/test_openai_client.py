@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.engine.test_build import save_checkpoint
+from tests.runtime.target_harness import until
 from tests.server.process import Process, server_process
 
 MODEL = "smollm2"
@@ -150,15 +150,8 @@ def test_a_disconnect_frees_the_cache(server: Process, client: openai.OpenAI) ->
     stream = chat(client, stream=True, max_tokens=900, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()
-    for _ in range(100):
-        if "paceline_sequences_running" in (text := httpx.get(server.url + "/metrics").text) and (
-            f'paceline_sequences_running{{model="{MODEL}"}} 0.0' in text
-        ):
-            break
-        time.sleep(0.02)
-    else:
-        pytest.fail("the request still runs")
-    assert f'paceline_kv_blocks_used{{model="{MODEL}"}} 0.0' in text
+    idle = {f'paceline_{name}{{model="{MODEL}"}} 0.0' for name in ("sequences_running", "kv_blocks_used")}
+    until(lambda: idle <= set(httpx.get(server.url + "/metrics").text.splitlines()))
 
 
 @pytest.fixture(scope="module")
