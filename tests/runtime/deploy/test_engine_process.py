@@ -1,5 +1,6 @@
 """The engine process of `paceline serve`."""
 
+import itertools
 import os
 import signal
 import stat
@@ -36,17 +37,20 @@ def generate(
 ) -> list[int]:
     """The tokens of one request. The engine process receives a signal after so many outputs."""
     events: SimpleQueue[OutputEvent] = SimpleQueue()
-    client.submit(request(f"r{kill_after}", PROMPT, max_tokens=LENGTH, ignore_eos=True, **GREEDY), events.put)
+    numbers = itertools.count(1)
+
+    def listen(event: OutputEvent) -> None:
+        events.put(event)
+        if next(numbers) == kill_after:  # on the client's thread, which reads nothing meanwhile
+            assert process.pid is not None
+            os.kill(process.pid, number)
+
+    client.submit(request(f"r{kill_after}", PROMPT, max_tokens=LENGTH, ignore_eos=True, **GREEDY), listen)
     tokens: list[int] = []
-    count = 0
     while len(tokens) < LENGTH:
         event = events.get(timeout=60)
         assert isinstance(event, StepOutput)
         tokens += event.tokens
-        count += 1
-        if count == kill_after:
-            assert process.pid is not None
-            os.kill(process.pid, number)
     return tokens
 
 
