@@ -12,6 +12,7 @@ from paceline.core.clock import Clock
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
+from paceline.core.traffic import TrafficClass
 from paceline.engine.assembly import engine_of_parts
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
@@ -110,7 +111,7 @@ class MixedDepth:
     def observe(self, step: StepObservation) -> None:
         pass
 
-    def restart(self, category: str, alpha: float) -> None:
+    def restart(self, traffic: TrafficClass, alpha: float) -> None:
         pass
 
     def expect_prompts(self, rows: int) -> None:

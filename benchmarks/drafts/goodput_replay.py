@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from statistics import mean, median
 
 from paceline.cluster.step import padded_size
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.drift import DriftTest
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
@@ -41,7 +42,7 @@ LOAD_BATCH = 0.1 * MS
 """Time per sequence to load a batch into slots again."""
 PROMPTS = (40, 60, 80, 100, 200, 300, 600, 900)
 MAX_DEPTH = 8
-PASS_ROWS, STEPS_BETWEEN_ADMISSIONS, CATEGORY = 2048, 2, "draft/chat"
+PASS_ROWS, STEPS_BETWEEN_ADMISSIONS, TRAFFIC = 2048, 2, TrafficClass("draft", "chat")
 
 
 def pass_seconds(shape: str, rows: int) -> float:
@@ -121,7 +122,7 @@ class Replay:
             if ended and not run.rate and not waiting:
                 run.rate = run.tokens / (run.seconds - run.began)
             for change in self.drift.close([text.id for text in ended]) if is_on else ():
-                self.policy.restart(change.category, change.after)
+                self.policy.restart(change.traffic, change.after)
             running = [text for text in running if text.made < self.options.tokens]
         return run
 
@@ -150,7 +151,7 @@ class Replay:
         if self.policy.skip_step(len(running)):
             return [0] * len(running)
         tokens = self.options.tokens
-        return self.policy.decide([Candidate(t.id, CATEGORY, self._limit(t), t.size, tokens - t.made) for t in running])
+        return self.policy.decide([Candidate(t.id, TRAFFIC, self._limit(t), t.size, tokens - t.made) for t in running])
 
     def _round(
         self, running: list[Text], depths: list[int], slots: int, run: Run, is_on: bool, is_first: bool, follows: bool
@@ -173,8 +174,8 @@ class Replay:
             text.made += min(count + 1, self.options.tokens - text.made)
             text.is_read = text.is_read and follows
             if depth:
-                rounds.append(RoundObservation(text.id, CATEGORY, depth, count, depth))
-                self.drift.observe(CATEGORY, text.id, count > 0)
+                rounds.append(RoundObservation(text.id, TRAFFIC, depth, count, depth))
+                self.drift.observe(TRAFFIC, text.id, count > 0)
         run.depths.append(deepest)
         if is_on:
             drafting = (

@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import mean, median, quantiles
 
 from paceline.cluster.step import padded_size, prompt_budget
+from paceline.core.traffic import TrafficClass
 from paceline.engine.executors.graph.drafters.chain_drafter import MAX_FOLLOWED_ROUNDS
 from paceline.planning.traces.trace_file import load_trace
 from paceline.speculation.depth import prompt_load
@@ -48,7 +49,7 @@ DRAFT_PREFILL = 1.03e-6
 MIXED = 0.5 * MS
 """Time that prompts add to the pass of a step."""
 PROMPTS = (40, 60, 80, 100, 200, 300, 600, 900)
-MAX_DEPTH, MAX_DRAFT_TOKENS, MAX_GAP, TOKENS, CATEGORY = 8, 512, 8192, 128, "draft/chat"
+MAX_DEPTH, MAX_DRAFT_TOKENS, MAX_GAP, TOKENS, TRAFFIC = 8, 512, 8192, 128, TrafficClass("draft", "chat")
 EARLY_TOKENS, EARLY_ALPHA = 12, 0.96
 
 
@@ -239,7 +240,7 @@ class Served:
         self._is_baseline = False
         if self.policy.skip_step(len(running)):
             return [0] * len(running)
-        candidates = [Candidate(t.id, CATEGORY, t.limit, t.size, TOKENS - t.made, t.prompt) for t in running]
+        candidates = [Candidate(t.id, TRAFFIC, t.limit, t.size, TOKENS - t.made, t.prompt) for t in running]
         depths = self.policy.decide(candidates)
         self._is_baseline = self.policy._drafts.is_drafting and not any(depths)
         return depths
@@ -293,7 +294,7 @@ class Served:
             if text.is_current:
                 text.cached = text.size
             if depth:
-                rounds.append(RoundObservation(text.id, CATEGORY, depth, count, depth))
+                rounds.append(RoundObservation(text.id, TRAFFIC, depth, count, depth))
         return tuple(rounds)
 
 

@@ -223,7 +223,7 @@ def log_decisions(policy: Any) -> None:
         }
         seen["switch_ms"] = 1e3 * drafts._switch_on.seconds(len(batch))
         seen["prefill_ms"] = 1e3 * sum(drafts._prefill.seconds(candidate) for candidate in batch)
-        seen["alphas"] = [round(alpha, 3) for alpha in policy.alphas(batch[0].category)[:4]] if batch else []
+        seen["alphas"] = [round(alpha, 3) for alpha in policy.alphas(batch[0].traffic)[:4]] if batch else []
         print(json.dumps(seen), file=sys.stderr)
         return depths
 

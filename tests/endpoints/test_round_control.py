@@ -1,9 +1,10 @@
 from paceline.core.config import SpeculationConfig
 from paceline.core.status.engine import BreakerState
+from paceline.core.traffic import TrafficClass
 from paceline.endpoints.round_control import METHOD, RoundControl
 from paceline.speculation.depth.policy import RoundObservation
 
-CLASS = f"{METHOD}/default"
+CLASS = TrafficClass(METHOD, "default")
 
 
 def run(control: RoundControl, rounds: int, accepted: float, draft: float, verify: float, start: float = 0.0) -> float:

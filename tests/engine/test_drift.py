@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.goodput import GoodputDepth
 from tests.engine.harness import (
     GREEDY,
@@ -26,11 +27,11 @@ class Restarts(GoodputDepth):
 
     def __init__(self) -> None:
         super().__init__(8)
-        self.restarts: list[tuple[str, float]] = []
+        self.restarts: list[tuple[TrafficClass, float]] = []
 
-    def restart(self, category: str, alpha: float) -> None:
-        super().restart(category, alpha)
-        self.restarts.append((category, alpha))
+    def restart(self, traffic: TrafficClass, alpha: float) -> None:
+        super().restart(traffic, alpha)
+        self.restarts.append((traffic, alpha))
 
     def decide(self, batch):  # type: ignore[no-untyped-def]
         return [min(2, candidate.max_depth) for candidate in batch]
@@ -56,7 +57,7 @@ def test_a_change_is_logged_once_and_depth_restarts(caplog: pytest.LogCaptureFix
     assert report.drifts == 1
     assert report.drift is not None
     assert report.drift[0] == 1.0
-    assert depth.restarts == [("fake/default", report.drift[1])]
+    assert depth.restarts == [(TrafficClass("fake", "default"), report.drift[1])]
     assert engine.speculator.traffic.drift._open == {}
     assert_nothing_held(engine)
 

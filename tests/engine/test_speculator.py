@@ -22,6 +22,7 @@ from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.verification.verify import Verdict
 from tests.engine.drafting.case import VOCAB, Case, chain
 from tests.fakes import TINY, draft_model, request, run, tiny_engine, tiny_model
+from tests.traffic import traffic_class
 
 # --- proposing
 
@@ -80,8 +81,8 @@ def test_the_depth_policy_observes_the_step() -> None:
     assert step.drafting == (DraftingObservation("one", 4, 0.25),)
     assert step.is_timed
     assert step.rounds == (  # a tree counts levels; b had no draft
-        RoundObservation(a.id, "one/x", 2, 2, 4, num_nodes=3, path=(0, 2)),
-        RoundObservation(b.id, "one/y", 0, 0, 2, num_nodes=0, path=()),
+        RoundObservation(a.id, traffic_class("one/x"), 2, 2, 4, num_nodes=3, path=(0, 2)),
+        RoundObservation(b.id, traffic_class("one/y"), 0, 0, 2, num_nodes=0, path=()),
     )
 
 
@@ -153,7 +154,7 @@ def test_an_always_wrong_draft_costs_nothing_once_the_breaker_is_open() -> None:
     target_text = run(tiny_engine(tiny_model()), [long_request("a", 1)]).tokens["a", 0]
 
     assert decode(engine, long_request("a", 1)) == target_text
-    assert breaker.state("fake/default") is BreakerState.OPEN
+    assert breaker.state(traffic_class("fake/default")) is BreakerState.OPEN
     spent = runner.num_passes
     assert 0 < spent < 2 * 4 * 4 + 8  # two windows of four rounds
 
@@ -177,12 +178,12 @@ def test_a_right_draft_closes_the_breaker_again() -> None:
     breaker = Breaker(BreakerRule(threshold=0.3, trips=1, window=4, cooldown=5.0))
     engine = tiny_engine(tiny_model(), draft_model(tiny_model()), depth=3, breaker=breaker, clock=clock)
     for _ in range(4):
-        breaker.record("fake/default", 3, 0, clock.now())
-    assert breaker.state("fake/default") is BreakerState.OPEN
+        breaker.record(traffic_class("fake/default"), 3, 0, clock.now())
+    assert breaker.state(traffic_class("fake/default")) is BreakerState.OPEN
     assert run(engine, [long_request("a", 1)]).drafted == 0
     clock.advance(5.0)
     assert run(engine, [long_request("b", 1)]).drafted > 0
-    assert breaker.state("fake/default") is BreakerState.CLOSED
+    assert breaker.state(traffic_class("fake/default")) is BreakerState.CLOSED
 
 
 def test_each_category_has_its_own_breaker() -> None:
@@ -190,8 +191,8 @@ def test_each_category_has_its_own_breaker() -> None:
     breaker = Breaker(BreakerRule(threshold=0.3, trips=1, window=4, cooldown=5.0))
     engine = tiny_engine(tiny_model(), draft_model(tiny_model(seed=77)), depth=3, breaker=breaker, clock=clock)
     decode(engine, replace(long_request("a", 1), category="prose"))
-    assert breaker.state("fake/prose") is BreakerState.OPEN
-    assert breaker.state("fake/code") is BreakerState.CLOSED
+    assert breaker.state(traffic_class("fake/prose")) is BreakerState.OPEN
+    assert breaker.state(traffic_class("fake/code")) is BreakerState.CLOSED
 
 
 def long_request(name: str, seed: int) -> Request:

@@ -4,10 +4,8 @@ import logging
 
 import pytest
 
-from paceline.core.sampling import SamplingParams
-from paceline.core.sequence import Sequence
-from paceline.core.speculation import SpeculationParams
 from paceline.core.status.engine import BreakerState, TrafficStatus
+from paceline.core.traffic import TrafficClass
 from paceline.engine.stats import (
     BREAKER,
     DECLINED,
@@ -17,11 +15,11 @@ from paceline.engine.stats import (
     ClassCounts,
     StepTotals,
     TrafficClasses,
-    traffic_class,
 )
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.drift import Change
 from paceline.speculation.depth.policy import RoundObservation
+from tests.traffic import traffic_class
 
 # --- step totals
 
@@ -46,7 +44,7 @@ def test_seconds_are_a_copy() -> None:
 
 
 def test_an_empty_report() -> None:
-    report = ClassCounts().report("ngram", "chat", BreakerState.CLOSED)
+    report = ClassCounts().report(TrafficClass("ngram", "chat"), BreakerState.CLOSED)
     assert (report.method, report.category, report.breaker) == ("ngram", "chat", BreakerState.CLOSED)
     assert (report.alphas, report.mean_depth, report.fallbacks) == ((), 0.0, dict.fromkeys(FALLBACKS, 0))
 
@@ -56,7 +54,7 @@ def test_alpha_counts_tested_positions() -> None:
     for _ in range(40):
         counts.add_round(drafted=3, accepted=1)  # position 1 accepted, 2 rejected, 3 not tested
         counts.add_round(drafted=3, accepted=3)
-    alphas = counts.report("", "", BreakerState.CLOSED).alphas
+    alphas = counts.report(TrafficClass("", ""), BreakerState.CLOSED).alphas
     assert alphas == pytest.approx((1.0, 0.5, 1.0), abs=0.01)
 
 
@@ -66,7 +64,7 @@ def test_alpha_follows_the_traffic() -> None:
         counts.add_round(1, 1)
     for _ in range(400):
         counts.add_round(1, 0)
-    assert counts.report("", "", BreakerState.CLOSED).alphas[0] < 0.05
+    assert counts.report(TrafficClass("", ""), BreakerState.CLOSED).alphas[0] < 0.05
 
 
 def test_a_position_no_longer_drafted_keeps_its_alpha() -> None:
@@ -74,7 +72,7 @@ def test_a_position_no_longer_drafted_keeps_its_alpha() -> None:
     counts.add_round(2, 2)
     for _ in range(10):
         counts.add_round(1, 0)
-    assert counts.report("", "", BreakerState.CLOSED).alphas == pytest.approx((0.083, 1.0), abs=0.01)
+    assert counts.report(TrafficClass("", ""), BreakerState.CLOSED).alphas == pytest.approx((0.083, 1.0), abs=0.01)
 
 
 def test_many_decisions_at_once_equal_as_many_single_ones() -> None:
@@ -86,7 +84,7 @@ def test_many_decisions_at_once_equal_as_many_single_ones() -> None:
         one_by_one.add_fallback(DECLINED)
     at_once.add_depth(0, 50)
     at_once.add_fallback(DECLINED, 50)
-    found = [counts.report("", "", BreakerState.CLOSED) for counts in both]
+    found = [counts.report(TrafficClass("", ""), BreakerState.CLOSED) for counts in both]
     assert found[0].mean_depth == pytest.approx(found[1].mean_depth)
     assert found[0].fallbacks == found[1].fallbacks
 
@@ -98,12 +96,14 @@ def test_mean_depth_and_fallbacks() -> None:
     counts.add_fallback(BREAKER)
     counts.add_fallback(NO_DRAFT)
     counts.add_fallback(NO_DRAFT)
-    report = counts.report("", "", BreakerState.OPEN)
+    report = counts.report(TrafficClass("", ""), BreakerState.OPEN)
     assert report.mean_depth == pytest.approx(2.0, abs=0.02)
     assert {reason: count for reason, count in report.fallbacks.items() if count} == {"breaker": 1, "no_draft": 2}
 
 
 # --- traffic classes
+
+A_CHAT = traffic_class("a/chat")
 
 
 def classes(trips: int = 1000) -> TrafficClasses:
@@ -111,16 +111,11 @@ def classes(trips: int = 1000) -> TrafficClasses:
 
 
 def observe(traffic: TrafficClasses, name: str, drafted: int, accepted: int, sequence_id: int = 0) -> list[Change]:
-    return traffic.observe([RoundObservation(sequence_id, name, drafted, accepted)], 1.0, advantage=0.5)
+    return traffic.observe([RoundObservation(sequence_id, traffic_class(name), drafted, accepted)], 1.0, advantage=0.5)
 
 
 def reports(traffic: TrafficClasses) -> dict[str, TrafficStatus]:
     return {f"{report.method}/{report.category}": report for report in traffic.report()}
-
-
-def test_a_class_is_a_method_and_a_category() -> None:
-    sequence = Sequence(0, "r", [1], 1, SamplingParams(), SpeculationParams(), 0, category="code", method="ngram")
-    assert traffic_class(sequence) == "ngram/code"
 
 
 def test_rounds_are_counted_by_class() -> None:
@@ -137,7 +132,7 @@ def test_the_breaker_ignores_rounds_without_drafts() -> None:
     traffic = classes(trips=4)
     for _ in range(8):
         observe(traffic, "a/chat", 0, 0)
-    assert traffic.breaker.state("a/chat") is BreakerState.CLOSED
+    assert traffic.breaker.state(A_CHAT) is BreakerState.CLOSED
     for _ in range(8):
         observe(traffic, "a/chat", 3, 0)
     assert reports(traffic)["a/chat"].breaker is BreakerState.OPEN
@@ -145,10 +140,10 @@ def test_the_breaker_ignores_rounds_without_drafts() -> None:
 
 def test_fallbacks_are_counted_by_reason() -> None:
     traffic = classes()
-    traffic.count_decision("a/chat", 4, is_allowed=True)
-    traffic.count_decision("a/chat", 0, is_allowed=True)
-    traffic.count_decision("a/chat", 0, is_allowed=False)
-    traffic.count_no_room("a/chat")
+    traffic.count_decision(A_CHAT, 4, is_allowed=True)
+    traffic.count_decision(A_CHAT, 0, is_allowed=True)
+    traffic.count_decision(A_CHAT, 0, is_allowed=False)
+    traffic.count_no_room(A_CHAT)
     (report,) = traffic.report()
     assert {name: count for name, count in report.fallbacks.items() if count} == {DECLINED: 1, BREAKER: 1, NO_ROOM: 1}
     assert report.mean_depth == pytest.approx(4 / 3, rel=0.02)
@@ -162,7 +157,7 @@ def test_a_change_is_returned_counted_and_logged_once(caplog: pytest.LogCaptureF
                 changes += observe(traffic, "a/chat", 2, 2 if sequence_id < 40 else 0, sequence_id)
             changes += traffic.close([sequence_id])
     (change,) = changes
-    assert (change.category, change.before, change.after) == ("a/chat", 1.0, 0.0)
+    assert (change.traffic, change.before, change.after) == (A_CHAT, 1.0, 0.0)
     assert caplog.messages == [
         "acceptance of a drafts for 'chat' changed from 1.00 to 0.00: the depth policy restarts for this class"
     ]

@@ -8,6 +8,7 @@ from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate
 from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
 from paceline.speculation.depth_rule import make_breaker, make_depth
+from tests.traffic import CHAT
 
 
 def test_depth_rules() -> None:
@@ -15,27 +16,27 @@ def test_depth_rules() -> None:
     for name, kind in kinds.items():
         assert type(make_depth(SpeculationConfig(depth=name), 8)) is kind  # type: ignore[arg-type]
         never = make_depth(SpeculationConfig(depth=name), 0)  # type: ignore[arg-type]
-        assert never.decide([Candidate(0, "x", 8)]) == [0]
-    assert make_depth(SpeculationConfig(depth="fixed"), 5).decide([Candidate(0, "x", 8)]) == [5]
+        assert never.decide([Candidate(0, CHAT, 8)]) == [0]
+    assert make_depth(SpeculationConfig(depth="fixed"), 5).decide([Candidate(0, CHAT, 8)]) == [5]
 
 
 @pytest.mark.parametrize(("threshold", "state"), [(None, BreakerState.CLOSED), (0.9, BreakerState.OPEN)])
 def test_the_breaker_takes_threshold_and_rounds(threshold: float | None, state: BreakerState) -> None:
     breaker = make_breaker(SpeculationConfig(acceptance_threshold=threshold, breaker_rounds=2))
     for i in range(2 * 16):
-        assert breaker.state("x") is BreakerState.CLOSED
-        breaker.record("x", drafted=4, accepted=2 if i % 2 else 4, now=0.0)  # alpha 6/7
-    assert breaker.state("x") is state
+        assert breaker.state(CHAT) is BreakerState.CLOSED
+        breaker.record(CHAT, drafted=4, accepted=2 if i % 2 else 4, now=0.0)  # alpha 6/7
+    assert breaker.state(CHAT) is state
 
 
 @pytest.mark.parametrize("rule", ["threshold", "additive"])
 def test_the_published_rules_open_the_breaker_after_three_low_rounds(rule: DepthRule) -> None:
     breaker = make_breaker(SpeculationConfig(depth=rule, breaker_rounds=3))
     for accepted in (1, 1, 4, 1, 1):  # a good round in between starts the count again
-        breaker.record("x", drafted=4, accepted=accepted, now=0.0)
-        assert breaker.state("x") is BreakerState.CLOSED
-    breaker.record("x", drafted=4, accepted=1, now=0.0)
-    assert breaker.state("x") is BreakerState.OPEN
+        breaker.record(CHAT, drafted=4, accepted=accepted, now=0.0)
+        assert breaker.state(CHAT) is BreakerState.CLOSED
+    breaker.record(CHAT, drafted=4, accepted=1, now=0.0)
+    assert breaker.state(CHAT) is BreakerState.OPEN
 
 
 def test_goodput_opens_the_breaker_on_measured_loss() -> None:
@@ -43,5 +44,5 @@ def test_goodput_opens_the_breaker_on_measured_loss() -> None:
     for gain, accepted, state in ((1.2, 0, BreakerState.CLOSED), (0.9, 4, BreakerState.OPEN)):
         breaker = make_breaker(SpeculationConfig())
         for _ in range(3 * 16):
-            breaker.record("x", drafted=4, accepted=accepted, now=0.0, gain=gain)
-        assert breaker.state("x") is state
+            breaker.record(CHAT, drafted=4, accepted=accepted, now=0.0, gain=gain)
+        assert breaker.state(CHAT) is state

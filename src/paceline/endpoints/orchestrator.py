@@ -14,6 +14,7 @@ from paceline.core.request import draw_seed
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason
 from paceline.core.status.engine import EngineStatus
+from paceline.core.traffic import TrafficClass
 from paceline.endpoints.compatibility import Check, check_compatible
 from paceline.endpoints.connect import find_endpoint
 from paceline.endpoints.end_tokens import find_end_tokens
@@ -144,7 +145,7 @@ class Orchestrator:
                 now = self._clock.now()
                 accepted = min(outcome.accepted, len(draft))
                 control.observe(
-                    RoundObservation(number, f"{METHOD}/{category}", len(draft), accepted, asked),
+                    RoundObservation(number, TrafficClass(METHOD, category), len(draft), accepted, asked),
                     drafted_at - began,
                     now - drafted_at,
                     len(ids),

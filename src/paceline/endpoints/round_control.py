@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from paceline.core.config import SpeculationConfig
 from paceline.core.speculation import MAX_DEPTH, SpeculationFlags
 from paceline.core.status.engine import EngineStatus
+from paceline.core.traffic import TrafficClass
 from paceline.engine.stats import StepTotals, TrafficClasses
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.drift import Change
@@ -13,6 +14,8 @@ from paceline.speculation.depth.policy import Candidate, DraftingObservation, Ro
 from paceline.speculation.depth_rule import make_breaker, make_depth
 
 METHOD = "endpoint"
+_CALLS = TrafficClass(METHOD, "")
+"""The key of the breaker of calls, which are not told apart by category."""
 DEFAULT_DEPTH = 8
 
 
@@ -43,23 +46,23 @@ class RoundControl:
         most = min(self.max_depth, remaining - 1)
         if most <= 0 or not self._is_enabled:
             return 0
-        name = f"{METHOD}/{category}"
-        if self._calls.allow(METHOD, now) == 0:
-            self._traffic.count_decision(name, 0, False)
+        traffic = TrafficClass(METHOD, category)
+        if self._calls.allow(_CALLS, now) == 0:
+            self._traffic.count_decision(traffic, 0, False)
             return 0
         if self._policy.skip_step(1):
-            self._traffic.count_declined([name])
+            self._traffic.count_declined([traffic])
             return 0
-        is_allowed = self._traffic.breaker.allow(name, now) > 0
-        candidate = Candidate(sequence_id, name, most if is_allowed else 0, num_tokens, remaining)
+        is_allowed = self._traffic.breaker.allow(traffic, now) > 0
+        candidate = Candidate(sequence_id, traffic, most if is_allowed else 0, num_tokens, remaining)
         depth = self._policy.decide([candidate])[0]
-        self._traffic.count_decision(name, depth, is_allowed)
+        self._traffic.count_decision(traffic, depth, is_allowed)
         return depth
 
     def record_call(self, has_failed: bool, now: float) -> None:
         """Report a call of the draft endpoint. After a failure the next calls wait for the breaker's cool-down."""
         self.counts["failed_drafts"] += has_failed
-        self._calls.record(METHOD, 0, 0, now, gain=0.0 if has_failed else 2.0)
+        self._calls.record(_CALLS, 0, 0, now, gain=0.0 if has_failed else 2.0)
 
     def observe(
         self,
@@ -107,4 +110,4 @@ class RoundControl:
 
     def _restart(self, changes: Iterable[Change]) -> None:
         for change in changes:
-            self._policy.restart(change.category, change.after)
+            self._policy.restart(change.traffic, change.after)

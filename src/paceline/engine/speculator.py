@@ -6,10 +6,11 @@ from collections.abc import Sequence as Seq
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
+from paceline.core.traffic import TrafficClass
 from paceline.engine.drafting.costs import DraftCosts
 from paceline.engine.drafting.depths import DepthDecisions, set_plain
 from paceline.engine.drafting.observation import StepContents, observe_rounds, observe_step
-from paceline.engine.drafting.traffic_labels import TrafficLabels
+from paceline.engine.drafting.trial_traffic import TrialTraffic
 from paceline.engine.executors.executor import StepResult
 from paceline.engine.isolation.proposer_guard import ProposerGuard
 from paceline.engine.schedule import Schedule
@@ -56,8 +57,8 @@ class Speculator:
         self._validator, self._clock, self._vocab_size = validator, clock, vocab_size
         self._guard = ProposerGuard(proposers)
         self._costs = DraftCosts(clock, graph_methods)
-        self._labels = TrafficLabels(proposers, self.traffic)
-        self._depths = DepthDecisions(proposers, self.traffic, self._labels, self._guard, validator, clock)
+        self._trials = TrialTraffic(proposers, self.traffic)
+        self._depths = DepthDecisions(proposers, self.traffic, self._trials, self._guard, validator, clock)
         self._behind: set[int] = set()
         """Sequences without a draft in this step because their draft prefill goes on."""
         self._ended: list[int] = []
@@ -101,8 +102,8 @@ class Speculator:
         if self.enabled:
             for sequence in contents.plain:
                 if sequence.depth:
-                    self.traffic.count_no_room(self._labels.class_of(sequence))
-            rounds = observe_rounds(contents.rounds, self._labels.class_of, self._behind)
+                    self.traffic.count_no_room(self._trials.class_of(sequence))
+            rounds = observe_rounds(contents.rounds, self._trials.class_of, self._behind)
             self._behind.clear()
             self._restart(self.traffic.observe(rounds, self._clock.now(), self.depth.advantage))
             self.depth.observe(observe_step(result, contents, cost, rounds))
@@ -194,18 +195,18 @@ class Speculator:
         self.forget((sequence,))
         sequence.method = method
 
-    def label(self, methods: Iterable[str], label: str) -> None:
-        """Learn the acceptance of these methods in traffic classes that end with `label`, apart from what is known. With an
-        empty label, learn it in the classes of before. The class of a running sequence changes with the label."""
-        self._labels.set(methods, label)
+    def set_trial(self, methods: Iterable[str], on_trial: bool) -> None:
+        """Learn the acceptance of these methods in the traffic classes of the draft on trial, apart from what is known, or
+        again in those of the draft in use. The class of a running sequence changes too."""
+        self._trials.set(methods, on_trial)
 
-    def forget_label(self, methods: Collection[str], label: str) -> None:
-        """Discard what was learned under `label`."""
-        self._restart_classes(self._labels.forget(methods, label))
+    def forget_trial(self, methods: Collection[str]) -> None:
+        """Discard what was learned of the draft on trial."""
+        self._restart_classes(self._trials.forget(methods))
 
-    def adopt_label(self, methods: Collection[str], label: str) -> None:
-        """Let what was learned under `label` hold for the classes without it."""
-        self._restart_classes(self._labels.adopt(methods, label))
+    def adopt_trial(self, methods: Collection[str]) -> None:
+        """Let what was learned of the draft on trial hold for the draft in use."""
+        self._restart_classes(self._trials.adopt(methods))
 
     def _valid(self, collected: Mapping[int, Draft], limits: Mapping[int, int]) -> dict[int, Draft]:
         """The valid drafts of sequences with rows, cut to their rows (`limits`)."""
@@ -249,10 +250,10 @@ class Speculator:
     def _restart(self, changes: Iterable[Change]) -> None:
         """Restart the depth policy for traffic classes that changed."""
         for change in changes:
-            self.depth.restart(change.category, change.after)
+            self.depth.restart(change.traffic, change.after)
 
-    def _restart_classes(self, alphas: Mapping[str, float]) -> None:
+    def _restart_classes(self, alphas: Mapping[TrafficClass, float]) -> None:
         """Restart all that was learned of these traffic classes; `alphas` is their new acceptance."""
-        for category, alpha in alphas.items():
-            self.traffic.restart(category)
-            self.depth.restart(category, alpha)
+        for traffic, alpha in alphas.items():
+            self.traffic.restart(traffic)
+            self.depth.restart(traffic, alpha)

@@ -5,8 +5,8 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
-from paceline.core.sequence import Sequence
 from paceline.core.status.engine import BreakerState, TrafficStatus
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.acceptance import known_positions
 from paceline.speculation.depth.breaker import Breaker
 from paceline.speculation.depth.drift import Change, DriftTest
@@ -97,10 +97,15 @@ class ClassCounts:
         self._drifts += 1
         self._drift = (change.before, change.after)
 
-    def report(self, method: str, category: str, breaker: BreakerState) -> TrafficStatus:
+    @property
+    def first_alpha(self) -> float | None:
+        """The recent acceptance of first drafts. None if no draft was verified."""
+        return self._hits[0] / self._trials[0] if self._trials else None
+
+    def report(self, traffic: TrafficClass, breaker: BreakerState) -> TrafficStatus:
         return TrafficStatus(
-            method=method,
-            category=category,
+            method=traffic.method,
+            category=traffic.shown_category,
             breaker=breaker,
             alphas=tuple(hits / trials for hits, trials in zip(self._hits, self._trials, strict=True)),
             mean_depth=self._depths / self._decisions if self._decisions else 0.0,
@@ -112,30 +117,25 @@ class ClassCounts:
         )
 
 
-def traffic_class(sequence: Sequence) -> str:
-    """The class by which acceptance is learned: method and category."""
-    return f"{sequence.method}/{sequence.category}"
-
-
 class TrafficClasses:
     """Holds the breaker, the drift test, and the counts for reports of every traffic class."""
 
     def __init__(self, breaker: Breaker) -> None:
         self.breaker = breaker
         self.drift = DriftTest()
-        self._counts: defaultdict[str, ClassCounts] = defaultdict(ClassCounts)
+        self._counts: defaultdict[TrafficClass, ClassCounts] = defaultdict(ClassCounts)
 
     def observe(self, rounds: Iterable[RoundObservation], now: float, advantage: float | None) -> list[Change]:
         """Count the rounds of one step, decided at that `advantage`. Returns the classes that have changed."""
         changes = []
         for round_ in rounds:
-            counts = self._counts[round_.category]
+            counts = self._counts[round_.traffic]
             if not round_.drafted:
                 counts.add_fallback(NO_DRAFT)
                 continue
             counts.add_round(round_.drafted, round_.accepted)
-            self.breaker.record(round_.category, round_.drafted, round_.accepted, now, advantage)
-            change = self.drift.observe(round_.category, round_.sequence_id, round_.is_first_accepted)
+            self.breaker.record(round_.traffic, round_.drafted, round_.accepted, now, advantage)
+            change = self.drift.observe(round_.traffic, round_.sequence_id, round_.is_first_accepted)
             if change is not None:
                 changes.append(change)
         return self._log(changes)
@@ -144,39 +144,39 @@ class TrafficClasses:
         """End these sequences, whose rounds are all observed. Returns the classes that have changed with them."""
         return self._log(self.drift.close(sequence_ids))
 
-    def count_decision(self, category: str, depth: int, is_allowed: bool, count: int = 1) -> None:
+    def count_decision(self, traffic: TrafficClass, depth: int, is_allowed: bool, count: int = 1) -> None:
         """Count the depth of `count` sequences that may draft by their request. `is_allowed` is true if the breaker allows it
         too."""
-        counts = self._counts[category]
+        counts = self._counts[traffic]
         counts.add_depth(depth, count)
         if depth == 0:
             counts.add_fallback(DECLINED if is_allowed else BREAKER, count)
 
-    def count_declined(self, categories: Iterable[str]) -> None:
-        """Count a plain step without a decision; `categories` of the sequences that may draft by their request."""
-        for category, count in Counter(categories).items():
-            self.count_decision(category, 0, True, count)
+    def count_declined(self, classes: Iterable[TrafficClass]) -> None:
+        """Count a plain step without a decision. `classes` are those of the sequences that may draft by their request."""
+        for traffic, count in Counter(classes).items():
+            self.count_decision(traffic, 0, True, count)
 
-    def count_no_room(self, category: str, count: int = 1) -> None:
+    def count_no_room(self, traffic: TrafficClass, count: int = 1) -> None:
         """Count `count` sequences for whose drafts no rows or blocks were left."""
-        self._counts[category].add_fallback(NO_ROOM, count)
+        self._counts[traffic].add_fallback(NO_ROOM, count)
 
-    def restart(self, category: str) -> None:
+    def restart(self, traffic: TrafficClass) -> None:
         """Discard what the breaker and the drift test know of a class. Its counts stay."""
-        self.breaker.reset(category)
-        self.drift.forget(category)
+        self.breaker.reset(traffic)
+        self.drift.forget(traffic)
 
     def report(self) -> tuple[TrafficStatus, ...]:
-        reports = []
-        for name, counts in self._counts.items():
-            method, _, category = name.partition("/")
-            reports.append(counts.report(method, category, self.breaker.state(name)))
-        return tuple(reports)
+        return tuple(counts.report(traffic, self.breaker.state(traffic)) for traffic, counts in self._counts.items())
+
+    def first_alphas(self) -> dict[TrafficClass, float | None]:
+        """The recent acceptance of the first drafts of every class. None if no draft was verified."""
+        return {traffic: counts.first_alpha for traffic, counts in self._counts.items()}
 
     def _log(self, changes: list[Change]) -> list[Change]:
         for change in changes:
-            method, _, category = change.category.partition("/")
-            self._counts[change.category].add_drift(change)
+            method, category = change.traffic.method, change.traffic.shown_category
+            self._counts[change.traffic].add_drift(change)
             logger.warning(
                 "acceptance of %s drafts for %r changed from %.2f to %.2f: the depth policy restarts for this class",
                 method,

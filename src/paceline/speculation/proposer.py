@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import Verification
+from paceline.core.traffic import TrafficClass
 from paceline.models.row_states import RowStates
 from paceline.speculation.drafts import DraftBatch
 
@@ -107,9 +108,9 @@ class ProposerTraits:
     can_miss_steps: bool = False
     """Steps in which none of its sequences drafts may run without `observe`, because the next `Progress` has all that it needs.
     Its sequences then decode in graph steps while they do not draft."""
-    label: Callable[[int], str] | None = None
-    """Gives the end of a sequence's traffic class, by its id. For a proposer whose drafts for some sequences are of another
-    quality, such as a second draft on trial. None if all sequences have the same class."""
+    traffic_class: Callable[[TrafficClass, int], TrafficClass] | None = None
+    """Gives the traffic class of a sequence by the class of its method and category, and its id. It is for a proposer whose
+    drafts for some sequences are of another quality, such as a second draft on trial. None if all have the same class."""
     is_available: Callable[[], bool] | None = None
     """Returns whether it can draft for another sequence now. None if it always can."""
     can_run_in_graph: bool = False

@@ -25,7 +25,7 @@ from paceline.vllm.decisions.latency_limit import LatencyLimit
 from paceline.vllm.decisions.lookup_time import LookupTime
 from paceline.vllm.decisions.output_length import OutputLengths
 from paceline.vllm.decisions.pause import Pause
-from paceline.vllm.decisions.record import categories
+from paceline.vllm.decisions.record import traffic_classes
 from paceline.vllm.decisions.unverified import UnverifiedDrafts, sample, sample_size
 from paceline.vllm.sequences import Matches, SequenceTable, TrackedSequence
 
@@ -181,7 +181,7 @@ class DraftLoop:
                 self.num_accepted += accepted
                 sequence.record.add(sequence.drafted, accepted)
                 rounds.append(
-                    RoundObservation(sequence.id, sequence.category, sequence.drafted, accepted, sequence.requested)
+                    RoundObservation(sequence.id, sequence.traffic, sequence.drafted, accepted, sequence.requested)
                 )
             sequence.drafted = sequence.requested = 0
         prompts = sum(sequence.num_prompt for sequence in matches.opened) + num_partial
@@ -217,9 +217,9 @@ class DraftLoop:
     def _draft(
         self, sequences: Sequence[TrackedSequence], sampling: Sequence[RowSampling], longest: int, deadline: float
     ) -> dict[int, tuple[int, ...]]:
-        classes = categories(self._method, [sequence.record for sequence in sequences])
-        for sequence, category in zip(sequences, classes, strict=True):
-            sequence.category = category
+        classes = traffic_classes(self._method, [sequence.record for sequence in sequences])
+        for sequence, traffic in zip(sequences, classes, strict=True):
+            sequence.traffic = traffic
         depths = self.depth.decide([self._candidate(sequence, longest) for sequence in sequences])
         wanted = [
             (sequence, depth, row)
@@ -251,9 +251,7 @@ class DraftLoop:
 
     def _candidate(self, sequence: TrackedSequence, longest: int) -> Candidate:
         remaining = self._outputs.remaining(len(sequence.ids) - sequence.num_prompt)
-        return Candidate(
-            sequence.id, sequence.category, self._limit_of(sequence, longest), len(sequence.ids), remaining
-        )
+        return Candidate(sequence.id, sequence.traffic, self._limit_of(sequence, longest), len(sequence.ids), remaining)
 
     def _collect(
         self, wanted: Sequence[tuple[TrackedSequence, int, RowSampling]], deadline: float

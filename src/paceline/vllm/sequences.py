@@ -11,12 +11,15 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.traffic import TrafficClass
 from paceline.vllm.decisions.record import DraftRecord
 
 KEPT_STEPS = 16
 """Steps for which a sequence without a row is kept. vLLM takes preempted and unscheduled requests out of its batch. Texts of
 ended sequences become drafts of other sequences."""
 
+NO_TRAFFIC = TrafficClass("", "")
+"""The traffic class of a sequence for which nothing was decided yet."""
 Tokens = NDArray[np.int32]
 
 
@@ -35,8 +38,8 @@ class TrackedSequence:
     """Depth that was requested for it."""
     has_drafted: bool = False
     """Whether its proposer has indexed it."""
-    category: str = ""
-    """Category in which its last draft was decided."""
+    traffic: TrafficClass = NO_TRAFFIC
+    """The traffic class in which its last draft was decided."""
     record: DraftRecord = field(default_factory=DraftRecord)
 
     def extend(self, tokens: Tokens) -> None:

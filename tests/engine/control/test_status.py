@@ -13,6 +13,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.stats import BREAKER, DECLINED, NO_DRAFT, NO_ROOM
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from tests.fakes import TINY, FakeProposer, draft_model, random_chain, request, tiny_engine, tiny_model
+from tests.traffic import traffic_class
 
 MODEL = tiny_model()
 
@@ -129,7 +130,7 @@ def test_no_room_for_drafts() -> None:
 def test_an_open_breaker() -> None:
     breaker, clock = Breaker(BreakerRule(threshold=0.5, trips=1, window=1)), VirtualClock()
     engine = tiny_engine(MODEL, random_chain(40), depth=3, breaker=breaker, clock=clock)
-    breaker.record("fake/default", 3, 0, clock.now())
+    breaker.record(traffic_class("fake/default"), 3, 0, clock.now())
     engine.add(one(max_tokens=10))
     snapshot = finish(engine)
     assert fallbacks(snapshot) == {BREAKER: 8}

@@ -11,6 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Origin
 from paceline.core.sequence import Sequence as Generation
 from paceline.core.speculation import SpeculationParams
+from paceline.core.traffic import TrafficClass
 from paceline.engine.executors.executor import NO_DRAFT, SequenceResult, StepResult
 from paceline.engine.schedule import Schedule, Scheduled
 from paceline.engine.speculator import Speculator
@@ -59,13 +60,13 @@ class RecordedDepth:
     def __init__(self) -> None:
         self.steps: list[StepObservation] = []
         self.candidates: list[list[Candidate]] = []
-        self.restarted: list[tuple[str, float]] = []
+        self.restarted: list[tuple[TrafficClass, float]] = []
 
     def observe(self, step: StepObservation) -> None:
         self.steps.append(step)
 
-    def restart(self, category: str, alpha: float) -> None:
-        self.restarted.append((category, alpha))
+    def restart(self, traffic: TrafficClass, alpha: float) -> None:
+        self.restarted.append((traffic, alpha))
 
     def expect_prompts(self, rows: int) -> None:
         pass

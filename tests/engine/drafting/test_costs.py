@@ -7,6 +7,7 @@ from paceline.speculation.depth.policy import DraftingObservation, RoundObservat
 from paceline.speculation.drafts import DraftCost, DraftPrefill
 from paceline.speculation.verification.verify import Verdict
 from tests.engine.drafting.case import Case, GraphRound, chain
+from tests.traffic import traffic_class
 
 
 def test_network_time_is_no_part_of_drafting() -> None:
@@ -115,4 +116,6 @@ def test_host_steps_of_graph_methods_are_untimed() -> None:
     assert [step.is_timed for step in case.depth.steps] == [False, True, True, False]
     graph_step = case.depth.steps[2]
     assert graph_step.drafting == (DraftingObservation("one", 4, 0.5),)
-    assert graph_step.rounds == (RoundObservation(a.id, "one/default", 4, 2, 4, num_nodes=4, path=(0, 1)),)
+    assert graph_step.rounds == (
+        RoundObservation(a.id, traffic_class("one/default"), 4, 2, 4, num_nodes=4, path=(0, 1)),
+    )

@@ -8,6 +8,7 @@ from paceline.speculation.depth.policy import DraftingObservation, RoundObservat
 from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.verification.verify import Verdict
 from tests.engine.drafting.case import NO_TIMES, Case
+from tests.traffic import traffic_class
 
 PLAIN = Verdict((), (4,), (Origin.PLAIN,))
 
@@ -39,10 +40,10 @@ def test_a_round_knows_whether_its_draft_prefill_goes_on() -> None:
     case = Case()
     a, b = case.sequence(), case.sequence()
     rounds = [SequenceResult(one, 1, PLAIN, asked=3) for one in (a, b)]
-    observed = observe_rounds(rounds, lambda sequence: f"class {sequence.id}", {b.id})
+    observed = observe_rounds(rounds, lambda sequence: traffic_class(f"class {sequence.id}"), {b.id})
     assert observed == (
-        RoundObservation(a.id, f"class {a.id}", 0, 0, 3, num_nodes=0, path=(), is_behind=False),
-        RoundObservation(b.id, f"class {b.id}", 0, 0, 3, num_nodes=0, path=(), is_behind=True),
+        RoundObservation(a.id, traffic_class(f"class {a.id}"), 0, 0, 3, num_nodes=0, path=(), is_behind=False),
+        RoundObservation(b.id, traffic_class(f"class {b.id}"), 0, 0, 3, num_nodes=0, path=(), is_behind=True),
     )
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.cluster.pairing.draft_trial import TRIAL_LABEL, TrialLimits
+from paceline.cluster.pairing.draft_trial import TrialLimits
 from paceline.core.clock import WallClock
+from paceline.core.traffic import TrafficClass
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress
@@ -29,6 +30,7 @@ from tests.runtime.pools import (
     pool,
     wait_ready,
 )
+from tests.traffic import CHAT
 
 NUMBERS = range(120)
 
@@ -108,12 +110,12 @@ def test_gain_of_one_draft_does_not_decide_for_the_other() -> None:
 
 def test_traffic_class_of_a_sequence_is_that_of_its_draft() -> None:
     with trial_pool() as (proposer, old, new):
-        label = proposer.traits.label
-        assert label is not None
+        refine = proposer.traits.traffic_class
+        assert refine is not None
         for number in NUMBERS:  # also before the first step
-            assert label(number) == (TRIAL_LABEL if proposer._arms.draws_trial(number) else "")
+            assert refine(CHAT, number) == CHAT._replace(on_trial=proposer._arms.draws_trial(number))
         proposer.set_workers([old])
-        assert {label(number) for number in NUMBERS} == {""}
+        assert {refine(CHAT, number) for number in NUMBERS} == {CHAT}
         assert proposer.set_workers([old, new]) is TrialChange.BEGUN
         assert proposer.set_workers([old]) is TrialChange.ROLLED_BACK
 
@@ -127,17 +129,17 @@ class DeclinesPoorDrafts(FixedDepth):
 
     def __init__(self, depth: int) -> None:
         super().__init__(depth)
-        self._rounds: defaultdict[str, list[bool]] = defaultdict(list)
+        self._rounds: defaultdict[TrafficClass, list[bool]] = defaultdict(list)
 
     def observe(self, step: StepObservation) -> None:
         for one in step.rounds:
             if one.drafted:
-                self._rounds[one.category].append(one.accepted > 0)
+                self._rounds[one.traffic].append(one.accepted > 0)
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         poor = {name for name, hits in self._rounds.items() if len(hits) >= 32 and sum(hits) < 0.5 * len(hits)}
         depths = super().decide(batch)
-        return [0 if one.category in poor else depth for one, depth in zip(batch, depths, strict=True)]
+        return [0 if one.traffic in poor else depth for one, depth in zip(batch, depths, strict=True)]
 
 
 def test_draft_that_is_not_used_does_not_stop_the_new_one() -> None:
@@ -172,7 +174,7 @@ def test_acceptance_is_learned_apart_and_stays_with_a_draft_that_is_kept(monkeyp
         pool(old, new, vocab_size=vocab) as proposer,
     ):
         engine = tiny_engine(target, PatientProposer(proposer), max_num_seqs=16)
-        loop, restarted = EngineLoop(engine), dict[str, float]()
+        loop, restarted = EngineLoop(engine), dict[TrafficClass, float]()
         monkeypatch.setattr(engine.speculator.depth, "restart", restarted.__setitem__)
         try:
             control, first = PoolControl(proposer, loop), WorkerAddress("old", old.address)
@@ -180,11 +182,11 @@ def test_acceptance_is_learned_apart_and_stays_with_a_draft_that_is_kept(monkeyp
             control.set_workers([first, WorkerAddress("new", new.address, is_on_trial=True)])
             asked = [engine.validate(request(f"{i}", [1, 2, 3, 4 + i % 8], max_tokens=16)) for i in range(48)]
             loop.run(lambda: run(engine, asked))
-            alphas = {f"{one.method}/{one.category}": one.alphas[0] for one in engine.speculator.traffic.report()}
-            (known,) = [name for name in alphas if not name.endswith(TRIAL_LABEL)]
-            assert alphas[known] < 0.5 < alphas[known + TRIAL_LABEL]
+            alphas = engine.speculator.traffic.first_alphas()
+            (known,) = [traffic for traffic in alphas if not traffic.on_trial]
+            assert alphas[known] < 0.5 < alphas[known._replace(on_trial=True)]
             control.set_workers([WorkerAddress("new", new.address)])
             loop.run(lambda: None)
-            assert restarted == {known: alphas[known + TRIAL_LABEL]}
+            assert restarted == {known: alphas[known._replace(on_trial=True)]}
         finally:
             loop.close()

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from paceline.cluster.pairing.draft_trial import TRIAL_LABEL, TrialVerdict
+from paceline.cluster.pairing.draft_trial import TrialVerdict
 from paceline.core.request import Request
+from paceline.core.traffic import TRIAL_LABEL
 from paceline.engine.engine import Engine
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.exchange import AnyDraft, own_tensors

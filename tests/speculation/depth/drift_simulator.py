@@ -2,7 +2,9 @@
 
 import random
 
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.drift import Change, DriftTest
+from tests.traffic import CHAT
 
 
 class Traffic:
@@ -15,7 +17,7 @@ class Traffic:
         self._number = 0
         self._live: list[list[float]] = []
 
-    def run(self, level: float, requests: int, category: str = "chat") -> list[tuple[int, Change]]:
+    def run(self, level: float, requests: int, traffic: TrafficClass = CHAT) -> list[tuple[int, Change]]:
         """Changes found, each with the number of requests that had ended by then."""
         found: list[tuple[int, Change]] = []
         ended = 0
@@ -24,7 +26,7 @@ class Traffic:
                 self._live.append(self._request(level))
             for request in list(self._live):
                 number, own, left = int(request[0]), request[1], request[2]
-                change = self.test.observe(category, number, self._random.random() < own)
+                change = self.test.observe(traffic, number, self._random.random() < own)
                 changes = [] if change is None else [change]
                 request[2] -= 1
                 if left <= 1:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.acceptance import expected_tokens
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
@@ -22,9 +23,9 @@ from paceline.speculation.depth.policy import (
     DraftingObservation,
     RoundObservation,
     StepObservation,
-    method_of,
 )
 from paceline.speculation.depth.simple_rules import AdditiveDepth, ThresholdDepth
+from tests.traffic import CHAT, traffic_class
 
 MS = 1e-3
 LIMIT = 63
@@ -146,10 +147,10 @@ class Simulation:
         noise: float = 0.05,
         seed: int = 0,
         tree: Tree | None = None,
-        category: str = "chat",
+        traffic: TrafficClass = CHAT,
     ):
         self.policy, self.world, self.alpha, self.batch = policy, world, alpha, batch
-        self.tree, self.category = tree, category
+        self.tree, self.traffic = tree, traffic
         self._noise, self._random = noise, random.Random(seed)
         self.depths: list[int] = []
 
@@ -164,7 +165,7 @@ class Simulation:
         self.take(self.depths, totals, self.world)
 
     def decide(self) -> list[int]:
-        return decided(self.policy, [Candidate(i, self.category, LIMIT, self.context) for i in range(self.batch)])
+        return decided(self.policy, [Candidate(i, self.traffic, LIMIT, self.context) for i in range(self.batch)])
 
     def take(
         self,
@@ -176,7 +177,7 @@ class Simulation:
         prefill: tuple[int, float] = (0, 0.0),
     ) -> None:
         drafted = [depth if self._random.random() < world.delivery else 0 for depth in requested]
-        method, deepest = method_of(self.category), max(requested)
+        method, deepest = self.traffic.method, max(requested)
         slots = self.slots(len(requested)) if self.slots else len(requested)
         rows = slots * (1 + max(drafted)) if self.slots else slots + sum(drafted)
         tokens = sum(self.expected(depth) for depth in drafted)
@@ -213,10 +214,10 @@ class Simulation:
 
     def _round(self, sequence_id: int, drafted: int, requested: int) -> RoundObservation:
         if self.tree is None or drafted == 0:
-            return RoundObservation(sequence_id, self.category, drafted, self._accepted(drafted), requested)
+            return RoundObservation(sequence_id, self.traffic, drafted, self._accepted(drafted), requested)
         path = self.tree.walk(drafted, self._random)
         levels = max(self.tree.levels[:drafted])
-        return RoundObservation(sequence_id, self.category, levels, len(path), requested, drafted, path)
+        return RoundObservation(sequence_id, self.traffic, levels, len(path), requested, drafted, path)
 
     def _accepted(self, drafted: int) -> int:
         for i in range(drafted):
@@ -277,9 +278,7 @@ class PrefillSimulation(Simulation):
         sizes = [self._prompt + int(count) for count in self._num_output]
         left = [max(1, self._tokens - int(count)) for count in self._num_output]
         facts = zip(self._ids, sizes, left, strict=True)
-        requested = self.depths = decided(
-            self.policy, [Candidate(i, self.category, LIMIT, *rest) for i, *rest in facts]
-        )
+        requested = self.depths = decided(self.policy, [Candidate(i, self.traffic, LIMIT, *rest) for i, *rest in facts])
         new = [i for i, depth in enumerate(requested) if depth and self._ids[i] not in self._prefilled]
         self._prefilled.update(self._ids[i] for i in new)
         num_tokens = sum(sizes[i] for i in new)
@@ -409,7 +408,7 @@ def microseconds(categories: int) -> float:
     """CPU time of one `decide` for 64 sequences, up to 8 drafts each, after new measurements; the fastest of 300."""
     policy = calibrated(World(roofline))
     simulation = Simulation(policy, World(roofline), 0.7, 64)
-    batch = [Candidate(i, f"chat/{i % categories}", 8) for i in range(64)]
+    batch = [Candidate(i, traffic_class(f"chat/{i % categories}"), 8) for i in range(64)]
     fastest = float("inf")
     for _ in range(300):
         simulation.step(Totals())

@@ -6,17 +6,22 @@ from operator import mul
 
 import pytest
 
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.allocation import Value, allocate
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.costs.step_time import Costs, Curve
-from paceline.speculation.depth.policy import Candidate, method_of
+from paceline.speculation.depth.policy import Candidate
+from tests.traffic import CHAT, traffic_class
+
+ONE = traffic_class("one/a"), traffic_class("one/b")
+SEVERAL = traffic_class("one/a"), traffic_class("two/a"), traffic_class("two/b")
 
 
-def rate(batch: list[Candidate], depths: tuple[int, ...], values: dict[str, Value], costs: Costs) -> float:
+def rate(batch: list[Candidate], depths: tuple[int, ...], values: dict[TrafficClass, Value], costs: Costs) -> float:
     tokens, rows = float(len(batch)), float(len(batch))
     deepest: dict[str, int] = {}
     for candidate, depth in zip(batch, depths, strict=True):
-        value, method = values[candidate.category], method_of(candidate.category)
+        value, method = values[candidate.traffic], candidate.traffic.method
         tokens += value.delivery * sum(value.survival[:depth])
         rows += value.delivery * depth
         deepest[method] = max(depth, deepest.get(method, 0))
@@ -27,11 +32,11 @@ def rate(batch: list[Candidate], depths: tuple[int, ...], values: dict[str, Valu
 @pytest.mark.parametrize("seed", range(40))
 def test_finds_the_best_of_all_allocations(seed: int) -> None:
     dice = random.Random(seed)
-    batch = [Candidate(i, dice.choice(("one/a", "one/b")), dice.randint(0, 3)) for i in range(5)]
+    batch = [Candidate(i, dice.choice(ONE), dice.randint(0, 3)) for i in range(5)]
     values = {
         # A delivery under 1 puts the last draft before a bend beside it, not on it: there the search is approximate.
         name: Value(tuple(accumulate((dice.uniform(0.4, 1.0) for _ in range(3)), mul)))
-        for name in dict.fromkeys(candidate.category for candidate in batch)
+        for name in dict.fromkeys(candidate.traffic for candidate in batch)
     }
     seconds = list(accumulate(dice.choice((0.0, 0.1, 1.0)) for _ in range(6)))
     points = [(rows, 5.0 + extra, 1.0) for rows, extra in zip((1, 6, 8, 11, 15, 20), seconds, strict=True)]
@@ -49,18 +54,18 @@ def test_finds_the_best_of_all_allocations(seed: int) -> None:
 
 def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
     """64 sequences, rows free up to 96 and expensive beyond: 32 sequences get one draft."""
-    batch = [Candidate(i, "chat", 8) for i in range(64)]
+    batch = [Candidate(i, CHAT, 8) for i in range(64)]
     costs = Costs(Curve([(1, 10.0, 1), (96, 10.0, 1), (192, 40.0, 1)]), 1.0, 0.0, 0.0, {"chat": LinearCost(0.1, 0.1)})
-    found = allocate(batch, {"chat": Value((0.8, 0.64, 0.5))}, costs)
+    found = allocate(batch, {CHAT: Value((0.8, 0.64, 0.5))}, costs)
     assert found is not None
     assert found.depths == [1] * 32 + [0] * 32
 
 
 def test_a_low_delivery_lowers_the_rate() -> None:
-    batch = [Candidate(0, "chat", 4)]
+    batch = [Candidate(0, CHAT, 4)]
     costs = Costs(Curve([(1, 10.0, 1)]), 1.0, 0.0, 1.0, {"chat": LinearCost(0.0, 0.0)})
-    often = allocate(batch, {"chat": Value((0.8, 0.64))}, costs)
-    rarely = allocate(batch, {"chat": Value((0.8, 0.64), delivery=0.05)}, costs)
+    often = allocate(batch, {CHAT: Value((0.8, 0.64))}, costs)
+    rarely = allocate(batch, {CHAT: Value((0.8, 0.64), delivery=0.05)}, costs)
     assert often is not None
     assert rarely is not None
     assert often.rate == pytest.approx(2.44 / 11)
@@ -69,17 +74,17 @@ def test_a_low_delivery_lowers_the_rate() -> None:
 
 def test_no_allocation_if_no_candidate_may_draft() -> None:
     costs = Costs(Curve([(1, 1.0, 1)]), 1.0, 0.0, 0.0, {})
-    assert allocate([Candidate(0, "chat", 0)], {"chat": Value((0.8,))}, costs) is None
+    assert allocate([Candidate(0, CHAT, 0)], {CHAT: Value((0.8,))}, costs) is None
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_several_methods_are_near_the_best(seed: int) -> None:
     """Methods take turns in the search, which is then approximate."""
     dice = random.Random(seed)
-    batch = [Candidate(i, dice.choice(("one/a", "two/a", "two/b")), dice.randint(0, 4)) for i in range(5)]
+    batch = [Candidate(i, dice.choice(SEVERAL), dice.randint(0, 4)) for i in range(5)]
     values = {
         name: Value(tuple(accumulate((dice.uniform(0.4, 1.0) for _ in range(4)), mul)))
-        for name in dict.fromkeys(candidate.category for candidate in batch)
+        for name in dict.fromkeys(candidate.traffic for candidate in batch)
     }
     lines = {name: LinearCost(dice.uniform(0, 2), dice.uniform(0, 0.5)) for name in ("one", "two")}
     costs = Costs(Curve([(1, 5.0, 1.0), (10, 5.0, 1.0), (25, 8.0, 1.0)]), 1.0, 0.0, 0.2, lines)
@@ -92,15 +97,15 @@ def test_several_methods_are_near_the_best(seed: int) -> None:
 
 
 def test_with_a_long_context_more_rows_pay() -> None:
-    batch, values = [Candidate(0, "chat", 8)], {"chat": Value(tuple(0.8**k for k in range(1, 9)))}
+    batch, values = [Candidate(0, CHAT, 8)], {CHAT: Value(tuple(0.8**k for k in range(1, 9)))}
     curve, lines = Curve([(1, 1.0, 1), (9, 9.0, 1)]), {"chat": LinearCost(0.0, 0.5)}
     found = [allocate(batch, values, Costs(curve, 1.0, context, 0.0, lines)) for context in (0.0, 50.0)]
     assert [plan is not None and plan.depths for plan in found] == [[1], [8]]
 
 
 def test_an_expensive_method_does_not_draft_beside_a_cheap_one() -> None:
-    batch = [Candidate(0, "ngram/chat", 4), Candidate(1, "eagle/chat", 4)]
-    values = {"ngram/chat": Value((0.8, 0.6)), "eagle/chat": Value((0.8, 0.6))}
+    batch = [Candidate(0, traffic_class("ngram/chat"), 4), Candidate(1, traffic_class("eagle/chat"), 4)]
+    values = {traffic_class("ngram/chat"): Value((0.8, 0.6)), traffic_class("eagle/chat"): Value((0.8, 0.6))}
     curve = Curve([(1, 10.0, 1)])
     cheap, expensive = LinearCost(0.1, 0.0), LinearCost(9.0, 0.5)
     found = allocate(batch, values, Costs(curve, 1.0, 0.0, 0.0, {"ngram": cheap, "eagle": expensive}))
@@ -114,14 +119,14 @@ def test_an_expensive_method_does_not_draft_beside_a_cheap_one() -> None:
 def test_the_size_of_a_tree_depends_on_the_cost_of_a_row() -> None:
     """Late nodes are rarely accepted; cheap rows are used for them all the same."""
     survival = tuple(0.5 / (1 + r) for r in range(31))
-    batch = [Candidate(0, "eagle/chat", 31)]
+    batch = [Candidate(0, traffic_class("eagle/chat"), 31)]
     for per_row, least, most in ((0.0, 31, 31), (0.2, 6, 20), (2.0, 1, 3)):
         costs = Costs(
             Curve([(1, 10.0, 1), (64, 10.0 + 63 * per_row, 1)]), 1.0, 0.0, 0.0, {"eagle": LinearCost(1.0, 0.0)}
         )
-        found = allocate(batch, {"eagle/chat": Value(survival)}, costs)
+        found = allocate(batch, {batch[0].traffic: Value(survival)}, costs)
         assert found is not None
         assert least <= found.depths[0] <= most
         assert found.rate == pytest.approx(
-            max(rate(batch, (n,), {"eagle/chat": Value(survival)}, costs) for n in range(1, 32))
+            max(rate(batch, (n,), {batch[0].traffic: Value(survival)}, costs) for n in range(1, 32))
         )

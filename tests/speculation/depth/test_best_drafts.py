@@ -11,6 +11,7 @@ from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, RoundObservation, StepObservation
 from paceline.speculation.depth.prompt_load import QUIET_STEPS, PromptLoad
+from tests.traffic import traffic_class
 
 BATCH, PROMPT, OUTPUT = 128, 300, 128
 SHAPE = PaddedBatch(frozenset({"draft"}), lambda batch: batch, lambda depth: depth)
@@ -19,12 +20,12 @@ LINES = {BATCH: LinearCost(0.0, 1e-3)}
 
 
 def step(prompt_rows: int = 0, batch: int = BATCH, drafting: int = 0) -> StepObservation:
-    rounds = tuple(RoundObservation(i, "draft", 1, 0, 1) for i in range(drafting))
+    rounds = tuple(RoundObservation(i, traffic_class("draft"), 1, 0, 1) for i in range(drafting))
     return StepObservation(batch, batch, prompt_rows, (), 5e-3, 0.0, rounds)
 
 
 def sequences(count: int = BATCH, prompt: int = PROMPT, made: int = 10, first: int = 0) -> list[Candidate]:
-    return [Candidate(first + i, "draft", 4, prompt + made, OUTPUT - made, prompt) for i in range(count)]
+    return [Candidate(first + i, traffic_class("draft"), 4, prompt + made, OUTPUT - made, prompt) for i in range(count)]
 
 
 @dataclass

@@ -7,6 +7,7 @@ import pytest
 
 from paceline.speculation.depth.drift import KEPT, MIN_AFTER, MIN_BEFORE, UNIT, Change, DriftTest
 from tests.speculation.depth.drift_simulator import FIRST, KINDS, Traffic
+from tests.traffic import CHAT, CODE, PROSE
 
 
 def test_constant_traffic_raises_few_false_alarms() -> None:
@@ -40,7 +41,7 @@ def test_a_change_is_found_soon(
         found += bool(changes)
         if changes:
             _, change = changes[0]
-            assert change.category == "chat"
+            assert change.traffic == CHAT
             assert change.before == pytest.approx(before, abs=0.15)
             # The level after rests on at least four requests: two standard errors of their mean are `spread`
             assert change.after == pytest.approx(after, abs=spread + 0.05)
@@ -60,10 +61,10 @@ def test_categories_are_separate() -> None:
     test = DriftTest()
     number = 0
     for _ in range(100):
-        for category, accepted in (("code", True), ("prose", False)):
+        for traffic, accepted in ((CODE, True), (PROSE, False)):
             number += 1
             for _ in range(5):
-                assert test.observe(category, number, accepted) is None
+                assert test.observe(traffic, number, accepted) is None
             assert test.close([number]) == []
 
 
@@ -72,7 +73,7 @@ def units(test: DriftTest, rates: Sequence[float], first: int, rounds: int = 20)
     changes = []
     for number, rate in enumerate(rates, start=first):
         for i in range(rounds):
-            test.observe("chat", number, i < rate * rounds)
+            test.observe(CHAT, number, i < rate * rounds)
         changes += test.close([number])
     return changes
 
@@ -98,7 +99,7 @@ def test_a_small_change_is_ignored() -> None:
 def test_a_change_within_one_long_sequence_is_found() -> None:
     test = DriftTest()
     changes = [
-        change for unit in range(40) for _ in range(UNIT) if (change := test.observe("chat", 1, unit < 20)) is not None
+        change for unit in range(40) for _ in range(UNIT) if (change := test.observe(CHAT, 1, unit < 20)) is not None
     ]
     assert [(change.before, change.after) for change in changes] == [(1.0, 0.0)]
 
@@ -111,7 +112,7 @@ def test_batches_that_start_together_raise_no_alarm() -> None:
         while running:
             for number, (alpha, left) in list(running.items()):
                 accepted = next((i for i in range(3) if dice.random() >= alpha), 3)
-                change = test.observe("chat", number, accepted > 0)
+                change = test.observe(CHAT, number, accepted > 0)
                 running[number][1] = left - 1 - accepted
                 changes += [] if change is None else [change]
             ended = [number for number, (_, left) in running.items() if left <= 0]
@@ -123,7 +124,7 @@ def test_batches_that_start_together_raise_no_alarm() -> None:
 
 def test_a_sequence_that_does_not_end_delays_others_for_a_while_only() -> None:
     test = DriftTest()
-    test.observe("chat", 0, True)
+    test.observe(CHAT, 0, True)
     assert units(test, [0.9] * 60, 1) == []
     changes = units(test, [0.2] * KEPT, 1000)
     assert [change.after < 0.3 for change in changes] == [True]
@@ -132,10 +133,10 @@ def test_a_sequence_that_does_not_end_delays_others_for_a_while_only() -> None:
 def test_memory_is_bounded() -> None:
     test = DriftTest()
     units(test, [0.5] * (KEPT + 50), 0, rounds=2)
-    assert len(test._histories["chat"].rounds) == KEPT
+    assert len(test._histories[CHAT].rounds) == KEPT
     for number in range(1000, 1000 + 2 * KEPT):  # none of them ends
-        test.observe("chat", number, True)
-    assert len(test._histories["chat"].waiting) == KEPT
+        test.observe(CHAT, number, True)
+    assert len(test._histories[CHAT].waiting) == KEPT
     test.close(range(1000, 1000 + 2 * KEPT))
     assert test._open == {}
     assert test.close([1, 2, 999]) == []

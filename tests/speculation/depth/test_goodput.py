@@ -5,6 +5,7 @@ from statistics import mean
 import pytest
 
 from paceline.core.errors import InvalidConfig
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth import padded_batch
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.goodput import SKIPPED_STEPS, GoodputDepth
@@ -27,6 +28,7 @@ from tests.speculation.depth.simulator import (
     roofline,
     steps_until,
 )
+from tests.traffic import CHAT, CODE, POETRY, traffic_class
 
 
 @pytest.mark.parametrize(("alpha", "best", "speedup"), [(0.7, 4, 1.77), (0.8, 5, 2.17), (0.9, 8, 2.92)])
@@ -83,7 +85,7 @@ def test_a_fixed_depth_loses_in_the_same_worlds() -> None:
 
 def test_a_calibrated_draft_needs_no_probe() -> None:
     """64 sequences whose drafts pay: with measured costs the second step drafts, without them none of the next hundred."""
-    batch = [Candidate(i, "draft", 4, 300, 100) for i in range(64)]
+    batch = [Candidate(i, traffic_class("draft"), 4, 300, 100) for i in range(64)]
     padded = PaddedBatch(frozenset({"draft"}), lambda count: count, lambda depth: depth)
 
     def depths(policy: GoodputDepth) -> list[int]:
@@ -108,11 +110,11 @@ def test_slow_first_steps_do_not_end_drafting(slow: int) -> None:
     policy.calibrate_drafts("chat", {1: LinearCost(0.6 * MS, 0.14 * MS)})
     depths = []
     for number in range(60):
-        (depth,) = policy.decide([Candidate(0, "chat", 8, 50 + number, 200)])
+        (depth,) = policy.decide([Candidate(0, CHAT, 8, 50 + number, 200)])
         depths.append(depth)
         passes, drafts = (3.0, 6.0) if number < slow else (1.0, 1.0)
         drafting = DraftingObservation("chat", depth, drafts * (0.6 + 0.14 * depth) * MS)
-        seen = RoundObservation(0, "chat", depth, min(depth, 2), depth)
+        seen = RoundObservation(0, CHAT, depth, min(depth, 2), depth)
         policy.observe(
             StepObservation(
                 1,
@@ -176,9 +178,17 @@ def test_keeps_its_baseline_fresh() -> None:
 def test_each_category_gets_its_own_depth() -> None:
     policy = GoodputDepth()
     policy.calibrate({1: 15 * MS, 64: 15 * MS})
-    batch = [Candidate(0, "code", 8), Candidate(1, "poetry", 8), Candidate(2, "code", 2), Candidate(3, "code", 0)]
+    batch = [
+        Candidate(0, CODE, 8),
+        Candidate(1, POETRY, 8),
+        Candidate(2, CODE, 2),
+        Candidate(3, CODE, 0),
+    ]
     for i in range(300):
-        rounds = (RoundObservation(0, "code", 6, 6 if i % 2 else 4), RoundObservation(1, "poetry", 2, 0))
+        rounds = (
+            RoundObservation(0, CODE, 6, 6 if i % 2 else 4),
+            RoundObservation(1, POETRY, 2, 0),
+        )
         drafting = (DraftingObservation("code", 6, 6 * MS), DraftingObservation("poetry", 2, 2 * MS))
         policy.observe(StepObservation(4, 12, 0, drafting, 15 * MS, 0.0, rounds))
     assert policy.decide(batch) == [0] * 4  # a baseline: no plain step of this size was timed yet
@@ -191,14 +201,17 @@ def test_each_category_gets_its_own_depth() -> None:
 def test_a_category_without_rounds_is_probed_while_another_drafts() -> None:
     policy = GoodputDepth()
     policy.calibrate({1: 15 * MS, 64: 15 * MS})
-    batch = [Candidate(0, "code", 8), Candidate(1, "poetry", 8)]
+    batch = [Candidate(0, CODE, 8), Candidate(1, POETRY, 8)]
     probes = 0
     for i in range(1500):
         depths = policy.decide(batch)
         probes += i >= 500 and depths[1] > 0
-        rounds = (RoundObservation(0, "code", depths[0], depths[0]), RoundObservation(1, "poetry", depths[1], 0))
+        rounds = (
+            RoundObservation(0, CODE, depths[0], depths[0]),
+            RoundObservation(1, POETRY, depths[1], 0),
+        )
         drafting = tuple(
-            DraftingObservation(c.category, depth, 2 * MS * depth)
+            DraftingObservation(c.traffic.method, depth, 2 * MS * depth)
             for c, depth in zip(batch, depths, strict=True)
             if depth
         )
@@ -215,7 +228,7 @@ def test_empty_and_forbidden_batches() -> None:
     policy = calibrated(World())
     assert policy.decide([]) == []
     for _ in range(50):
-        assert policy.decide([Candidate(0, "chat", 0)]) == [0]
+        assert policy.decide([Candidate(0, CHAT, 0)]) == [0]
 
 
 def test_decides_in_a_small_part_of_a_millisecond() -> None:
@@ -342,7 +355,7 @@ def declined(batch: int) -> GoodputDepth:
     simulation.run(600)
     while policy.skip_step(batch):
         pass
-    while any(policy.decide([Candidate(i, simulation.category, 8) for i in range(batch)])):
+    while any(policy.decide([Candidate(i, simulation.traffic, 8) for i in range(batch)])):
         simulation.run(1)
     return policy
 
@@ -365,12 +378,12 @@ def test_the_decision_does_not_hold_after_a_drafting_step() -> None:
 
 
 def test_it_skips_steps_again_when_the_probed_sequences_are_gone() -> None:
-    policy, batch = GoodputDepth(), [Candidate(0, "chat", 8)]
+    policy, batch = GoodputDepth(), [Candidate(0, CHAT, 8)]
     simulation = Simulation(policy, World(draft=40 * MS), alpha=0.05)
     simulation.run(500)
     while policy.skip_step(1) or not any(policy.decide(batch)):
         simulation.take([0], Totals(), simulation.world)
-    others = [Candidate(1, "chat", 0)]  # drafting is forbidden for it
+    others = [Candidate(1, CHAT, 0)]  # drafting is forbidden for it
     skipped = 0
     for _ in range(20):
         if policy.skip_step(1):
@@ -381,7 +394,7 @@ def test_it_skips_steps_again_when_the_probed_sequences_are_gone() -> None:
 
 
 def test_no_step_is_skipped_while_a_probe_is_pending() -> None:
-    policy, batch = GoodputDepth(), [Candidate(0, "chat", 8)]
+    policy, batch = GoodputDepth(), [Candidate(0, CHAT, 8)]
     simulation = Simulation(policy, World(draft=40 * MS), alpha=0.05)
     probes = 0
     for _ in range(2000):
@@ -396,24 +409,27 @@ def test_no_step_is_skipped_while_a_probe_is_pending() -> None:
     assert probes > 2
 
 
+DRAFT_CODE, DRAFT_CHAT = traffic_class("draft/code"), traffic_class("draft/chat")
+
+
 class TwoClasses(Simulation):
     """Two sequences of different traffic classes. The drafts of the first are nearly all accepted."""
 
     num_probes = 0
 
     def decide(self) -> list[int]:
-        depths = self.policy.decide([Candidate(0, "draft/code", 8), Candidate(1, "draft/chat", 8)])
+        depths = self.policy.decide([Candidate(0, DRAFT_CODE, 8), Candidate(1, DRAFT_CHAT, 8)])
         self.num_probes += depths[1] > 0
         return depths
 
     def _round(self, sequence_id: int, drafted: int, requested: int) -> RoundObservation:
-        self.category, self.alpha = (("draft/code", 0.97), ("draft/chat", 0.02))[sequence_id]
+        self.traffic, self.alpha = ((DRAFT_CODE, 0.97), (DRAFT_CHAT, 0.02))[sequence_id]
         return super()._round(sequence_id, drafted, requested)
 
 
 def test_a_probe_does_not_pay_for_the_drafts_of_other_classes() -> None:
     world = World(draft=4 * MS)  # the drafts of the first class take three times as long as a plain step
-    simulation = TwoClasses(calibrated(world), world, batch=2, category="draft/code")
+    simulation = TwoClasses(calibrated(world), world, batch=2, traffic=DRAFT_CODE)
     simulation.run(1000)
     before = simulation.num_probes
     simulation.run(500)
@@ -494,12 +510,15 @@ def test_a_long_sequence_drafts_beside_short_ones_that_do_not() -> None:
     policy = calibrated(world)
     depths: list[list[int]] = []
     for step in range(400):
-        batch = [Candidate(0, "chat", 8, 5000, 256), Candidate(1 + step // 4, "chat", 8, 5000, 4)]
+        batch = [
+            Candidate(0, CHAT, 8, 5000, 256),
+            Candidate(1 + step // 4, CHAT, 8, 5000, 4),
+        ]
         requested = policy.decide(batch)
         depths.append(requested)
         prefill = 5000 * sum(depth > 0 for depth in requested[1:] if step % 4 == 0) + 5000 * (step == 0)
         rounds = tuple(
-            RoundObservation(c.sequence_id, "chat", depth, depth, depth)
+            RoundObservation(c.sequence_id, CHAT, depth, depth, depth)
             for c, depth in zip(batch, requested, strict=True)
         )
         drafting = drafted(world, requested, prefill, prefill * 2e-5)
@@ -513,17 +532,17 @@ def test_a_batch_in_which_few_would_draft_does_not() -> None:
     """A padded batch has the same rows for all sequences; a batch in which few draft would run on the host."""
     world = World(gpu, draft=0.4 * MS, network=0.0)
     policy = calibrated(world)
-    old = [Candidate(i, "chat", 8, 5000, 256) for i in range(16)]
+    old = [Candidate(i, CHAT, 8, 5000, 256) for i in range(16)]
     for step in range(300):
         requested = policy.decide(old)
-        rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(requested))
+        rounds = tuple(RoundObservation(i, CHAT, depth, depth, depth) for i, depth in enumerate(requested))
         drafting = drafted(world, requested, *((80_000, 1.6) if step == 0 else ()))
         rows = 16 + sum(requested)
         policy.observe(StepObservation(16, rows, 0, drafting, gpu(rows), 0.0, rounds))
 
     def with_new(count: int) -> list[int]:
         """Depths after `count` sequences were replaced; the largest of three decisions, since some are baselines."""
-        batch = [*old[count:], *(Candidate(100 + i, "chat", 8, 5000, 4) for i in range(count))]
+        batch = [*old[count:], *(Candidate(100 + i, CHAT, 8, 5000, 4) for i in range(count))]
         return max((policy.decide(batch) for _ in range(3)), key=sum)
 
     assert all(with_new(0))
@@ -573,7 +592,7 @@ def test_the_shape_is_that_of_the_methods_of_a_batch() -> None:
         policy = GoodputDepth(8, padded=shapes)
         policy.calibrate({1: 5 * MS, 64: 5 * MS})
         policy.calibrate_drafts(method, {1: LinearCost(0.1 * MS, 0.0)}, 0.0)
-        good, poor = f"{method}/good", f"{method}/poor"
+        good, poor = TrafficClass(method, "good"), TrafficClass(method, "poor")
         policy.restart(good, 0.9)
         policy.restart(poor, 0.3)
         batch = [Candidate(i, good if i % 2 else poor, 8, 100, 200) for i in range(4)]
@@ -589,12 +608,15 @@ def test_a_padded_batch_drafts_for_an_excluded_sequence_if_its_own_gain_pays() -
     """The draft prefill of the last sequence does not pay by the average gain of the batch. In a padded batch its rows exist
     anyway, and its own gain pays for the prefill."""
     world = World(gpu, draft=3.4 * MS, network=0.0)
-    batch = [*(Candidate(i, "chat", 8, 500, 200) for i in range(15)), Candidate(99, "chat", 8, 5000, 60)]
+    batch = [
+        *(Candidate(i, CHAT, 8, 500, 200) for i in range(15)),
+        Candidate(99, CHAT, 8, 5000, 60),
+    ]
 
     def last_depth(policy: GoodputDepth) -> int:
         for step in range(200):
             requested = policy.decide(batch[:15])
-            rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(requested))
+            rounds = tuple(RoundObservation(i, CHAT, depth, depth, depth) for i, depth in enumerate(requested))
             drafting = drafted(world, requested, *((7500, 7500 * 1e-6) if step == 0 else ()))
             rows = 15 + sum(requested)
             policy.observe(StepObservation(15, rows, 0, drafting, gpu(rows), 0.0, rounds))

@@ -3,12 +3,14 @@
 import pytest
 
 from paceline.core.errors import InvalidConfig
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, RoundObservation, StepObservation
 from paceline.speculation.depth.simple_rules import AdditiveDepth, ThresholdDepth
+from tests.traffic import CHAT, CODE
 
 
-def step(*rounds: tuple[int, int], category: str = "chat") -> StepObservation:
-    seen = tuple(RoundObservation(i, category, drafted, accepted) for i, (drafted, accepted) in enumerate(rounds))
+def step(*rounds: tuple[int, int], traffic: TrafficClass = CHAT) -> StepObservation:
+    seen = tuple(RoundObservation(i, traffic, drafted, accepted) for i, (drafted, accepted) in enumerate(rounds))
     rows = len(seen) + sum(r.drafted for r in seen)
     return StepObservation(len(seen), rows, 0, (), 0.01, 0.0, seen)
 
@@ -17,7 +19,7 @@ def depths(policy: DepthPolicy, trace: list[tuple[int, int]]) -> list[int]:
     found = []
     for drafted_accepted in trace:
         policy.observe(step(drafted_accepted))
-        found += policy.decide([Candidate(0, "chat", 99)])
+        found += policy.decide([Candidate(0, CHAT, 99)])
     return found
 
 
@@ -49,7 +51,7 @@ def test_threshold_forgets_after_a_hundred_rounds() -> None:
 def test_threshold_moves_once_a_step_and_by_category() -> None:
     policy = ThresholdDepth()
     policy.observe(step(*[(5, 5)] * 64))
-    assert policy.decide([Candidate(0, "chat", 99), Candidate(1, "code", 99), Candidate(2, "chat", 3)]) == [6, 5, 3]
+    assert policy.decide([Candidate(0, CHAT, 99), Candidate(1, CODE, 99), Candidate(2, CHAT, 3)]) == [6, 5, 3]
 
 
 def test_additive_by_hand() -> None:
@@ -73,17 +75,17 @@ def test_additive_minimum_is_inclusive_and_validated() -> None:
 def test_additive_counts_a_step_as_one_round() -> None:
     policy = AdditiveDepth()
     policy.observe(step(*[(4, 0)] * 64))
-    assert policy.decide([Candidate(0, "chat", 99)]) == [6]
+    assert policy.decide([Candidate(0, CHAT, 99)]) == [6]
     policy.observe(step((4, 4), (4, 2)))
-    assert policy.decide([Candidate(0, "chat", 99)]) == [7]
+    assert policy.decide([Candidate(0, CHAT, 99)]) == [7]
 
 
 @pytest.mark.parametrize("policy", [ThresholdDepth(), AdditiveDepth()])
 def test_plain_rounds_change_nothing(policy: DepthPolicy) -> None:
-    before = policy.decide([Candidate(0, "chat", 99)])
+    before = policy.decide([Candidate(0, CHAT, 99)])
     for _ in range(20):
         policy.observe(step((0, 0)))
-    assert policy.decide([Candidate(0, "chat", 99)]) == before
+    assert policy.decide([Candidate(0, CHAT, 99)]) == before
 
 
 def test_bounds_are_parameters() -> None:
@@ -95,6 +97,6 @@ def test_bounds_are_parameters() -> None:
 
 def test_a_rule_starts_within_its_bounds() -> None:
     for rule in (ThresholdDepth, AdditiveDepth):
-        assert rule(most=2).decide([Candidate(0, "chat", 99)]) == [2]
-        assert rule(least=8).decide([Candidate(0, "chat", 99)]) == [8]
+        assert rule(most=2).decide([Candidate(0, CHAT, 99)]) == [2]
+        assert rule(least=8).decide([Candidate(0, CHAT, 99)]) == [8]
         assert depths(rule(most=1), [(1, 0)] * 20)[-1] == 1

@@ -18,6 +18,7 @@ from tests.exactness.suite import mixed_requests
 from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors, eagle
 from tests.models.reference_heads import eagle_logits, target_states
+from tests.traffic import CHAT
 
 pytestmark = pytest.mark.usefixtures("unrounded_drafts")
 
@@ -169,13 +170,13 @@ def test_tokens_without_states_are_not_attended_to():
 
 def test_a_sequence_without_most_of_its_states_has_a_class_of_its_own():
     head = proposer()
-    label = head.traits.label
-    assert label(0) == ""
+    refine = head.traits.traffic_class
+    assert refine(CHAT, 0) == CHAT
     drafted(head, progress(IDS, 6, start=16, end=30))
-    assert label(0) == "/partial"
+    assert refine(CHAT, 0) == CHAT._replace(is_partial=True)
     drafted(head, progress(IDS, 6, start=29, end=34))
-    assert label(0) == ""  # 17 of 33 slots
-    assert label(7) == ""
+    assert refine(CHAT, 0) == CHAT  # 17 of 33 slots
+    assert refine(CHAT, 7) == CHAT
 
 
 def test_no_draft_without_the_newest_state():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from paceline.vllm.decisions.record import DraftRecord, categories
+from paceline.core.traffic import TrafficClass
+from paceline.vllm.decisions.record import DraftRecord, traffic_classes
 
 
 def test_expected_tokens_follow_the_drafts() -> None:
@@ -21,5 +22,10 @@ def test_a_sequence_without_a_record_is_of_the_kind_of_the_others() -> None:
     good, poor = DraftRecord(), DraftRecord()
     good.add(4, 4)
     poor.add(4, 0)
-    assert categories("m", [good, DraftRecord(), poor, good]) == ["m/good", "m/good", "m/poor", "m/good"]
-    assert categories("m", [DraftRecord()]) == ["m/poor"]
+    assert [one.category for one in traffic_classes("m", [good, DraftRecord(), poor, good])] == [
+        "good",
+        "good",
+        "poor",
+        "good",
+    ]
+    assert traffic_classes("m", [DraftRecord()]) == [TrafficClass("m", "poor")]

@@ -18,8 +18,6 @@ from paceline.core.status.draft import GoodputSums
 
 TRIAL_SHARE = 0.25
 """Share of the sequences that a draft on trial gets."""
-TRIAL_LABEL = " (new draft)"
-"""End of the traffic classes of a draft on trial."""
 
 
 class TrialVerdict(Enum):

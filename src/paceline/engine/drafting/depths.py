@@ -7,7 +7,8 @@ from itertools import groupby
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
-from paceline.engine.drafting.traffic_labels import TrafficLabels
+from paceline.core.traffic import TrafficClass
+from paceline.engine.drafting.trial_traffic import TrialTraffic
 from paceline.engine.isolation.proposer_guard import ProposerGuard
 from paceline.engine.stats import TrafficClasses
 from paceline.engine.validator import RequestValidator
@@ -22,12 +23,12 @@ class DepthDecisions:
         self,
         proposers: Mapping[str, Proposer],
         traffic: TrafficClasses,
-        labels: TrafficLabels,
+        trials: TrialTraffic,
         guard: ProposerGuard,
         validator: RequestValidator,
         clock: Clock,
     ) -> None:
-        self._proposers, self._traffic, self._labels = proposers, traffic, labels
+        self._proposers, self._traffic, self._trials = proposers, traffic, trials
         self._guard, self._validator, self._clock = guard, validator, clock
 
     def decide(self, ready: Seq[Sequence], policy: DepthPolicy, prompt_rows: int) -> None:
@@ -47,19 +48,19 @@ class DepthDecisions:
         for sequence, candidate, most, depth in zip(ready, candidates, limits, policy.decide(candidates), strict=True):
             sequence.depth = depth
             if most:  # a request without speculation is neither a decision nor a fallback
-                decisions.append((candidate.category, depth, candidate.max_depth > 0))
+                decisions.append((candidate.traffic, depth, candidate.max_depth > 0))
         for decision, same in groupby(decisions):
             self._traffic.count_decision(*decision, count=len(list(same)))
 
     def skip(self, ready: Seq[Sequence]) -> None:
         """The next pass has no rows for drafts: these sequences decode plainly."""
         set_plain(ready)
-        for category, count in Counter(self._classes(ready)).items():
-            self._traffic.count_no_room(category, count)
+        for traffic, count in Counter(self._classes(ready)).items():
+            self._traffic.count_no_room(traffic, count)
 
-    def _classes(self, ready: Seq[Sequence]) -> list[str]:
+    def _classes(self, ready: Seq[Sequence]) -> list[TrafficClass]:
         """The traffic classes of the sequences that may draft by their request."""
-        return [self._labels.class_of(sequence) for sequence in ready if sequence.speculation.enabled]
+        return [self._trials.class_of(sequence) for sequence in ready if sequence.speculation.enabled]
 
     def _max_depth(self, sequence: Sequence) -> int:
         """The depth that request and server allow."""
@@ -69,17 +70,17 @@ class DepthDecisions:
 
     def _candidates(self, ready: Iterable[Sequence], limits: Iterable[int]) -> list[Candidate]:
         """Candidates with the depth that `limits` and the breaker of the traffic class allow."""
-        allowed: dict[str, int] = {}
+        allowed: dict[TrafficClass, int] = {}
         candidates, now = [], self._clock.now()
         for sequence, most in zip(ready, limits, strict=True):
-            category = self._labels.class_of(sequence)
-            if category not in allowed:
-                allowed[category] = self._traffic.breaker.allow(category, now)
-            max_depth = most if allowed[category] > 0 else 0
-            allowed[category] -= max_depth > 0
+            traffic = self._trials.class_of(sequence)
+            if traffic not in allowed:
+                allowed[traffic] = self._traffic.breaker.allow(traffic, now)
+            max_depth = most if allowed[traffic] > 0 else 0
+            allowed[traffic] -= max_depth > 0
             remaining = self._validator.remaining(sequence)
             num_tokens, num_prompt = len(sequence.ids), sequence.num_prompt
-            candidates.append(Candidate(sequence.id, category, max_depth, num_tokens, remaining, num_prompt))
+            candidates.append(Candidate(sequence.id, traffic, max_depth, num_tokens, remaining, num_prompt))
         return candidates
 
 

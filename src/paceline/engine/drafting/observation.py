@@ -4,6 +4,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 
 from paceline.core.sequence import Sequence
+from paceline.core.traffic import TrafficClass
 from paceline.engine.drafting.costs import NO_PREFILL, StepCost
 from paceline.engine.executors.executor import SequenceResult, StepResult
 from paceline.speculation.depth.policy import DraftingObservation, RoundObservation, StepObservation
@@ -41,7 +42,7 @@ class StepContents:
 
 
 def observe_rounds(
-    rounds: Iterable[SequenceResult], class_of: Callable[[Sequence], str], behind: Container[int]
+    rounds: Iterable[SequenceResult], class_of: Callable[[Sequence], TrafficClass], behind: Container[int]
 ) -> tuple[RoundObservation, ...]:
     """The outcomes of rounds, by traffic class. `behind` has the ids of sequences whose draft prefill goes on."""
     observed = []

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from paceline.cluster.pairing.draft_trial import TRIAL_LABEL, TRIAL_SHARE
+from paceline.cluster.pairing.draft_trial import TRIAL_SHARE
 from paceline.cluster.pairing.pairing import Pairing
 from paceline.runtime.draft_pool.connection import DraftConnection
 from paceline.runtime.draft_pool.statistics import PoolStatistics
@@ -97,9 +97,11 @@ class DraftArms:
                     return connection
         return None
 
-    def label(self, sequence_id: int, opened: DraftConnection | None, connections: Iterable[DraftConnection]) -> str:
-        """End of the traffic class of a sequence. `opened` is the connection where the sequence is open."""
+    def is_on_trial(
+        self, sequence_id: int, opened: DraftConnection | None, connections: Iterable[DraftConnection]
+    ) -> bool:
+        """Whether the draft on trial drafts for a sequence, which is open at the connection `opened`."""
         if not self._trial:
-            return ""
+            return False
         connection = opened or self.connection_for(sequence_id, connections)
-        return TRIAL_LABEL if connection is not None and connection.where.is_on_trial else ""
+        return connection is not None and connection.where.is_on_trial

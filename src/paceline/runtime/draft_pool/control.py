@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from paceline.cluster.pairing.draft_trial import TRIAL_LABEL
 from paceline.core.errors import EngineClosed
 from paceline.core.status.draft import DrafterStatus
 from paceline.core.status.engine import Symptom
@@ -54,9 +53,9 @@ class PoolControl:
         speculator = self._loop.engine.speculator
         methods = [name for name, proposer in speculator.proposers.items() if proposer.traits is self._proposer.traits]
         if change is TrialChange.BEGUN:
-            speculator.forget_label(methods, TRIAL_LABEL)
+            speculator.forget_trial(methods)
         elif change is TrialChange.KEPT:
-            speculator.adopt_label(methods, TRIAL_LABEL)
+            speculator.adopt_trial(methods)
 
     def _call(self, command: Callable[[], None]) -> None:
         with suppress(EngineClosed):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from paceline.core.clock import Clock, WallClock
 from paceline.core.status.draft import DrafterStatus
 from paceline.core.status.engine import Symptom
+from paceline.core.traffic import TrafficClass
 from paceline.models.drafts.compatibility import Fingerprint
 from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress, DraftConnection
@@ -65,7 +66,7 @@ class PoolProposer:
         self.traits = ProposerTraits(
             is_tree=verifies_trees,
             can_miss_steps=True,
-            label=self._label,
+            traffic_class=self._traffic_class,
             is_available=lambda: self._connections.has_ready,
         )
         self.set_workers(workers)
@@ -236,6 +237,8 @@ class PoolProposer:
             return None
         return sequence.connection or self._arms.connection_for(sequence.progress.sequence_id, self.connections)
 
-    def _label(self, sequence_id: int) -> str:
-        """End of its traffic class: what is learned of a draft on trial is kept apart."""
-        return self._arms.label(sequence_id, self._sequences.connection_of(sequence_id), self.connections)
+    def _traffic_class(self, traffic: TrafficClass, sequence_id: int) -> TrafficClass:
+        """The class of a sequence. What is learned of a draft on trial is kept apart."""
+        opened = self._sequences.connection_of(sequence_id)
+        is_on_trial = self._arms.is_on_trial(sequence_id, opened, self.connections)
+        return traffic._replace(on_trial=True) if is_on_trial else traffic

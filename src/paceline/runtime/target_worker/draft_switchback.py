@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from paceline.cluster.pairing.draft_trial import (
-    TRIAL_LABEL,
     USED_AT_ONCE,
     DraftTrial,
     TrialDecision,
@@ -134,7 +133,7 @@ class DraftSwitchback(StepHook):
         self._period_seconds, self._period = period, _Period(now + period)
         self._measured, self._order = (_Measured(), _Measured()), []
         self.decision = TrialDecision(TrialVerdict.CONTINUE, None, "the trial has begun")
-        self._speculator.forget_label(self._methods, TRIAL_LABEL)
+        self._speculator.forget_trial(self._methods)
         if seconds:
             self._use(self._next_version())
         else:
@@ -211,9 +210,9 @@ class DraftSwitchback(StepHook):
         is_kept = decision.verdict is TrialVerdict.KEEP
         self._use(Version.CANDIDATE if is_kept else Version.CURRENT)
         self._version = Version.CURRENT  # The draft in use is the current draft of the next trial
-        self._speculator.label(self._methods, "")
+        self._speculator.set_trial(self._methods, False)
         if is_kept and self._measured[Version.CANDIDATE].sequences:
-            self._speculator.adopt_label(self._methods, TRIAL_LABEL)
+            self._speculator.adopt_trial(self._methods)
         self.weights.drop_spare()
         self._period = _Period(0.0)
         self.decision = decision
@@ -230,4 +229,4 @@ class DraftSwitchback(StepHook):
         if version is not self._version:
             self.weights.exchange()
             self._version = version
-        self._speculator.label(self._methods, TRIAL_LABEL if version is Version.CANDIDATE else "")
+        self._speculator.set_trial(self._methods, version is Version.CANDIDATE)

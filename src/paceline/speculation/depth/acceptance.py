@@ -1,4 +1,4 @@
-"""Acceptance per traffic category, learned from rounds with decay: alpha by position, and the probability of each node.
+"""Acceptance per traffic class, learned from rounds with decay: alpha by position, and the probability of each node.
 
 alpha_i is the probability that draft i is accepted given that drafts 1..i-1 were. A round that drafted K and accepted n
 tests positions 1..n (accepted) and n+1 (rejected, if n < K). Later positions were not tested: they are censored,
@@ -11,7 +11,7 @@ with r, and a tree cut after n nodes is expected to yield 1 + sum_{r<n} P(r) tok
 
 A proposer may return no draft for a request. That is no rejection: `delivery` counts it separately.
 
-Every round of a category ages the evidence on all its positions, tested or not. A position without recent evidence
+Every round of a traffic class ages the evidence on all its positions, tested or not. A position without recent evidence
 drifts to the alpha of the position before it, so that a depth that was once bad is tried again. A node of a tree
 drifts to an extrapolation of the nodes before it.
 """
@@ -22,6 +22,7 @@ from itertools import accumulate
 from operator import mul
 
 from paceline.core.errors import InvalidConfig
+from paceline.core.traffic import TrafficClass
 
 PRIOR_ALPHA = 0.7
 PRIOR_ROUNDS = 4.0
@@ -60,18 +61,18 @@ class _Evidence:
 
 
 class Acceptance:
-    """The only writer of alpha. `window` is the number of rounds of a category that the estimate remembers."""
+    """The only writer of alpha. `window` is the number of rounds of a traffic class that the estimate remembers."""
 
     def __init__(self, max_depth: int, window: float = 128.0) -> None:
         if max_depth < 1 or window <= 1.0:
             raise InvalidConfig(f"acceptance needs max_depth >= 1 and window > 1; got {max_depth}, {window}")
         self._max_depth = max_depth
         self._growth = window / (window - 1.0)
-        self._categories: dict[str, _Evidence] = {}
+        self._classes: dict[TrafficClass, _Evidence] = {}
 
     def observe(
         self,
-        category: str,
+        traffic: TrafficClass,
         drafted: int,
         accepted: int,
         requested: int = 0,
@@ -86,7 +87,7 @@ class Acceptance:
             raise ValueError(f"accepted must be in [0, drafted], got {accepted} of {drafted}")
         if drafted == 0 and requested == 0:
             return
-        evidence = self._evidence(category)
+        evidence = self._evidence(traffic)
         evidence.survival = None
         evidence.unit *= self._growth**age
         unit = evidence.unit
@@ -106,9 +107,9 @@ class Acceptance:
         if unit > _REBASE:
             _scale(evidence, 1.0 / unit)
 
-    def discount(self, category: str) -> None:
+    def discount(self, traffic: TrafficClass) -> None:
         """Reduce the weight of old evidence before a probe, so that the probe can outweigh it."""
-        evidence = self._evidence(category)
+        evidence = self._evidence(traffic)
         limit = STALE_ROUNDS * evidence.unit
         if evidence.requested > limit:
             evidence.delivered *= limit / evidence.requested
@@ -123,44 +124,44 @@ class Acceptance:
             evidence.sizes = [size * limit / rounds for size in evidence.sizes]
         evidence.survival = None
 
-    def restart(self, category: str, alpha: float) -> None:
-        """Discard what was learned of the category; its first drafts are now accepted with probability `alpha`. Later
+    def restart(self, traffic: TrafficClass, alpha: float) -> None:
+        """Discard what was learned of the traffic class; its first drafts are now accepted with probability `alpha`. Later
         positions start equal to the first. `delivery` is kept."""
-        old = self._evidence(category)
+        old = self._evidence(traffic)
         new = self._new_evidence(alpha, STALE_ROUNDS)
         new.is_tree = old.is_tree
         new.delivered *= old.delivered / old.requested
-        self._categories[category] = new
+        self._classes[traffic] = new
 
-    def alphas(self, category: str) -> tuple[float, ...]:
+    def alphas(self, traffic: TrafficClass) -> tuple[float, ...]:
         """[max_depth] conditional acceptance by position, a tree's levels; entry 0 is the first draft."""
-        evidence = self._evidence(category)
+        evidence = self._evidence(traffic)
         weight = PRIOR_ROUNDS * evidence.unit
         alphas = [evidence.hits[0] / evidence.trials[0]]
         for hits, trials in zip(evidence.hits[1:], evidence.trials[1:], strict=True):
             alphas.append((hits + weight * alphas[-1]) / (trials + weight))
         return tuple(alphas)
 
-    def survival(self, category: str) -> tuple[float, ...]:
+    def survival(self, traffic: TrafficClass) -> tuple[float, ...]:
         """[max_depth] probability that the k-th drafted node is accepted: the expected tokens that it adds. Never increases
         with k; for a chain prod_{j<=k} alpha_j."""
-        evidence = self._evidence(category)
+        evidence = self._evidence(traffic)
         if evidence.survival is None:
             if evidence.is_tree:
                 evidence.survival = tuple(_non_increasing(_node_probabilities(evidence)))
             else:
-                evidence.survival = tuple(accumulate(self.alphas(category), mul))
+                evidence.survival = tuple(accumulate(self.alphas(traffic), mul))
         return evidence.survival
 
-    def delivery(self, category: str) -> float:
+    def delivery(self, traffic: TrafficClass) -> float:
         """The probability that a request for drafts returns any."""
-        evidence = self._evidence(category)
+        evidence = self._evidence(traffic)
         return evidence.delivered / evidence.requested
 
-    def _evidence(self, category: str) -> _Evidence:
-        evidence = self._categories.get(category)
+    def _evidence(self, traffic: TrafficClass) -> _Evidence:
+        evidence = self._classes.get(traffic)
         if evidence is None:
-            evidence = self._categories[category] = self._new_evidence(PRIOR_ALPHA, PRIOR_ROUNDS)
+            evidence = self._classes[traffic] = self._new_evidence(PRIOR_ALPHA, PRIOR_ROUNDS)
         return evidence
 
     def _new_evidence(self, alpha: float, rounds: float) -> _Evidence:

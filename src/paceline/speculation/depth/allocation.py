@@ -10,8 +10,8 @@ cost of requesting it does not.
 
 For given D_m the best n nodes are the n largest S among positions up to D_m. S never increases with k, so a sequence's
 nodes enter in order. Equal S form a group, within which the rate can only peak where t_verify bends upwards: only group
-ends and such bends are tried. The nodes of one category come by position, so that one pass over them tries every D. With
-several categories of one method every D up to `EVERY_DEPTH` is a pass, and some larger ones. Several methods take turns,
+ends and such bends are tried. The nodes of one traffic class come by position, so that one pass over them tries every D. With
+several classes of one method every D up to `EVERY_DEPTH` is a pass, and some larger ones. Several methods take turns,
 each trying fewer, until no method gains.
 """
 
@@ -21,8 +21,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.costs.step_time import Costs
-from paceline.speculation.depth.policy import Candidate, method_of
+from paceline.speculation.depth.policy import Candidate
 
 MIN_SURVIVAL = 0.01
 """Acceptance probability below which a draft is left out, even if its row seems to cost nothing."""
@@ -42,15 +43,15 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """The value of a category's drafts: S by position, and the probability that a request for drafts returns any."""
+    """The value of a traffic class's drafts: S by position, and the probability that a request for drafts returns any."""
 
     survival: Sequence[float]
     delivery: float = 1.0
 
 
-def allocate(batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
-    """The best allocation with at least one draft; None if no candidate may draft. The method of every category in `values`
-    has known costs."""
+def allocate(batch: Sequence[Candidate], values: Mapping[TrafficClass, Value], costs: Costs) -> Allocation | None:
+    """The best allocation with at least one draft; None if no candidate may draft. The method of every class in `values` has
+    known costs."""
     groups = _groups(batch, values)
     if not groups:
         return None
@@ -73,29 +74,29 @@ class _Plan:
 
 
 class _Group(NamedTuple):
-    """One position of all sequences of a category that may draft so deep."""
+    """One position of all sequences of a traffic class that may draft so deep."""
 
     survival: float
     position: int
     width: int
-    category: str
+    traffic: TrafficClass
     method: str
     delivery: float
 
 
-def _groups(batch: Sequence[Candidate], values: Mapping[str, Value]) -> list[_Group]:
-    """All positions of all categories, most valuable first; among equals the shallower first."""
+def _groups(batch: Sequence[Candidate], values: Mapping[TrafficClass, Value]) -> list[_Group]:
+    """All positions of all classes, most valuable first; among equals the shallower first."""
     groups = []
-    caps = Counter([(candidate.category, candidate.max_depth) for candidate in batch])
-    for category, value in values.items():
-        own, method = [(cap, count) for (name, cap), count in caps.items() if name == category], method_of(category)
+    caps = Counter([(candidate.traffic, candidate.max_depth) for candidate in batch])
+    for traffic, value in values.items():
+        own, method = [(cap, count) for (name, cap), count in caps.items() if name == traffic], traffic.method
         for position, survival in enumerate(value.survival, start=1):
             if survival < MIN_SURVIVAL:
                 break
             width = sum([count for cap, count in own if cap >= position])
             if width == 0:
                 break
-            groups.append(_Group(survival, position, width, category, method, value.delivery))
+            groups.append(_Group(survival, position, width, traffic, method, value.delivery))
     groups.sort(key=lambda group: (-group.survival, group.position))
     return groups
 
@@ -104,7 +105,7 @@ def _search(
     groups: Sequence[_Group], most: Mapping[str, int], start: Mapping[str, int], batch: int, costs: Costs
 ) -> _Plan:
     """The best limits found from `start` by changing one method at a time."""
-    is_alone, is_single = len(most) == 1, all(group.category == groups[0].category for group in groups)
+    is_alone, is_single = len(most) == 1, all(group.traffic == groups[0].traffic for group in groups)
     best = _Plan(0.0, 0, start)
     for _ in range(SWEEPS):
         before = best.rate
@@ -160,24 +161,25 @@ def _fill(
 def _spread(batch: Sequence[Candidate], groups: Sequence[_Group], plan: _Plan) -> list[int]:
     """Depths by candidate: nodes are given out in the order of the groups. An incomplete group serves the front of the batch,
     so that the same sequences draft in every step and their drafts stay up to date."""
-    whole = {group.category: 0 for group in groups}
-    partial, extra, drafts = "", 0, plan.num_nodes
+    whole = {group.traffic: 0 for group in groups}
+    partial: TrafficClass | None = None
+    extra, drafts = 0, plan.num_nodes
     for group in groups:
         if group.position > plan.limits[group.method]:
             continue
         if drafts < group.width:
-            partial, extra = group.category, drafts
+            partial, extra = group.traffic, drafts
             break
-        whole[group.category] = group.position
+        whole[group.traffic] = group.position
         drafts -= group.width
     depths = [
-        depth if (depth := whole.get(candidate.category, 0)) < candidate.max_depth else candidate.max_depth
+        depth if (depth := whole.get(candidate.traffic, 0)) < candidate.max_depth else candidate.max_depth
         for candidate in batch
     ]
     for i, candidate in enumerate(batch):
         if extra == 0:
             break
-        if candidate.category == partial and candidate.max_depth > depths[i]:
+        if candidate.traffic == partial and candidate.max_depth > depths[i]:
             depths[i] += 1
             extra -= 1
     return depths

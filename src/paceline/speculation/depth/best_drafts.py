@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Allocation, Value
 from paceline.speculation.depth.costs.start_costs import HORIZON, DraftPrefillCost, SwitchOnCost, horizon
 from paceline.speculation.depth.costs.step_time import Costs, StepTime
 from paceline.speculation.depth.padded_batch import BatchShape
-from paceline.speculation.depth.policy import Candidate, method_of
+from paceline.speculation.depth.policy import Candidate
 from paceline.speculation.depth.prompt_load import PromptLoad
 
 MARGIN = 0.03
@@ -64,15 +65,15 @@ class BestDrafts:
         prompt_seconds = self._prefill.prompt_seconds(costs.lines)
         return _Prices(replace(costs, prompt_rows=prompt_rows, prompt_seconds=prompt_seconds), plain)
 
-    def _values(self, batch: Sequence[Candidate], costs: Costs) -> dict[str, Value]:
+    def _values(self, batch: Sequence[Candidate], costs: Costs) -> dict[TrafficClass, Value]:
         return {
-            category: Value(self._acceptance.survival(category), self._acceptance.delivery(category))
-            for category in dict.fromkeys([candidate.category for candidate in batch])
-            if method_of(category) in costs.lines
+            traffic: Value(self._acceptance.survival(traffic), self._acceptance.delivery(traffic))
+            for traffic in dict.fromkeys([candidate.traffic for candidate in batch])
+            if traffic.method in costs.lines
         }
 
     def _worthwhile(
-        self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[str, Value], prices: "_Prices"
+        self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[TrafficClass, Value], prices: "_Prices"
     ) -> Allocation | None:
         """Every sequence of a ragged batch has to recover its own draft prefill."""
         best = shape.allocate(batch, values, prices.costs)
@@ -90,7 +91,7 @@ class BestDrafts:
         return best if advantage > needed else None
 
     def _worthwhile_padded(
-        self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[str, Value], next_steps: "_Prices"
+        self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[TrafficClass, Value], next_steps: "_Prices"
     ) -> Allocation | None:
         """The steps of a padded batch take as long for a sequence without drafts as for one with drafts. The batch therefore
         drafts as a whole, if that recovers the draft prefills of all its sequences together: within the horizon if other
@@ -112,7 +113,7 @@ class BestDrafts:
             return None
         slots = _slot_seconds([batch[i] for i in behind], values, best)
         excluded = {
-            i for i in behind if self._prefill.seconds(c := batch[i]) > horizon(c) * slots[c.category, c.max_depth]
+            i for i in behind if self._prefill.seconds(c := batch[i]) > horizon(c) * slots[c.traffic, c.max_depth]
         }
         if excluded:
             best, advantage = _best_and_advantage(batch, shape, values, next_steps, lasting, excluded)
@@ -148,22 +149,22 @@ class _Prices:
 
 
 def _slot_seconds(
-    candidates: Sequence[Candidate], values: Mapping[str, Value], best: Allocation
-) -> dict[tuple[str, int], float]:
-    """By category and `max_depth`, the time that the batch needs for what it loses with each token of a sequence that alone
+    candidates: Sequence[Candidate], values: Mapping[TrafficClass, Value], best: Allocation
+) -> dict[tuple[TrafficClass, int], float]:
+    """By class and `max_depth`, the time that the batch needs for what it loses with each token of a sequence that alone
     does not draft: one that takes twice the steps occupies its slot twice as long, which another sequence would use."""
     deepest = max(best.depths)
-    kinds = {(candidate.category, candidate.max_depth): values[candidate.category] for candidate in candidates}
+    kinds = {(candidate.traffic, candidate.max_depth): values[candidate.traffic] for candidate in candidates}
     return {
-        (category, most): value.delivery * sum(value.survival[: min(most, deepest)]) / best.rate
-        for (category, most), value in kinds.items()
+        (traffic, most): value.delivery * sum(value.survival[: min(most, deepest)]) / best.rate
+        for (traffic, most), value in kinds.items()
     }
 
 
 def _best_and_advantage(
     batch: Sequence[Candidate],
     shape: BatchShape,
-    values: Mapping[str, Value],
+    values: Mapping[TrafficClass, Value],
     next_steps: _Prices,
     lasting: _Prices,
     excluded: set[int],
@@ -180,7 +181,11 @@ def _best_and_advantage(
 
 
 def _allocate_others(
-    batch: Sequence[Candidate], shape: BatchShape, values: Mapping[str, Value], costs: Costs, excluded: set[int]
+    batch: Sequence[Candidate],
+    shape: BatchShape,
+    values: Mapping[TrafficClass, Value],
+    costs: Costs,
+    excluded: set[int],
 ) -> Allocation | None:
     """The best drafts without those of the excluded sequences; None if few are left."""
     if not excluded:

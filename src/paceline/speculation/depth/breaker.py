@@ -1,4 +1,4 @@
-"""A circuit breaker per traffic category: after repeated loss, no drafts and no draft prefill until a probe succeeds.
+"""A circuit breaker per traffic class: after repeated loss, no drafts and no draft prefill until a probe succeeds.
 
     closed --(`trips` lossy windows in a row)--> open --(cool-down)--> half open --(one good window)--> closed
                                                   ^------------------(one lossy window)-----------------'
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from paceline.core.errors import InvalidConfig
 from paceline.core.status.engine import BreakerState
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.acceptance import known_positions
 
 UNLIMITED = sys.maxsize
@@ -72,11 +73,11 @@ class Breaker:
 
     def __init__(self, rule: BreakerRule | None = None) -> None:
         self._rule = rule or BreakerRule()
-        self._circuits: dict[str, _Circuit] = {}
+        self._circuits: dict[TrafficClass, _Circuit] = {}
 
-    def allow(self, category: str, now: float) -> int:
-        """The number of sequences of the category that may draft: all, a few to probe, or none."""
-        circuit = self._circuit(category)
+    def allow(self, traffic: TrafficClass, now: float) -> int:
+        """The number of sequences of the traffic class that may draft: all, a few to probe, or none."""
+        circuit = self._circuit(traffic)
         if circuit.state is BreakerState.OPEN and now >= circuit.until:
             circuit.state = BreakerState.HALF_OPEN
             circuit.clear_window()
@@ -84,10 +85,10 @@ class Breaker:
             return UNLIMITED
         return self._rule.probes if circuit.state is BreakerState.HALF_OPEN else 0
 
-    def record(self, category: str, drafted: int, accepted: int, now: float, gain: float | None = None) -> None:
+    def record(self, traffic: TrafficClass, drafted: int, accepted: int, now: float, gain: float | None = None) -> None:
         """Count one round. `gain` is the measured speed of speculation over plain decoding. A round without drafts counts only
         with a gain: the policy then knew what drafts would cost and declined."""
-        circuit = self._circuit(category)
+        circuit = self._circuit(traffic)
         if circuit.state is BreakerState.OPEN or (drafted == 0 and gain is None):
             return
         circuit.rounds += 1
@@ -99,12 +100,12 @@ class Breaker:
         if circuit.rounds >= self._rule.window:
             self._judge(circuit, now)
 
-    def reset(self, category: str) -> None:
-        """Close the breaker of the category, as at the start."""
-        self._circuits.pop(category, None)
+    def reset(self, traffic: TrafficClass) -> None:
+        """Close the breaker of the traffic class, as at the start."""
+        self._circuits.pop(traffic, None)
 
-    def state(self, category: str) -> BreakerState:
-        return self._circuit(category).state
+    def state(self, traffic: TrafficClass) -> BreakerState:
+        return self._circuit(traffic).state
 
     def _judge(self, circuit: _Circuit, now: float) -> None:
         if circuit.gains:
@@ -124,7 +125,7 @@ class Breaker:
             return
         circuit.state, circuit.lossy, circuit.until = BreakerState.OPEN, 0, now + circuit.cooldown
 
-    def _circuit(self, category: str) -> _Circuit:
-        if category not in self._circuits:
-            self._circuits[category] = _Circuit(self._rule.cooldown)
-        return self._circuits[category]
+    def _circuit(self, traffic: TrafficClass) -> _Circuit:
+        if traffic not in self._circuits:
+            self._circuits[traffic] = _Circuit(self._rule.cooldown)
+        return self._circuits[traffic]

@@ -1,4 +1,4 @@
-"""A change-point test per category on the acceptance of the first draft of every round.
+"""A change-point test per traffic class on the acceptance of the first draft of every round.
 
 Only the first draft counts: its acceptance depends on draft and traffic and not on the depth, so that a change of depth is no
 drift. Rounds of one request resemble each other: a test that took them for independent would find a change whenever a long
@@ -29,10 +29,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import sqrt
 
+from paceline.core.traffic import TrafficClass
+
 UNIT = 512
 """Rounds of one sequence that form a unit."""
 KEPT = 256
-"""Units remembered per category."""
+"""Units remembered per traffic class."""
 MIN_BEFORE, MIN_AFTER = 20, 12
 """Smallest number of units on either side of a split."""
 MIN_UNITS = 4
@@ -46,16 +48,16 @@ EVERY = 4
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The acceptance of a category's first drafts, before and after a change."""
+    """The acceptance of a traffic class's first drafts, before and after a change."""
 
-    category: str
+    traffic: TrafficClass
     before: float
     after: float
 
 
 @dataclass(slots=True, eq=False)
 class _Unit:
-    category: str
+    traffic: TrafficClass
     rounds: int = 0
     accepted: int = 0
     has_ended: bool = False
@@ -63,7 +65,7 @@ class _Unit:
 
 @dataclass(slots=True)
 class _History:
-    """The last units of a category, oldest first."""
+    """The last units of a traffic class, oldest first."""
 
     rounds: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -96,18 +98,18 @@ class DriftTest:
 
     def __init__(self) -> None:
         self._open: dict[int, _Unit] = {}
-        self._histories: dict[str, _History] = {}
+        self._histories: dict[TrafficClass, _History] = {}
 
-    def observe(self, category: str, sequence_id: int, accepted: bool) -> Change | None:
+    def observe(self, traffic: TrafficClass, sequence_id: int, accepted: bool) -> Change | None:
         """Count a round with a draft. `accepted` is true if its first token was accepted. Returns a change if this round proves
         one."""
         unit = self._open.get(sequence_id)
-        if unit is not None and unit.category != category:
+        if unit is not None and unit.traffic != traffic:
             self._end(unit)
             unit = None
         if unit is None:
-            unit = self._open[sequence_id] = _Unit(category)
-            self._history(category).begin(unit)
+            unit = self._open[sequence_id] = _Unit(traffic)
+            self._history(traffic).begin(unit)
         unit.rounds += 1
         unit.accepted += accepted
         if unit.rounds < UNIT:
@@ -120,16 +122,16 @@ class DriftTest:
         units = [self._open.pop(sequence_id) for sequence_id in sequence_ids if sequence_id in self._open]
         return [change for unit in units if (change := self._end(unit)) is not None]
 
-    def forget(self, category: str) -> None:
-        """Discard the units of the category: its draft is another one from now on."""
-        self._histories.pop(category, None)
+    def forget(self, traffic: TrafficClass) -> None:
+        """Discard the units of the traffic class: its draft is another one from now on."""
+        self._histories.pop(traffic, None)
 
-    def _history(self, category: str) -> _History:
-        return self._histories.setdefault(category, _History())
+    def _history(self, traffic: TrafficClass) -> _History:
+        return self._histories.setdefault(traffic, _History())
 
     def _end(self, unit: _Unit) -> Change | None:
         unit.has_ended = True
-        history = self._history(unit.category)
+        history = self._history(unit.traffic)
         history.advance()
         if history.num_untested < EVERY:
             return None
@@ -139,7 +141,7 @@ class DriftTest:
         split = _change_point(history)
         before = sum(history.accepted[:split]) / sum(history.rounds[:split])
         history.forget(split)
-        return Change(unit.category, before, sum(history.accepted) / sum(history.rounds))
+        return Change(unit.traffic, before, sum(history.accepted) / sum(history.rounds))
 
 
 def _has_changed(history: _History) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 
 from paceline.core.errors import InvalidConfig
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.baseline import Baselines
 from paceline.speculation.depth.best_drafts import BestDrafts
@@ -22,7 +23,7 @@ from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.costs.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.costs.step_time import StepTime
 from paceline.speculation.depth.padded_batch import BatchShape, PaddedBatch, RaggedBatch
-from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
+from paceline.speculation.depth.policy import Candidate, StepObservation
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.prompt_load import PromptLoad
 
@@ -32,7 +33,7 @@ changes the estimates little, and a decision takes long compared with a step of 
 _BATCH_CHANGE = 8
 """Inverse share by which a batch may grow or shrink while the decision holds."""
 _MAX_AGEING = 32
-"""Rounds by which one step ages the evidence of a category, at most. A step of many sequences would otherwise erase what was
+"""Rounds by which one step ages the evidence of a class, at most. A step of many sequences would otherwise erase what was
 learned before it."""
 VARY_EVERY = 16
 """Drafting steps of which one may differ by a draft, to separate c1 from c0."""
@@ -59,8 +60,8 @@ class GoodputDepth:
         self._num_skipped, self._skipped_batch = 0, 0  # steps still to skip, and the batch that was decided for
         self._baselines = Baselines()
         self._ragged, self._padded = RaggedBatch(), padded
-        self._probed: dict[str, float] = {}
-        """Categories probed since they last drafted because it pays, with the expected acceptance of the first draft."""
+        self._probed: dict[TrafficClass, float] = {}
+        """Traffic classes probed since they last drafted because it pays, with the expected acceptance of the first draft."""
 
     @property
     def advantage(self) -> float | None:
@@ -81,9 +82,9 @@ class GoodputDepth:
         if prefill_seconds is not None:
             self._prefill.calibrate(method, prefill_seconds)
 
-    def alphas(self, category: str) -> tuple[float, ...]:
+    def alphas(self, traffic: TrafficClass) -> tuple[float, ...]:
         """Conditional acceptance by position, as estimated now."""
-        return self._acceptance.alphas(category)
+        return self._acceptance.alphas(traffic)
 
     def observe(self, step: StepObservation) -> None:
         self._switch_on.observe(step, self._times.expected(step) if step.drafting else None)
@@ -96,24 +97,24 @@ class GoodputDepth:
         if any(seen.drafted or seen.requested for seen in step.rounds):
             self._num_skipped = 0
         rounds = [seen for seen in step.rounds if not seen.is_behind]
-        counts = Counter([seen.category for seen in rounds])
+        counts = Counter([seen.traffic for seen in rounds])
         for seen in rounds:
-            age = min(1.0, _MAX_AGEING / counts[seen.category])
+            age = min(1.0, _MAX_AGEING / counts[seen.traffic])
             self._acceptance.observe(
-                seen.category, seen.drafted, seen.accepted, seen.requested, seen.num_nodes, seen.path, age
+                seen.traffic, seen.drafted, seen.accepted, seen.requested, seen.num_nodes, seen.path, age
             )
-        for category, expected in self._probed.items():
-            probed = [seen for seen in rounds if seen.category == category and (seen.drafted or seen.requested)]
+        for traffic, expected in self._probed.items():
+            probed = [seen for seen in rounds if seen.traffic == traffic and (seen.drafted or seen.requested)]
             if probed:
                 accepted = sum(seen.is_first_accepted for seen in probed)
                 loss = self._added_share(step) - accepted / step.batch
-                self._probing.observe(category, len(probed), accepted, expected, loss, step.is_timed)
+                self._probing.observe(traffic, len(probed), accepted, expected, loss, step.is_timed)
 
-    def restart(self, category: str, alpha: float) -> None:
+    def restart(self, traffic: TrafficClass, alpha: float) -> None:
         self._num_skipped = 0
-        self._acceptance.restart(category, alpha)
-        self._probing.restart(category)
-        self._probed.pop(category, None)
+        self._acceptance.restart(traffic, alpha)
+        self._probing.restart(traffic)
+        self._probed.pop(traffic, None)
 
     def expect_prompts(self, rows: int) -> None:
         self._prompts.expect(rows)
@@ -130,9 +131,9 @@ class GoodputDepth:
         depths = self._best(batch)
         if self._baselines.is_due(len(batch), any(depths), self.advantage):
             return [0] * len(batch)
-        drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
-        for category in drafting:
-            self._probed.pop(category, None)
+        drafting = {candidate.traffic for candidate, depth in zip(batch, depths, strict=True) if depth}
+        for traffic in drafting:
+            self._probed.pop(traffic, None)
         if self._baselines.num_drafted(len(batch)) % VARY_EVERY == VARY_EVERY - 1:
             self._vary(batch, depths)
         self._probing.begin_step(drafting)
@@ -149,12 +150,12 @@ class GoodputDepth:
         """Change depths by one for methods that were timed at one depth only: in the direction that loses less, within the
         limits."""
         slots = self._shape_of(batch).slots(len(batch))
-        has_slope = {method: self._times.has_slope(method, slots) for method in {method_of(c.category) for c in batch}}
+        has_slope = {method: self._times.has_slope(method, slots) for method in {c.traffic.method for c in batch}}
         if all(has_slope.values()) or not any(depths):
             return
         is_up = self._loses_less_deeper(batch, depths)
         for i, (candidate, depth) in enumerate(zip(batch, depths, strict=True)):
-            if depth and not has_slope[method_of(candidate.category)]:
+            if depth and not has_slope[candidate.traffic.method]:
                 can_grow = depth < min(candidate.max_depth, self.max_depth)
                 depths[i] = depth + 1 if can_grow and (is_up or depth == 1) else max(1, depth - 1)
 
@@ -169,39 +170,39 @@ class GoodputDepth:
         less, same, more = (
             costs.verify(shape.rows(len(batch), len(drafting), deepest + change)) for change in (-1, 0, 1)
         )
-        survival = [(0.0, *self._acceptance.survival(batch[i].category), 0.0) for i in drafting]
+        survival = [(0.0, *self._acceptance.survival(batch[i].traffic), 0.0) for i in drafting]
         gained, lost = (
             sum([probs[min(depth, len(probs) - 1)] for probs in survival]) for depth in (deepest + 1, deepest)
         )
         rate, drafted = self.advantage * len(batch) / plain, max([line.per_depth for line in costs.lines.values()])
         return rate * (more - same + drafted) - gained <= lost - rate * (same - less + drafted)
 
-    def _probe(self, batch: Sequence[Candidate], depths: list[int], drafting: set[str]) -> None:
-        """One draft each (two to learn the slope) for a few sequences of a category that has long been unobserved. While its
+    def _probe(self, batch: Sequence[Candidate], depths: list[int], drafting: set[TrafficClass]) -> None:
+        """One draft each (two to learn the slope) for a few sequences of a class that has long been unobserved. While its
         cost is hardly known the probe drafts for all of them: a step that drafts for few may use another executor."""
-        unobserved = dict.fromkeys(c.category for c in batch if c.category not in drafting and c.max_depth)
+        unobserved = dict.fromkeys(c.traffic for c in batch if c.traffic not in drafting and c.max_depth)
         if not unobserved or self._times.plain(len(batch)) is None:
             self._probing.cancel()
             return
-        methods = {method_of(category) for category in drafting}
-        unsettled = [name for name in unobserved if not self._times.is_settled(method_of(name))]
+        methods = {traffic.method for traffic in drafting}
+        unsettled = [name for name in unobserved if not self._times.is_settled(name.method)]
         chosen = {
             name: self._probe_sequences(name, batch, len(batch) if name in unsettled else SEQUENCES)
             for name in unobserved
         }
         losses = {name: self._loss(name, chosen[name], batch, methods) for name in unobserved}
-        category = self._probing.pick(losses, unsettled)
-        if category is None:
+        traffic = self._probing.pick(losses, unsettled)
+        if traffic is None:
             return
-        if self._probing.is_first(category):
-            self._acceptance.discount(category)
-        self._probed[category] = self._acceptance.survival(category)[0]
-        for i in chosen[category]:
-            depths[i] = min(self._probe_depth(method_of(category), batch), batch[i].max_depth)
+        if self._probing.is_first(traffic):
+            self._acceptance.discount(traffic)
+        self._probed[traffic] = self._acceptance.survival(traffic)[0]
+        for i in chosen[traffic]:
+            depths[i] = min(self._probe_depth(traffic.method, batch), batch[i].max_depth)
 
-    def _probe_sequences(self, category: str, batch: Sequence[Candidate], most: int) -> list[int]:
-        """Up to `most` sequences of the category, those with the cheapest draft prefill."""
-        chosen = [i for i, c in enumerate(batch) if c.category == category and c.max_depth]
+    def _probe_sequences(self, traffic: TrafficClass, batch: Sequence[Candidate], most: int) -> list[int]:
+        """Up to `most` sequences of the traffic class, those with the cheapest draft prefill."""
+        chosen = [i for i, c in enumerate(batch) if c.traffic == traffic and c.max_depth]
         return nsmallest(most, chosen, key=lambda i: self._prefill.seconds(batch[i]))
 
     def _probe_depth(self, method: str, batch: Sequence[Candidate]) -> int:
@@ -219,16 +220,18 @@ class GoodputDepth:
         """Time that probes added to the step, as a share of a plain step; 0 if that is not known. If other drafts in the step
         pay, it is compared with the expected time of the step without probes."""
         plain = self._times.plain(step.num_slots, step.context)
-        is_alone = all(seen.category in self._probed for seen in step.rounds if seen.requested)
+        is_alone = all(seen.traffic in self._probed for seen in step.rounds if seen.requested)
         without = plain if is_alone else self._times.expected(step)
         if plain is None or without is None or step.prefill_rows:
             return 0.0
         return (step.seconds - without) / plain
 
-    def _loss(self, category: str, chosen: Sequence[int], batch: Sequence[Candidate], methods: set[str]) -> float:
+    def _loss(
+        self, traffic: TrafficClass, chosen: Sequence[int], batch: Sequence[Candidate], methods: set[str]
+    ) -> float:
         """Expected loss of a probe as a share of a plain step: the time that it adds, less the tokens that it gains.
         `methods` draft in this step anyway."""
-        method, shape = method_of(category), self._shape_of(batch)
+        method, shape = traffic.method, self._shape_of(batch)
         slots, context = shape.slots(len(batch)), sum([candidate.num_tokens for candidate in batch])
         costs, plain = self._times.costs(slots, context), self._times.plain(slots, context)
         if plain is None:
@@ -242,7 +245,7 @@ class GoodputDepth:
             if not methods:
                 rows = shape.rows(len(batch), len(chosen), depth)
                 seconds += costs.network + costs.verify(rows) - plain
-        accepted = self._acceptance.survival(category)[0] * self._acceptance.delivery(category) * len(chosen)
+        accepted = self._acceptance.survival(traffic)[0] * self._acceptance.delivery(traffic) * len(chosen)
         return seconds / plain - accepted / len(batch)
 
     def _shape_of(self, batch: Sequence[Candidate]) -> BatchShape:

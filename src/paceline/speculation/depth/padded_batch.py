@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.allocation import MIN_SURVIVAL, Allocation, Value, allocate
 from paceline.speculation.depth.costs.step_time import Costs
-from paceline.speculation.depth.policy import Candidate, method_of
+from paceline.speculation.depth.policy import Candidate
 
 FLAT_SHARE = 0.03
 """Share of the best expected tokens per second that a padded batch of several sequences gives up for shallower drafts. The rate
@@ -32,8 +33,10 @@ class BatchShape(Protocol):
         """Rows of a pass over `batch` sequences, of which `num_drafting` have `depth` drafts each."""
         ...
 
-    def allocate(self, batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
-        """The best drafts; None if no candidate may draft. The method of every category in `values` has known costs."""
+    def allocate(
+        self, batch: Sequence[Candidate], values: Mapping[TrafficClass, Value], costs: Costs
+    ) -> Allocation | None:
+        """The best drafts; None if no candidate may draft. The method of every traffic class in `values` has known costs."""
         ...
 
 
@@ -46,7 +49,9 @@ class RaggedBatch:
     def rows(self, batch: int, num_drafting: int, depth: int) -> int:
         return batch + num_drafting * depth
 
-    def allocate(self, batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
+    def allocate(
+        self, batch: Sequence[Candidate], values: Mapping[TrafficClass, Value], costs: Costs
+    ) -> Allocation | None:
         return allocate(batch, values, costs)
 
 
@@ -69,12 +74,14 @@ class PaddedBatch:
 
     def covers(self, batch: Sequence[Candidate]) -> bool:
         """Whether the batch decodes in passes of this shape: no candidate drafts by another method."""
-        return {method_of(category) for category in {c.category for c in batch if c.max_depth}} <= self.methods
+        return {traffic.method for traffic in {c.traffic for c in batch if c.max_depth}} <= self.methods
 
-    def allocate(self, batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
-        caps = Counter([(c.category, c.max_depth) for c in batch if c.category in values])
+    def allocate(
+        self, batch: Sequence[Candidate], values: Mapping[TrafficClass, Value], costs: Costs
+    ) -> Allocation | None:
+        caps = Counter([(c.traffic, c.max_depth) for c in batch if c.traffic in values])
         most = max((cap for _, cap in caps), default=0)
-        lines = [costs.lines[method] for method in {method_of(category) for category, _ in caps}]
+        lines = [costs.lines[method] for method in {traffic.method for traffic, _ in caps}]
         tokens, reached, rates = float(len(batch)), 0, dict[int, float]()
         for nodes in sorted({self.nodes(depth) for depth in range(1, most + 1)}):
             if nodes * self.slots(len(batch)) > self.max_draft_tokens:
@@ -91,14 +98,14 @@ class PaddedBatch:
             return None
         needed = max(rates.values()) * (1.0 - FLAT_SHARE if len(batch) > 1 else 1.0)
         best = next(nodes for nodes, rate in rates.items() if rate >= needed)
-        return Allocation([min(c.max_depth, best) if c.category in values else 0 for c in batch], rates[best])
+        return Allocation([min(c.max_depth, best) if c.traffic in values else 0 for c in batch], rates[best])
 
 
-def _gained(position: int, caps: Mapping[tuple[str, int], int], values: Mapping[str, Value]) -> float:
+def _gained(position: int, caps: Mapping[tuple[TrafficClass, int], int], values: Mapping[TrafficClass, Value]) -> float:
     """Expected tokens of the drafts at one position."""
     gained = 0.0
-    for (category, cap), count in caps.items():
-        value = values[category]
+    for (traffic, cap), count in caps.items():
+        value = values[traffic]
         if cap > position < len(value.survival) and value.survival[position] >= MIN_SURVIVAL:
             gained += count * value.delivery * value.survival[position]
     return gained

@@ -4,13 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from paceline.core.traffic import TrafficClass
+
 
 @dataclass(frozen=True, slots=True)
 class RoundObservation:
     """One round of one sequence: the levels that its draft had, and how many of them the target accepted."""
 
     sequence_id: int
-    category: str
+    traffic: TrafficClass
     drafted: int
     accepted: int
     requested: int = 0
@@ -91,16 +93,11 @@ class StepObservation:
         return self.switch_on_seconds + self.verify_seconds + self.network_seconds + drafting
 
 
-def method_of(category: str) -> str:
-    """The part before the slash; the cost of drafting depends on the method alone."""
-    return category.partition("/")[0]
-
-
 class Candidate(NamedTuple):
     """A sequence about to decode. `max_depth` is the smallest limit of request, server and breaker; 0 forbids drafting."""
 
     sequence_id: int
-    category: str
+    traffic: TrafficClass
     max_depth: int
     num_tokens: int = 0
     """Tokens of the sequence, its prompt included."""
@@ -120,8 +117,8 @@ class DepthPolicy(Protocol):
         """Learn from a committed step."""
         ...
 
-    def restart(self, category: str, alpha: float) -> None:
-        """Discard what was learned of the category; `alpha` is the new acceptance of its first drafts."""
+    def restart(self, traffic: TrafficClass, alpha: float) -> None:
+        """Discard what was learned of the traffic class; `alpha` is the new acceptance of its first drafts."""
         ...
 
     def expect_prompts(self, rows: int) -> None:

@@ -3,7 +3,7 @@
 Every step adds `share` of a step to a budget. A probing step pays by the time it lost, less the tokens that it gained. Probing
 then costs at most half of `share` of the time, whatever drafts and draft prefills cost.
 
-A category is due when it has not drafted for its interval, or sooner if a probe costs little. A probe is a burst of steps
+A traffic class is due when it has not drafted for its interval, or sooner if a probe costs little. A probe is a burst of steps
 until four rounds are observed. If their acceptance is as expected, the interval doubles. If it is higher, four more rounds
 follow out of the saved budget, and the estimates decide.
 
@@ -15,6 +15,8 @@ the next step repeats it, at most twice. Deterministic: it counts steps and draw
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+
+from paceline.core.traffic import TrafficClass
 
 FIRST_INTERVAL = 100
 LONGEST_INTERVAL = 1600
@@ -32,11 +34,11 @@ _LOSS_PER_UNIT = 0.5
 _MIN_PRICE = 0.1
 """Price of a probe that loses nothing. A cheap probe is due sooner by the same factor."""
 _MAX_NEW_PRICE = 8.0
-"""Highest price of a probe of a category whose cost is hardly known."""
+"""Highest price of a probe of a traffic class whose cost is hardly known."""
 _MAX_PRICE = 64.0
 """Highest price of any probing step: a longer delay had another cause."""
 _INTERVAL_DECAY = 0.97
-"""Factor on the interval for each step in which the category drafts."""
+"""Factor on the interval for each step in which the traffic class drafts."""
 
 
 @dataclass(slots=True)
@@ -58,8 +60,8 @@ class Probing:
         self._share = share
         self._budget = 2.0
         self._step = 0
-        self._watches: dict[str, _Watch] = {}
-        self._pending: str | None = None
+        self._watches: dict[TrafficClass, _Watch] = {}
+        self._pending: TrafficClass | None = None
 
     @property
     def is_pending(self) -> bool:
@@ -70,58 +72,66 @@ class Probing:
         """No candidate is left for the pending probe."""
         self._pending = None
 
-    def begin_step(self, drafting: Iterable[str]) -> None:
-        """A step begins, in which these categories draft because it pays."""
+    def begin_step(self, drafting: Iterable[TrafficClass]) -> None:
+        """A step begins, in which these classes draft because it pays."""
         self._step += 1
         self._budget = min(_MAX_BUDGET, self._budget + self._share)
-        for category in drafting:
-            watch = self._watch(category)
+        for traffic in drafting:
+            watch = self._watch(traffic)
             watch.last, watch.in_burst, watch.rounds, watch.accepted = self._step, False, 0, 0
             watch.interval = max(FIRST_INTERVAL, watch.interval * _INTERVAL_DECAY)
 
-    def pick(self, losses: Mapping[str, float], unsettled: Collection[str] = ()) -> str | None:
-        """The category to probe in this step. It is the pending one, or of those due the one unobserved for longest.
+    def pick(
+        self, losses: Mapping[TrafficClass, float], unsettled: Collection[TrafficClass] = ()
+    ) -> TrafficClass | None:
+        """The traffic class to probe in this step. It is the pending one, or of those due the one unobserved for longest.
 
-        `losses` is what a probe of each category would lose, as a share of the step. The loss of an `unsettled` category is
-        hardly known. Such a category waits for no interval and pays at most a moderate price.
+        `losses` is what a probe of each class would lose, as a share of the step. The loss of an `unsettled` class is
+        hardly known. Such a class waits for no interval and pays at most a moderate price.
         """
         if self._pending in losses:
             return self._pending
         self._pending = None
         due = []
-        for category, loss in losses.items():
-            watch, is_new = self._watch(category), category in unsettled
+        for traffic, loss in losses.items():
+            watch, is_new = self._watch(traffic), traffic in unsettled
             least, most = 1.0 if is_new else _MIN_PRICE, _MAX_NEW_PRICE if is_new and not watch.is_untimed else math.inf
             price = min(max(least, loss / _LOSS_PER_UNIT), most)
             is_due = is_new or watch.in_burst or self._step - watch.last >= watch.interval * min(1.0, price)
             if is_due and self._budget >= min(price, _MAX_BUDGET):
-                due.append((watch.last, category, price))
+                due.append((watch.last, traffic, price))
         if due:
             _, self._pending, price = min(due)
             watch = self._watch(self._pending)
             watch.price, watch.is_new = price, self._pending in unsettled
         return self._pending
 
-    def restart(self, category: str) -> None:
-        """The category has changed: it is due at once, and then as often as a new one."""
-        self._watches[category] = _Watch(self._step - FIRST_INTERVAL)
+    def restart(self, traffic: TrafficClass) -> None:
+        """The traffic class has changed: it is due at once, and then as often as a new one."""
+        self._watches[traffic] = _Watch(self._step - FIRST_INTERVAL)
 
-    def is_first(self, category: str) -> bool:
+    def is_first(self, traffic: TrafficClass) -> bool:
         """Whether the probe just picked starts a burst."""
-        return not self._watch(category).in_burst
+        return not self._watch(traffic).in_burst
 
     def observe(
-        self, category: str, rounds: int, accepted: int, expected: float, loss: float = 0.0, is_timed: bool = True
+        self,
+        traffic: TrafficClass,
+        rounds: int,
+        accepted: int,
+        expected: float,
+        loss: float = 0.0,
+        is_timed: bool = True,
     ) -> None:
         """Count a probing step. In `accepted` of its `rounds` the first draft was accepted, and `expected` is the expected
         share. `loss` is as in `pick`. `is_timed` is true if the next such step takes as long."""
-        watch = self._watch(category)
+        watch = self._watch(traffic)
         most = _MAX_NEW_PRICE if watch.is_new and not watch.is_untimed else _MAX_PRICE
         self._budget -= min(max(watch.price, loss / _LOSS_PER_UNIT), most)
         watch.num_untimed = 0 if is_timed else watch.num_untimed + 1
         if is_timed or not watch.is_new or watch.num_untimed > MAX_UNTIMED:
             watch.is_untimed, watch.num_untimed = not is_timed, 0
-            if self._pending == category:
+            if self._pending == traffic:
                 self._pending = None
         watch.last, watch.in_burst = self._step, True
         watch.rounds, watch.accepted = watch.rounds + rounds, watch.accepted + accepted
@@ -131,5 +141,5 @@ class Probing:
             if not watch.in_burst:
                 watch.interval = min(LONGEST_INTERVAL, watch.interval * 2.0)
 
-    def _watch(self, category: str) -> _Watch:
-        return self._watches.setdefault(category, _Watch(self._step))
+    def _watch(self, traffic: TrafficClass) -> _Watch:
+        return self._watches.setdefault(traffic, _Watch(self._step))

@@ -6,8 +6,8 @@ Above 0.8 it stays. Above 0.6 it falls by 1 if it is over 3. At most 0.6, it fal
 In `additive` (additive increase, multiplicative decrease) K = min(16, K + 1) after a good round. A low round has accepted /
 drafted under the minimum. It leaves K alone until it is the third in a row: then K = max(2, floor(0.75 K)). It starts at 6.
 
-The bounds are parameters. The two rules keep state per traffic category, and K moves once a step, so that a large batch does
-not move it faster. At batch 1 they are the published rules exactly.
+The bounds are parameters. The two rules keep state per traffic class, and K moves once a step, so that a large batch does not
+move it faster. At batch 1 they are the published rules exactly.
 """
 
 from collections import deque
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.errors import InvalidConfig
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.policy import Candidate, StepObservation
 
 WINDOW = 100
@@ -36,7 +37,7 @@ class FixedDepth:
     def observe(self, step: StepObservation) -> None:
         pass
 
-    def restart(self, category: str, alpha: float) -> None:
+    def restart(self, traffic: TrafficClass, alpha: float) -> None:
         pass
 
     def expect_prompts(self, rows: int) -> None:
@@ -50,7 +51,7 @@ class FixedDepth:
 
 
 @dataclass(slots=True)
-class _CategoryState:
+class _ClassState:
     depth: int
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     """Acceptance rates of the last rounds (`threshold`)."""
@@ -59,17 +60,17 @@ class _CategoryState:
 
 
 class _PublishedDepth:
-    """A depth for every traffic category, between `least` and `most`."""
+    """A depth for every traffic class, between `least` and `most`."""
 
     advantage: float | None = None
 
     def __init__(self, least: int, most: int, start: int) -> None:
         self._least, self._most = min(least, most), most
         self._start = min(max(start, least), most)
-        self._states: dict[str, _CategoryState] = {}
+        self._states: dict[TrafficClass, _ClassState] = {}
 
-    def restart(self, category: str, alpha: float) -> None:
-        self._states.pop(category, None)
+    def restart(self, traffic: TrafficClass, alpha: float) -> None:
+        self._states.pop(traffic, None)
 
     def expect_prompts(self, rows: int) -> None:
         pass
@@ -78,14 +79,14 @@ class _PublishedDepth:
         return False
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
-        return [min(self.depth(candidate.category), candidate.max_depth) for candidate in batch]
+        return [min(self.depth(candidate.traffic), candidate.max_depth) for candidate in batch]
 
-    def depth(self, category: str) -> int:
-        state = self._states.get(category)
+    def depth(self, traffic: TrafficClass) -> int:
+        state = self._states.get(traffic)
         return self._start if state is None else state.depth
 
-    def _state(self, category: str) -> _CategoryState:
-        return self._states.setdefault(category, _CategoryState(self._start))
+    def _state(self, traffic: TrafficClass) -> _ClassState:
+        return self._states.setdefault(traffic, _ClassState(self._start))
 
 
 class ThresholdDepth(_PublishedDepth):
@@ -98,9 +99,9 @@ class ThresholdDepth(_PublishedDepth):
         touched = {}
         for seen in step.rounds:
             if seen.drafted:
-                state = self._state(seen.category)
+                state = self._state(seen.traffic)
                 state.rates.append(seen.draft_acceptance_rate)
-                touched[seen.category] = state
+                touched[seen.traffic] = state
         for state in touched.values():
             if len(state.rates) >= NEEDED:
                 state.depth = self._moved(state.depth, round(sum(state.rates) / len(state.rates), 9))
@@ -125,12 +126,12 @@ class AdditiveDepth(_PublishedDepth):
         self._minimum = minimum
 
     def observe(self, step: StepObservation) -> None:
-        rates: dict[str, list[float]] = {}
+        rates: dict[TrafficClass, list[float]] = {}
         for seen in step.rounds:
             if seen.drafted:
-                rates.setdefault(seen.category, []).append(seen.draft_acceptance_rate)
-        for category, values in rates.items():
-            state = self._state(category)
+                rates.setdefault(seen.traffic, []).append(seen.draft_acceptance_rate)
+        for traffic, values in rates.items():
+            state = self._state(traffic)
             if round(sum(values) / len(values), 9) >= self._minimum:
                 state.depth, state.num_low = min(self._most, state.depth + 1), 0
             elif state.num_low + 1 < LOW_ROUNDS:

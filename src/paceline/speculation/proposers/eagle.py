@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.core.traffic import TrafficClass
 from paceline.kernels.eagle_head import EagleHead
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.models.drafts.eagle import EagleRunner
@@ -15,8 +16,6 @@ from paceline.speculation.proposers.eagle_cache import CacheUpdate, EagleCache, 
 from paceline.speculation.trees.eagle_trees import EagleTrees, TreeStart
 from paceline.speculation.trees.ranking import draft_row
 
-PARTIAL = "/partial"
-"""End of the traffic class of sequences of which the head has seen less than half."""
 Drafted = tuple[list[EagleSequence], list[DraftTree]]
 """Sequences whose cache is up to date, and their trees."""
 
@@ -44,7 +43,7 @@ class EagleProposer:
             can_run_in_graph=True,
             runners=(runner,),
             weights=self._cache.weights,
-            label=self._label,
+            traffic_class=self._traffic_class,
         )
         self.grows_on_device = uses_gpu_kernels(runner.model.device)
         """Whether all levels grow before the host reads any. On a CPU reading a level costs nothing and saves computation."""
@@ -104,10 +103,10 @@ class EagleProposer:
         them."""
         self._cache.resume(sequence_id, num_cached, fresh)
 
-    def _label(self, sequence_id: int) -> str:
-        """Drafts for a prompt without states are worse, and are not to lower what is expected of other drafts."""
+    def _traffic_class(self, traffic: TrafficClass, sequence_id: int) -> TrafficClass:
+        """The class of a sequence. Drafts for a prompt without states are worse."""
         sequence = self._cache.sequences.get(sequence_id)
-        return PARTIAL if sequence is not None and sequence.is_partial else ""
+        return traffic._replace(is_partial=True) if sequence is not None and sequence.is_partial else traffic
 
     def _known(self, sequence_ids: Sequence[int]) -> list[EagleSequence]:
         return [sequence for i in sequence_ids if (sequence := self._cache.sequences.get(i))]

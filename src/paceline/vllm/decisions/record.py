@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
+from paceline.core.traffic import TrafficClass
+
 WINDOW = 16.0
 """Draft tokens that a record remembers."""
 PRIOR_ALPHA = 0.2
@@ -35,12 +37,12 @@ class DraftRecord:
         return (self.num_hits + PRIOR_ALPHA * PRIOR_TRIALS) / (self.num_trials + PRIOR_TRIALS)
 
 
-def categories(method: str, batch: Sequence[DraftRecord]) -> list[str]:
-    """Categories of the depth policy, by how good the drafts of each sequence were. A sequence without a record counts as the
-    median of the remaining sequences, because the texts of a batch are often of one kind."""
+def traffic_classes(method: str, batch: Sequence[DraftRecord]) -> list[TrafficClass]:
+    """Traffic classes of the depth policy, by how good the drafts of each sequence were. A sequence without a record counts as
+    the median of the remaining sequences, because the texts of a batch are often of one kind."""
     typical = median_low([record.alpha for record in batch if record.num_trials] or [PRIOR_ALPHA])
-    return [category(method, record.alpha if record.num_trials else typical) for record in batch]
+    return [traffic_class(method, record.alpha if record.num_trials else typical) for record in batch]
 
 
-def category(method: str, alpha: float) -> str:
-    return f"{method}/{next(name for name, least in CLASSES if alpha >= least)}"
+def traffic_class(method: str, alpha: float) -> TrafficClass:
+    return TrafficClass(method, next(name for name, least in CLASSES if alpha >= least))

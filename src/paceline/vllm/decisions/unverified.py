@@ -7,7 +7,7 @@ are enough.
 from collections.abc import Mapping, Sequence
 
 from paceline.speculation.depth.policy import RoundObservation
-from paceline.vllm.decisions.record import category
+from paceline.vllm.decisions.record import traffic_class
 from paceline.vllm.sequences import TrackedSequence
 
 LEAST, SHARE = 4, 8
@@ -58,9 +58,9 @@ class UnverifiedDrafts:
                 continue
             accepted = next((i for i, token in enumerate(text) if token != draft[i]), len(text))
             drafted = len(text) if accepted == len(text) else len(draft)
-            name = category(self._method, sequence.record.alpha)
+            traffic = traffic_class(self._method, sequence.record.alpha)
             sequence.record.add(drafted, accepted)
-            rounds.append(RoundObservation(sequence.id, name, drafted, accepted, self._max_depth))
+            rounds.append(RoundObservation(sequence.id, traffic, drafted, accepted, self._max_depth))
         self._drafts = []
         num_right = sum(round_.drafted == round_.accepted > 0 for round_ in rounds)
         if self._num_more and not self._num_steps:

@@ -1,6 +1,7 @@
 from paceline.speculation.depth.costs.host_time import LEAST, WINDOW, HostTime
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from tests.traffic import traffic_class
 
 MS = 1e-3
 
@@ -9,7 +10,7 @@ def step(
     host: float | None, depth: int = 0, batch: int = 1, prefill_rows: int = 0, slots: int | None = None
 ) -> StepObservation:
     drafting = (DraftingObservation("one", depth, 0.1 * MS),) if depth else ()
-    rounds = (RoundObservation(1, "one/chat", depth, depth - depth // 2, depth),) if depth else ()
+    rounds = (RoundObservation(1, traffic_class("one/chat"), depth, depth - depth // 2, depth),) if depth else ()
     rows = batch + depth
     return StepObservation(batch, rows, prefill_rows, drafting, MS, 0.0, rounds, slots=slots, host_seconds=host)
 
@@ -59,7 +60,7 @@ def drafted(host_of_drafts: float) -> list[int]:
     policy.calibrate({1: MS, 8: MS})
     host, found = 0.1 * MS, []
     for _ in range(400):
-        depth = policy.decide([Candidate(1, "one/chat", 4)])[0]
+        depth = policy.decide([Candidate(1, traffic_class("one/chat"), 4)])[0]
         found.append(depth)
         policy.observe(step(host, depth=depth or 0))
         host = host_of_drafts if depth else 0.1 * MS

@@ -6,13 +6,14 @@ import pytest
 
 from paceline.speculation.depth.costs.start_costs import HORIZON, DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from tests.traffic import traffic_class
 
 # --- draft prefill
 
 
 def drafting_step(*drafted: int, prefill: tuple[int, float] = (0, 0.0), method: str = "draft") -> StepObservation:
     """A step in which these sequences had drafts."""
-    rounds = tuple(RoundObservation(i, f"{method}/chat", 1, 0, 1) for i in drafted)
+    rounds = tuple(RoundObservation(i, traffic_class(f"{method}/chat"), 1, 0, 1) for i in drafted)
     drafting = (DraftingObservation(method, 1, 0.001, *prefill),) if drafted else ()
     return StepObservation(8, 8 + len(drafted), 0, drafting, 0.01, 0.0, rounds)
 
@@ -25,9 +26,9 @@ def after(*steps: StepObservation) -> DraftPrefillCost:
 
 
 def candidate(
-    number: int, num_tokens: int = 300, remaining: int | None = None, category: str = "draft/chat"
+    number: int, num_tokens: int = 300, remaining: int | None = None, traffic: str = "draft/chat"
 ) -> Candidate:
-    return Candidate(number, category, 8, num_tokens, remaining)
+    return Candidate(number, traffic_class(traffic), 8, num_tokens, remaining)
 
 
 PREFILL = drafting_step(0, prefill=(1000, 0.01))  # 10 µs per token
@@ -85,7 +86,7 @@ def test_a_rising_cost_is_followed() -> None:
 
 
 def test_methods_are_separate() -> None:
-    assert after(PREFILL).seconds(candidate(1, category="ngram/chat")) == 0.0
+    assert after(PREFILL).seconds(candidate(1, traffic="ngram/chat")) == 0.0
     assert after(PREFILL, drafting_step(0, method="ngram")).seconds(candidate(1)) > 0.0
 
 
@@ -119,7 +120,9 @@ def timed_step(requested: int = 0, seconds: float = EXPECTED, behind: int = 0, *
             "drafting": (DraftingObservation("draft", 1, seconds - PLAIN),) if requested else (),
             "verify_seconds": PLAIN,
             "network_seconds": 0.0,
-            "rounds": tuple(RoundObservation(i, "draft/chat", int(i >= behind), 0, 1) for i in range(requested)),
+            "rounds": tuple(
+                RoundObservation(i, traffic_class("draft/chat"), int(i >= behind), 0, 1) for i in range(requested)
+            ),
             **fields,
         }
     )

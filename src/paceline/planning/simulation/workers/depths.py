@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.cluster.step import DRAFT_PREFILL_SLOWDOWN, padded_size
+from paceline.core.traffic import TrafficClass
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.workers.job import Job
 from paceline.planning.simulation.workers.rounds import Round, Rounds
@@ -12,7 +13,8 @@ from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 
-METHOD, CATEGORY = "draft_model", "draft_model/simulated"
+METHOD = "draft_model"
+TRAFFIC = TrafficClass(METHOD, "simulated")
 
 
 class PolicyDepths:
@@ -113,11 +115,11 @@ class PolicyDepths:
     ) -> Iterator[RoundObservation]:
         for job, depth, more in zip(jobs, depths, accepted, strict=True):
             if depth:
-                yield RoundObservation(job.id, CATEGORY, depth, more, depth)
+                yield RoundObservation(job.id, TRAFFIC, depth, more, depth)
             elif granted := self._behind.get(job.id):
-                yield RoundObservation(job.id, CATEGORY, 0, 0, granted, is_behind=True)
+                yield RoundObservation(job.id, TRAFFIC, 0, 0, granted, is_behind=True)
 
     def _candidate(self, job: Job) -> Candidate:
         remaining = job.left - job.generated
         tokens = job.length + job.generated
-        return Candidate(job.id, CATEGORY, min(self._max_depth, remaining), tokens, remaining, job.length)
+        return Candidate(job.id, TRAFFIC, min(self._max_depth, remaining), tokens, remaining, job.length)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median_low
 
 from paceline.cluster.step import DRAFT_PREFILL_SLOWDOWN
-from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
+from paceline.speculation.depth.policy import Candidate, StepObservation
 
 HORIZON = 256
 """Tokens within which drafting has to recover its start cost, for a sequence that has as many left."""
@@ -93,7 +93,7 @@ class DraftPrefillCost:
         """Time of the draft prefill that this sequence needs; 0 if its draft is up to date, or nothing is known."""
         if not self._rates:
             return 0.0
-        seconds, tokens = self._rates.get(method_of(candidate.category), (0.0, 1.0))
+        seconds, tokens = self._rates.get(candidate.traffic.method, (0.0, 1.0))
         last = self._last_drafted.get(candidate.sequence_id)
         missed = None if last is None else self._step - last
         if missed is not None and missed <= _IDLE_STEPS:

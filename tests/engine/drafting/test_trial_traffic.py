@@ -2,13 +2,12 @@
 
 from paceline.core.sequence import Origin
 from paceline.core.sequence import Sequence as Generation
+from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.acceptance import PRIOR_ALPHA
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import ProposerTraits
 from paceline.speculation.verification.verify import Verdict
 from tests.engine.drafting.case import Case
-
-LABEL = "+trial"
 
 
 def accept(case: Case, sequence: Generation) -> None:
@@ -21,42 +20,42 @@ def classes(case: Case) -> list[str]:
     return [f"{status.method}/{status.category}" for status in case.speculator.traffic.report()]
 
 
-def test_a_label_starts_classes_of_its_methods() -> None:
+def test_a_trial_starts_classes_of_its_methods() -> None:
     case = Case()
     one, two = case.sequence(), case.sequence(method="two")
-    case.speculator.label(["one"], LABEL)
+    case.speculator.set_trial(["one"], True)
     accept(case, one)
     accept(case, two)
-    case.speculator.label(["one"], "")
+    case.speculator.set_trial(["one"], False)
     accept(case, one)
-    assert classes(case) == ["one/default+trial", "two/default", "one/default"]
+    assert classes(case) == ["one/default (new draft)", "two/default", "one/default"]
 
 
-def test_a_proposer_adds_its_own_label() -> None:
+def test_a_proposer_refines_the_class() -> None:
     case = Case()
-    case.one.traits = ProposerTraits(label=lambda sequence_id: f"#{sequence_id}")
+    case.one.traits = ProposerTraits(traffic_class=lambda traffic, sequence_id: traffic._replace(is_partial=True))
     sequence = case.sequence()
-    case.speculator.label(["one"], LABEL)
+    case.speculator.set_trial(["one"], True)
     accept(case, sequence)
-    assert classes(case) == [f"one/default+trial#{sequence.id}"]
+    assert classes(case) == ["one/default (new draft)/partial"]
 
 
-def test_a_forgotten_label_restarts_its_classes() -> None:
+def test_a_forgotten_trial_restarts_its_classes() -> None:
     case = Case()
     sequence = case.sequence()
     accept(case, sequence)
-    case.speculator.label(["one"], LABEL)
+    case.speculator.set_trial(["one"], True)
     accept(case, sequence)
-    case.speculator.forget_label(["two"], LABEL)
+    case.speculator.forget_trial(["two"])
     assert case.depth.restarted == []
-    case.speculator.forget_label(["one"], LABEL)
-    assert case.depth.restarted == [("one/default+trial", PRIOR_ALPHA)]
+    case.speculator.forget_trial(["one"])
+    assert case.depth.restarted == [(TrafficClass("one", "default", on_trial=True), PRIOR_ALPHA)]
 
 
-def test_an_adopted_label_restarts_the_classes_without_it() -> None:
+def test_an_adopted_trial_restarts_the_classes_of_the_draft_in_use() -> None:
     case = Case()
     sequence = case.sequence()
-    case.speculator.label(["one"], LABEL)
+    case.speculator.set_trial(["one"], True)
     accept(case, sequence)
-    case.speculator.adopt_label(["one"], LABEL)
-    assert case.depth.restarted == [("one/default", 1.0)]
+    case.speculator.adopt_trial(["one"])
+    assert case.depth.restarted == [(TrafficClass("one", "default"), 1.0)]
