@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, Field
 
 from paceline.core.status.draft import DraftCounts, DraftStatus
-from paceline.server.auth.middleware import request_key
+from paceline.server.auth.api_keys import request_key
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.gateway.models import ServedModels
 from paceline.server.openai.errors import ApiError, BadRequest, Unavailable

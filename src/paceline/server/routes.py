@@ -15,7 +15,7 @@ from starlette.staticfiles import StaticFiles
 
 from paceline.core.speculation import MAX_DEPTH
 from paceline.core.version import VERSION
-from paceline.server.auth.middleware import request_key
+from paceline.server.auth.api_keys import request_key
 from paceline.server.dashboard.overview import Overview, Report
 from paceline.server.draft_routes import draft_routes
 from paceline.server.gateway.models import ServedModels

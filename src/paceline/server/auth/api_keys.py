@@ -18,10 +18,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.config import from_mapping
 from paceline.core.errors import InvalidConfig
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
 
 SCOPES = ("generate", "metrics", "admin")
 """`generate` permits the API, `metrics` the metrics and the dashboard's data, `admin` the run-time flags and all that `metrics`
@@ -226,3 +229,9 @@ def _parsed(values: Any) -> ApiKey:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def request_key(http: "Request") -> ApiKey:
+    """The key of an authenticated request."""
+    key: ApiKey = http.state.key
+    return key

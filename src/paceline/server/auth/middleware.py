@@ -4,13 +4,11 @@ import asyncio
 import re
 
 from starlette.datastructures import Headers
-from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import InvalidConfig
 from paceline.server.auth.access import Access
-from paceline.server.auth.api_keys import ApiKey
 from paceline.server.auth.rate_limit import RateLimits
 from paceline.server.gateway.body_process import BodyProcess
 from paceline.server.gateway.body_shape import check_characters, check_shape
@@ -44,12 +42,6 @@ class AuthMiddleware:
                 return
             scope.setdefault("state", {})["key"] = key
         await self._app(scope, receive, send)
-
-
-def request_key(http: Request) -> ApiKey:
-    """The key of an authenticated request."""
-    key: ApiKey = http.state.key
-    return key
 
 
 async def reject(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:

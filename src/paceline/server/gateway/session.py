@@ -11,8 +11,7 @@ from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.engine.text import RequestText
-from paceline.server.auth.api_keys import ApiKey
-from paceline.server.auth.middleware import request_key
+from paceline.server.auth.api_keys import ApiKey, request_key
 from paceline.server.auth.rate_limit import Account, BodyCharge
 from paceline.server.auth.strict import AuditEntry
 from paceline.server.gateway.gateway import Gateway
