@@ -12,6 +12,7 @@ from paceline.core.sequence import Sequence as Generation
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
+from paceline.engine.hooks.method_assignment import MethodAssignment
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress, ProposerTraits
 from tests.exactness.suite import check_identical, mixed_requests
@@ -153,8 +154,7 @@ def test_sequences_that_start_in_one_step_share_a_method() -> None:
 def test_prompts_and_mixed_batches_are_not_measured() -> None:
     bed = Bed(pool=0.002, model=0.002)
     observed: list[tuple[Any, ...]] = []
-    assert bed.engine.assignment is not None
-    bed.engine.assignment.default.observe = lambda *step: observed.append(step)  # type: ignore[method-assign]
+    bed.engine.hooks.get(MethodAssignment).default.observe = lambda *step: observed.append(step)  # type: ignore[method-assign]
     run(bed.engine, [request("a", PROMPT, {"method": "fake"}, max_tokens=9), request("b", PROMPT, max_tokens=9)])
     assert observed == []
     bed.generate(1)
@@ -170,7 +170,6 @@ def alternating(methods: Methods, **options: Any) -> Engine:
         MODEL, draft_model(tiny_model(perturb=0.1)), depth=4, hooks=[methods],
         more_proposers={"pool": random_chain(TINY.vocab_size)}, default_methods=("pool", "fake"), **options,
     )  # fmt: skip
-    assert engine.assignment is not None
     count = 0
 
     def assign(*_: object) -> str:
@@ -178,7 +177,7 @@ def alternating(methods: Methods, **options: Any) -> Engine:
         count += 1
         return ("pool", "fake")[count % 2]
 
-    engine.assignment.default.assign = assign  # type: ignore[method-assign]
+    engine.hooks.get(MethodAssignment).default.assign = assign  # type: ignore[method-assign]
     return engine
 
 

@@ -7,13 +7,15 @@ from paceline.core.speculation import SpeculationFlags
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
-from paceline.speculation.default_method import DefaultMethod
 
 
 class AssignedMethods(Protocol):
     """Chooses the method of requests that name none."""
 
-    default: DefaultMethod
+    @property
+    def default_method(self) -> str:
+        """The method of a sequence that starts now."""
+        ...
 
     def method_of(self, sequence: Sequence) -> str:
         """The method of a sequence under the present flags."""
@@ -64,4 +66,4 @@ class RunTimeFlags:
         """The method of a request that names none."""
         if self._assignment is None or self._validator.flags.method is not None:
             return self._validator.offered_method
-        return self._assignment.default.method
+        return self._assignment.default_method

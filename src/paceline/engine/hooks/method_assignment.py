@@ -36,6 +36,11 @@ class MethodAssignment(StepHook):
         """Sequences of the step before, which ended at `_last_end`."""
         self._last_end = 0.0
 
+    @property
+    def default_method(self) -> str:
+        """The method of a sequence that starts now."""
+        return self.default.method
+
     def method_of(self, sequence: Sequence) -> str:
         """The method of a sequence under the present flags."""
         named = self._validator.named_method(sequence.speculation)
