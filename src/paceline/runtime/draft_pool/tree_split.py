@@ -21,7 +21,7 @@ class TreeSplit:
     """Learns by `observe`. It is pure: it uses no clock and no random numbers."""
 
     def __init__(self) -> None:
-        self._acceptance = Acceptance(MAX_DEPTH)
+        self._acceptance = Acceptance[str](MAX_DEPTH)
         self._rounds = 0
 
     def observe(self, chain: Sequence[int], alternatives: Sequence[BranchKey], committed: Sequence[int]) -> None:

@@ -62,7 +62,7 @@ class DraftScheduler:
 
     def __init__(self, core: DraftCore, vocab_size: int, limits: DraftLimits) -> None:
         self.targets: dict[Peer, TargetSession] = {}
-        self.acceptance = Acceptance(max_depth=16)
+        self.acceptance = Acceptance[str](max_depth=16)
         self.budget = AheadBudget()
         self.num_rounds = self.num_ready = 0
         self.num_urgent = 0

@@ -9,7 +9,7 @@ its own. A sequence from an earlier period does not count: the draft's cache of 
 second draft. Cutting at the end of a period favours neither draft; counting only finished sequences would favour the short
 ones.
 
-Acceptance is learned apart for each draft, in traffic classes with a label, so that the depth rule uses each draft as well
+Acceptance is learned apart for each draft, in traffic classes of its own, so that the depth rule uses each draft as well
 as it can. A draft that the rule does not use, because it does not pay, counts as the plain decoding that it is.
 """
 

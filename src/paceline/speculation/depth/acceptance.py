@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import Generic, TypeVar
 
 from paceline.core.errors import InvalidConfig
-from paceline.core.traffic import TrafficClass
 
 PRIOR_ALPHA = 0.7
 PRIOR_ROUNDS = 4.0
@@ -30,6 +30,9 @@ PRIOR_ROUNDS = 4.0
 STALE_ROUNDS = 8.0
 """Weight, in rounds, of old evidence during a probe."""
 _REBASE = 1e100
+
+Key = TypeVar("Key")
+"""What acceptance is told apart by: a traffic class, or the kind of a draft."""
 
 
 def expected_tokens(alphas: Sequence[float], depth: int) -> float:
@@ -60,7 +63,7 @@ class _Evidence:
     survival: tuple[float, ...] | None = None
 
 
-class Acceptance:
+class Acceptance(Generic[Key]):
     """The only writer of alpha. `window` is the number of rounds of a traffic class that the estimate remembers."""
 
     def __init__(self, max_depth: int, window: float = 128.0) -> None:
@@ -68,11 +71,11 @@ class Acceptance:
             raise InvalidConfig(f"acceptance needs max_depth >= 1 and window > 1; got {max_depth}, {window}")
         self._max_depth = max_depth
         self._growth = window / (window - 1.0)
-        self._classes: dict[TrafficClass, _Evidence] = {}
+        self._classes: dict[Key, _Evidence] = {}
 
     def observe(
         self,
-        traffic: TrafficClass,
+        key: Key,
         drafted: int,
         accepted: int,
         requested: int = 0,
@@ -87,7 +90,7 @@ class Acceptance:
             raise ValueError(f"accepted must be in [0, drafted], got {accepted} of {drafted}")
         if drafted == 0 and requested == 0:
             return
-        evidence = self._evidence(traffic)
+        evidence = self._evidence(key)
         evidence.survival = None
         evidence.unit *= self._growth**age
         unit = evidence.unit
@@ -107,9 +110,9 @@ class Acceptance:
         if unit > _REBASE:
             _scale(evidence, 1.0 / unit)
 
-    def discount(self, traffic: TrafficClass) -> None:
+    def discount(self, key: Key) -> None:
         """Reduce the weight of old evidence before a probe, so that the probe can outweigh it."""
-        evidence = self._evidence(traffic)
+        evidence = self._evidence(key)
         limit = STALE_ROUNDS * evidence.unit
         if evidence.requested > limit:
             evidence.delivered *= limit / evidence.requested
@@ -124,44 +127,44 @@ class Acceptance:
             evidence.sizes = [size * limit / rounds for size in evidence.sizes]
         evidence.survival = None
 
-    def restart(self, traffic: TrafficClass, alpha: float) -> None:
+    def restart(self, key: Key, alpha: float) -> None:
         """Discard what was learned of the traffic class; its first drafts are now accepted with probability `alpha`. Later
         positions start equal to the first. `delivery` is kept."""
-        old = self._evidence(traffic)
+        old = self._evidence(key)
         new = self._new_evidence(alpha, STALE_ROUNDS)
         new.is_tree = old.is_tree
         new.delivered *= old.delivered / old.requested
-        self._classes[traffic] = new
+        self._classes[key] = new
 
-    def alphas(self, traffic: TrafficClass) -> tuple[float, ...]:
+    def alphas(self, key: Key) -> tuple[float, ...]:
         """[max_depth] conditional acceptance by position, a tree's levels; entry 0 is the first draft."""
-        evidence = self._evidence(traffic)
+        evidence = self._evidence(key)
         weight = PRIOR_ROUNDS * evidence.unit
         alphas = [evidence.hits[0] / evidence.trials[0]]
         for hits, trials in zip(evidence.hits[1:], evidence.trials[1:], strict=True):
             alphas.append((hits + weight * alphas[-1]) / (trials + weight))
         return tuple(alphas)
 
-    def survival(self, traffic: TrafficClass) -> tuple[float, ...]:
+    def survival(self, key: Key) -> tuple[float, ...]:
         """[max_depth] probability that the k-th drafted node is accepted: the expected tokens that it adds. Never increases
         with k; for a chain prod_{j<=k} alpha_j."""
-        evidence = self._evidence(traffic)
+        evidence = self._evidence(key)
         if evidence.survival is None:
             if evidence.is_tree:
                 evidence.survival = tuple(_non_increasing(_node_probabilities(evidence)))
             else:
-                evidence.survival = tuple(accumulate(self.alphas(traffic), mul))
+                evidence.survival = tuple(accumulate(self.alphas(key), mul))
         return evidence.survival
 
-    def delivery(self, traffic: TrafficClass) -> float:
+    def delivery(self, key: Key) -> float:
         """The probability that a request for drafts returns any."""
-        evidence = self._evidence(traffic)
+        evidence = self._evidence(key)
         return evidence.delivered / evidence.requested
 
-    def _evidence(self, traffic: TrafficClass) -> _Evidence:
-        evidence = self._classes.get(traffic)
+    def _evidence(self, key: Key) -> _Evidence:
+        evidence = self._classes.get(key)
         if evidence is None:
-            evidence = self._classes[traffic] = self._new_evidence(PRIOR_ALPHA, PRIOR_ROUNDS)
+            evidence = self._classes[key] = self._new_evidence(PRIOR_ALPHA, PRIOR_ROUNDS)
         return evidence
 
     def _new_evidence(self, alpha: float, rounds: float) -> _Evidence:

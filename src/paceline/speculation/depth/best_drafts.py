@@ -21,7 +21,7 @@ class BestDrafts:
 
     def __init__(
         self,
-        acceptance: Acceptance,
+        acceptance: Acceptance[TrafficClass],
         times: StepTime,
         switch_on: SwitchOnCost,
         prefill: DraftPrefillCost,

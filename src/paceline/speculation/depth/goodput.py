@@ -50,7 +50,7 @@ class GoodputDepth:
                 f"goodput needs max_depth >= 1 and probe_share in [0, 0.01]; got {max_depth}, {probe_share}"
             )
         self.max_depth = max_depth
-        self._acceptance = Acceptance(max_depth)
+        self._acceptance = Acceptance[TrafficClass](max_depth)
         self._times = StepTime()
         self._switch_on = SwitchOnCost()
         self._prefill = DraftPrefillCost()
