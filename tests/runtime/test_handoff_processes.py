@@ -23,7 +23,7 @@ from tests.engine.test_build import save_checkpoint
 from tests.fakes import run, tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft
 from tests.runtime.target_harness import StreamReader, until
-from tests.runtime.test_processes import member, tokens, worker_pid
+from tests.runtime.test_processes import PATIENT, member, tokens, worker_pid
 
 LIMITS = {"max_num_seqs": 16, "max_batched_tokens": 64, "max_model_len": 512, "kv_tokens": 8192}
 SPECULATION = {"depth": "fixed", "max_depth": 6, "method": "eagle"}
@@ -51,6 +51,7 @@ def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
             "state_dir": str(folder / "state"),
             "keys": str(keys.path),
             "handoff_threshold": 64,
+            "health": PATIENT,
             "pools": [
                 {"name": "target", "role": "target", "draft": head, "speculation": SPECULATION, **common},
                 {"name": "prefill", "role": "prefill", **common},

@@ -15,7 +15,7 @@ from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.runtime.target_harness import StreamReader, until
-from tests.runtime.test_processes import LIMITS, member, plain, tokens, worker_pid
+from tests.runtime.test_processes import LIMITS, PATIENT, member, plain, tokens, worker_pid
 
 SYSTEM = tuple(i % 35 for i in range(100))
 
@@ -34,7 +34,7 @@ def test_prefixes_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
             "router": "kv_aware",
             "keys": str(keys.path),
             "state_dir": str(tmp_path / "state"),
-            "health": {"canary": 0.0},
+            "health": {"canary": 0.0, **PATIENT},
             "pools": [pool],
         }
     )

@@ -11,7 +11,7 @@ from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.gateway_client.target_client import TargetClient
 from tests.engine.test_build import LETTERS, save_checkpoint
 from tests.runtime.target_harness import StreamReader, until
-from tests.runtime.test_processes import LIMITS, plain, requests, tokens
+from tests.runtime.test_processes import LIMITS, PATIENT, plain, requests, tokens
 
 
 def test_two_models_and_a_draft_pool_that_fits_one_of_them(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_two_models_and_a_draft_pool_that_fits_one_of_them(tmp_path: Path) -> No
     config = cluster_config(
         {
             "state_dir": str(tmp_path / "state"),
-            "health": {"canary": 0.0},
+            "health": {"canary": 0.0, **PATIENT},
             "pools": [
                 {"name": "one", "role": "target", "model": one, "served_model_name": "first", **common},
                 {"name": "two", "role": "target", "model": two, "served_model_name": "second", **common},

@@ -25,6 +25,8 @@ from tests.engine.test_build import save_checkpoint
 from tests.fakes import run
 from tests.runtime.target_harness import StreamReader, until
 
+PATIENT = {"misses": 600, "stall": 300.0}
+"""Health of workers that may be slow: only a broken connection counts."""
 LIMITS = {"max_num_seqs": 32, "max_batched_tokens": 256, "max_model_len": 256, "kv_tokens": 8192}
 
 
@@ -72,7 +74,7 @@ def config(models: tuple[str, str], folder: Path, **more: Any) -> ClusterConfig:
         {
             "name": "test",
             "state_dir": str(folder / "state"),
-            "health": {"canary": 2.0},
+            "health": {"canary": 2.0, **PATIENT},
             "pools": [
                 {"name": "target", "role": "target", "model": target, "speculation": speculation, **common},
                 {"name": "draft", "role": "draft", "model": draft, "placement": {"with": "target"}, **common},

@@ -16,7 +16,7 @@ from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.gateway_client.target_client import TargetClient
 from tests.engine.test_build import LETTERS, save_checkpoint
 from tests.runtime.target_harness import StreamReader, until
-from tests.runtime.test_processes import LIMITS, plain, requests, tokens
+from tests.runtime.test_processes import LIMITS, PATIENT, plain, requests, tokens
 
 
 def cluster(folder: Path) -> ClusterConfig:
@@ -25,7 +25,7 @@ def cluster(folder: Path) -> ClusterConfig:
     return cluster_config(
         {
             "state_dir": str(folder / "state"),
-            "health": {"canary": 0.0},
+            "health": {"canary": 0.0, **PATIENT},
             "pools": [
                 {"name": "t", "role": "target", "model": str(folder / "target"), "speculation": speculation, **common},
                 {"name": "d", "role": "draft", "model": str(folder / "first"), **common},

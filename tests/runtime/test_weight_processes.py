@@ -21,7 +21,17 @@ from paceline.runtime.weights.loader import WeightsUnavailable
 from paceline.runtime.weights.spec import PeerAddress, WeightSpec
 from paceline.runtime.wire.keys import KeyFolder
 from tests.runtime.target_harness import StreamReader, until
-from tests.runtime.test_processes import LIMITS, checkpoints, config, member, plain, requests, tokens, worker_pid
+from tests.runtime.test_processes import (
+    LIMITS,
+    PATIENT,
+    checkpoints,
+    config,
+    member,
+    plain,
+    requests,
+    tokens,
+    worker_pid,
+)
 
 ANY = "tcp://127.0.0.1:0"
 
@@ -32,7 +42,7 @@ def test_a_killed_worker_reloads_its_model_from_peers(tmp_path: Path) -> None:
     requested = requests(16, max_tokens=24)
     expected = plain(models[0], requested)
     keys = KeyFolder.create(tmp_path / "keys")
-    settings = config(models, tmp_path, keys=str(keys.path), health={"canary": 0.0})
+    settings = config(models, tmp_path, keys=str(keys.path), health={"canary": 0.0, **PATIENT})
     settings = replace(settings, pools=settings.targets)
     folder = StateFolder.of(settings)
     with (

@@ -11,7 +11,7 @@ from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 from paceline.runtime.gateway_client.target_client import TargetClient
 from tests.runtime.ray_cluster import ray_cluster
 from tests.runtime.target_harness import StreamReader, until
-from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
+from tests.runtime.test_processes import PATIENT, checkpoints, config, plain, requests, tokens
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
@@ -21,7 +21,7 @@ def test_a_killed_actor_reloads_its_model_from_a_peer(tmp_path: Path) -> None:
     requested = requests(8, max_tokens=24)
     expected = plain(models[0], requested)
     with ray_cluster(2) as address:
-        settings = config(models, tmp_path, ray=address, health={"canary": 0.0})
+        settings = config(models, tmp_path, ray=address, health={"canary": 0.0, **PATIENT})
         settings = replace(settings, pools=settings.targets)
         deployment = RayDeployment.up(settings)
         pids = deployment.pids()

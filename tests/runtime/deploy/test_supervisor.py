@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -117,10 +116,7 @@ def test_workers_exit_when_their_supervisor_is_killed(tmp_path: Path) -> None:
         until(lambda: all((tmp_path / f"{s.name}.log").read_text() == "up\n" for s in SPECS))
         process.kill()
         until(lambda: all((tmp_path / f"{s.name}.log").read_text() == "up\nalone\n" for s in SPECS))
-        deadline = time.monotonic() + 10
-        while not all(has_exited(pid) for pid in pids) and time.monotonic() < deadline:
-            os.sched_yield()
-        assert all(has_exited(pid) for pid in pids)
+        until(lambda: all(has_exited(pid) for pid in pids))
 
 
 def test_exits_leave_a_trace(tmp_path: Path) -> None:
