@@ -22,7 +22,7 @@ from paceline.runtime.wire.transport import Listener
 from tests.engine.harness import MODEL, letters, tokens_of
 from tests.exactness.suite import mixed_requests, plain_text
 from tests.fakes import TINY, tiny_engine, tiny_model
-from tests.runtime.pools import TOKENIZER, PatientProposer, draft_worker, model_core
+from tests.runtime.pools import TOKENIZER, PatientProposer, draft_worker, model_core, never_lose_workers
 from tests.runtime.target_harness import Gate, Members, StreamReader, WorkerThread, cluster, until
 
 REQUESTS = [
@@ -30,6 +30,11 @@ REQUESTS = [
     for one in mixed_requests(8, TINY.vocab_size, max_prompt=20)
 ]
 EXPECTED = plain_text(MODEL, REQUESTS)
+
+
+@pytest.fixture(autouse=True)
+def _workers_are_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    never_lose_workers(monkeypatch)
 
 
 class Target(WorkerThread):

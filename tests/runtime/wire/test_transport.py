@@ -11,6 +11,7 @@ from paceline.runtime.wire.keys import Security, generate_key_pair
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER, TO_TARGET, Goodbye, Ping, Pong
 from paceline.runtime.wire.transport import QUEUE_MESSAGES, AddressInUse, Connection, Listener, is_local, wait_any
 from tests.runtime.pools import securities
+from tests.runtime.target_harness import until
 
 HERE = "tcp://127.0.0.1:0"
 
@@ -69,6 +70,7 @@ def test_curve_rejects_other_clients(kind):
     with listen(server) as listener, connect(listener, clients[kind]) as connection, connect(listener, client) as known:
         connection.send(Ping(66))
         exchange(listener, known)
+        until(lambda: listener.num_rejected == (kind == "unknown client key"))
         assert listener.receive(0.3) is None
         assert listener.num_rejected == (kind == "unknown client key")
 
@@ -152,6 +154,6 @@ def test_empty_allow_list_rejects_every_client():
     server, client = securities()
     with listen(Security(server.own)) as listener, connect(listener, client) as connection:
         connection.send(Ping(1))
-        assert listener.receive(0.5) is None
-        assert listener.num_rejected >= 1
+        until(lambda: listener.num_rejected >= 1)
+        assert listener.receive(0.1) is None
     assert zmq.has("curve")
