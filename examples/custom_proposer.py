@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from paceline import LLM, SamplingParams
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 
 
 class BigramProposer:
@@ -17,10 +17,10 @@ class BigramProposer:
 
     def __init__(self) -> None:
         self._following: dict[tuple[str, int], int] = {}  # (cache salt, token) -> the token after it
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, SequenceProgress] = {}
         self._num_learned: dict[int, int] = {}
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         for progress in batch:
             ids, salt = progress.ids, progress.cache_salt
             for i in range(self._num_learned.get(progress.sequence_id, 1), len(ids)):

@@ -29,10 +29,10 @@ from paceline.models.loading.weight_shapes import weight_shape
 from paceline.models.runner import ModelRunner
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.policy import Candidate, DepthPolicy, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, DepthPolicy, StepObservation
 from paceline.speculation.depth.simple_rules import FixedDepth
 from paceline.speculation.drafts import DraftBatch, DraftProbs
-from paceline.speculation.proposer import Progress, Proposer, ProposerTraits
+from paceline.speculation.proposer import Proposer, ProposerTraits, SequenceProgress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.verification.distribution import log_distribution
 from paceline.speculation.verification.noise import Purpose, gumbel
@@ -120,7 +120,7 @@ class MixedDepth:
     def skip_step(self, batch: int) -> bool:
         return False
 
-    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+    def decide(self, batch: Sequence[DepthCandidate]) -> list[int]:
         return [min(candidate.max_depth, self._random.randint(0, self._max_depth)) for candidate in batch]
 
 
@@ -128,12 +128,12 @@ class MixedDepth:
 class FakeProposer:
     """Drafts whatever `guess(progress)` returns: (tokens, parents)."""
 
-    guess: Callable[[Progress], tuple[list[int], list[int]]]
+    guess: Callable[[SequenceProgress], tuple[list[int], list[int]]]
     traits: ProposerTraits = field(default_factory=ProposerTraits)
-    progress: dict[int, Progress] = field(default_factory=dict)
+    progress: dict[int, SequenceProgress] = field(default_factory=dict)
     closed: list[int] = field(default_factory=list)
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self.progress.update((p.sequence_id, p) for p in batch)
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
@@ -162,7 +162,7 @@ def random_tree(vocab_size: int, seed: int = 0) -> FakeProposer:
     """A random tree of distinct siblings; with a small vocabulary often partly right."""
     rng = random.Random(seed)
 
-    def guess(progress: Progress) -> tuple[list[int], list[int]]:
+    def guess(progress: SequenceProgress) -> tuple[list[int], list[int]]:
         tokens: list[int] = []
         parents: list[int] = []
         seen: set[tuple[int, int]] = set()
@@ -203,7 +203,7 @@ class Unreliable:
         self._inner, self._random = inner, random.Random(seed)
         self.traits = inner.traits
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self._inner.observe(batch)
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
@@ -345,11 +345,11 @@ class Sampled:
 
     def __init__(self, law: Callable[[tuple[int, ...]], Tensor], siblings: int = 1, kind: str = "dense") -> None:
         self._law, self._siblings, self._kind = law, siblings, kind
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, SequenceProgress] = {}
         self._laws: dict[tuple[int, ...], Tensor] = {}
         self.traits = ProposerTraits()
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self._progress.update((p.sequence_id, p) for p in batch)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
@@ -422,7 +422,7 @@ class Sampled:
         return DraftProbs(best.values, best.indices)
 
     @staticmethod
-    def _context(progress: Progress, path: tuple[int, ...]) -> RowContext:
+    def _context(progress: SequenceProgress, path: tuple[int, ...]) -> RowContext:
         position = len(progress.ids) + len(path)
         return RowContext(
             progress.sampling, progress.seed, progress.choice, position, progress.ids, progress.num_prompt, path

@@ -53,7 +53,7 @@ from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runners import make_runner
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.speculation.drafts import Draft, DraftBatch, DraftTree
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
@@ -138,12 +138,12 @@ class KnownTexts:
 
     def __init__(self, inner: Proposer, texts: Mapping[int, Sequence[int]]) -> None:
         self._inner, self._texts = inner, texts
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, SequenceProgress] = {}
         self.traits = inner.traits
         self.drafted = Counter[int]()
         """Nodes before the cut, by seed."""
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self._progress.update((progress.sequence_id, progress) for progress in batch)
         self._inner.observe(batch)
 
@@ -248,7 +248,9 @@ class Methods:
                 depth = row.nodes if proposer.traits.is_tree and levels else min(row.nodes, levels)
                 sampling = self._sampling(row, talk)
                 batch_progress.append(
-                    Progress(i, ids[i], depth, sampling, talk.seed, 0, len(prompts[i]), "coupled", max_levels=levels)
+                    SequenceProgress(
+                        i, ids[i], depth, sampling, talk.seed, 0, len(prompts[i]), "coupled", max_levels=levels
+                    )
                 )
             proposer.observe(batch_progress)
             drafts = proposer.collect(tuple(running), math.inf).split()

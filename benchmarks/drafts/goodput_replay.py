@@ -18,7 +18,7 @@ from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.drift import DriftTest
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 
 MS = 1e-3
 PASSES = {
@@ -151,7 +151,9 @@ class Replay:
         if self.policy.skip_step(len(running)):
             return [0] * len(running)
         tokens = self.options.tokens
-        return self.policy.decide([Candidate(t.id, TRAFFIC, self._limit(t), t.size, tokens - t.made) for t in running])
+        return self.policy.decide(
+            [DepthCandidate(t.id, TRAFFIC, self._limit(t), t.size, tokens - t.made) for t in running]
+        )
 
     def _round(
         self, running: list[Text], depths: list[int], slots: int, run: Run, is_on: bool, is_first: bool, follows: bool

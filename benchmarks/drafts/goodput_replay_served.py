@@ -30,7 +30,7 @@ from paceline.speculation.depth import prompt_load
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
 from paceline.speculation.depth.prompt_load import may_draft_with_prompts
 
@@ -240,7 +240,7 @@ class Served:
         self._is_baseline = False
         if self.policy.skip_step(len(running)):
             return [0] * len(running)
-        candidates = [Candidate(t.id, TRAFFIC, t.limit, t.size, TOKENS - t.made, t.prompt) for t in running]
+        candidates = [DepthCandidate(t.id, TRAFFIC, t.limit, t.size, TOKENS - t.made, t.prompt) for t in running]
         depths = self.policy.decide(candidates)
         self._is_baseline = self.policy._drafts.is_drafting and not any(depths)
         return depths

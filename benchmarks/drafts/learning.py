@@ -35,7 +35,7 @@ from paceline.learning.gate import decide_offline
 from paceline.learning.learner import Learner, LearnerLimits
 from paceline.learning.memory import MemoryLimits, SampleMemory
 from paceline.learning.plan import LearnPlan
-from paceline.learning.versions import Verdict, VersionFolder
+from paceline.learning.versions import TrialResult, VersionFolder
 from paceline.models.loading.hub import find_model
 from paceline.server.learning.sample_ring import LearningSample, SampleRing
 from paceline.train.evaluate import Score
@@ -196,9 +196,9 @@ class Feed:
 
     def run(
         self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
-    ) -> Verdict:
+    ) -> TrialResult:
         self.draft = str(draft)
-        return Verdict(True, None, "not tried under load")
+        return TrialResult(True, None, "not tried under load")
 
 
 class ProcessorClock:

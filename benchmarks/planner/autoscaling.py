@@ -21,15 +21,15 @@ from paceline.planning.autoscaling.decision import HOLD_SECONDS, PlannerConfig
 from paceline.planning.autoscaling.forecast import Prediction
 from paceline.planning.autoscaling.observation import Controller
 from paceline.planning.autoscaling.planner import Planner
-from paceline.planning.autoscaling.replay import Span
-from paceline.planning.autoscaling.rules import FixedSize, QueueThreshold, Schedule, UtilisationTarget
+from paceline.planning.autoscaling.replay import TrafficSpan
+from paceline.planning.autoscaling.rules import FixedSize, QueueThreshold, TimetableRule, UtilisationTarget
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import summarize
 from paceline.planning.simulation.simulation import Scaling, simulate
-from paceline.planning.sizing.candidate import Limits
+from paceline.planning.sizing.candidate import ClusterLimits
 from paceline.planning.traces.trace import Trace, ordered
 from paceline.planning.traces.trace_file import load_trace
 
@@ -73,7 +73,7 @@ class Case:
             price = math.sqrt(low * high)
             ready = ready_sizes(load, self.objective.ttft, self.speed(load), self.most, start_seconds, price)
             sizes = as_schedule(ready, start_seconds)
-            found = self.run(f"oracle, {price:.2f} a miss", Schedule(sizes), sizes[0][1])
+            found = self.run(f"oracle, {price:.2f} a miss", TimetableRule(sizes), sizes[0][1])
             if found.attainment >= share:
                 high = price
                 if best is None or found.dollars < best.dollars:
@@ -120,10 +120,10 @@ class PerfectForecast(Planner):
         super().__init__(config)
         self._arrivals = [request.arrival for request in trace.requests]
 
-    def scenario(self, now: float, predicted: Prediction) -> list[Span]:
+    def scenario(self, now: float, predicted: Prediction) -> list[TrafficSpan]:
         ends = [now + self.interval * step for step in range(2 * self.horizon + 1)]
         counts = [bisect_left(self._arrivals, end) for end in ends]
-        return [Span((after - before) / self.interval, self.interval) for before, after in pairwise(counts)]
+        return [TrafficSpan((after - before) / self.interval, self.interval) for before, after in pairwise(counts)]
 
 
 def rotated(trace: Trace, seconds: float) -> Trace:
@@ -161,7 +161,7 @@ def main() -> None:
     objective = Objective(options.ttft_ms / 1e3, options.tpot_ms / 1e3, options.share)
     case = Case(profile, trace, objective, options.max_workers)
     print(f"{trace.name}: {len(trace.requests)} requests in {trace.seconds:.0f} s; {objective}", flush=True)
-    planning = PlannerConfig(profile, objective, Limits(options.max_workers), hold=options.hold)
+    planning = PlannerConfig(profile, objective, ClusterLimits(options.max_workers), hold=options.hold)
     makers: dict[str, Callable[[], Controller]] = {
         "planner": lambda: Planner(planning),
         "perfect forecast": lambda: PerfectForecast(planning, trace),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.bench.plots import load_pyplot
-from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.curve import ProfileValue
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.sizing.placement import placements
@@ -20,7 +20,7 @@ BATCHES, ALPHAS, RATIOS = (1, 4, 16, 64, 128, 256), (0.5, 0.6, 0.7, 0.8, 0.9), (
 def cheapest(batch: int, alpha: float, ratio: float) -> tuple[str, float]:
     """The planner's placement for targets with `batch` sequences each, and dollars relative to plain decoding."""
     profile = replace(
-        H200, draft_price_per_hour=Figure(ratio * H200.price_per_hour.value, "assumed", "draft_pool_map.py")
+        H200, draft_price_per_hour=ProfileValue(ratio * H200.price_per_hour.value, "assumed", "draft_pool_map.py")
     )
     best = placements(profile, Speculation((alpha,), 8), batch, batch * 500)[0]
     name = f"pool 1:{best.targets_per_draft}" if best.placement == "pool" else best.placement

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.models.tokenizer.load import load_tokenizer
-from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.curve import ProfileValue
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.result import quantile
@@ -42,7 +42,7 @@ MEASURED = {
 drafted, and alpha is that of 128."""
 
 
-PROFILE = replace(load_profile("h200-8b"), kv_tokens=Figure(160_000, "assumed", "setting of the measured runs"))
+PROFILE = replace(load_profile("h200-8b"), kv_tokens=ProfileValue(160_000, "assumed", "setting of the measured runs"))
 OUTPUT_TOKENS, MAX_CHARACTERS = 128, 4000
 NAMES = ("tok/s", "TTFT p50, ms", "TTFT p99, ms", "TPOT p50, ms", "TPOT p99, ms")
 

@@ -19,7 +19,7 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, pvariance
 
-from paceline.planning.profiles.curve import Curve, Figure
+from paceline.planning.profiles.curve import ProfileCurve, ProfileValue
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation import simulation
@@ -35,8 +35,8 @@ ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 PARAMETERS = 70e9
 
 
-def assumed(value: float) -> Figure:
-    return Figure(value, "assumed", "benchmarks/planner/simulator_speed.py")
+def assumed(value: float) -> ProfileValue:
+    return ProfileValue(value, "assumed", "benchmarks/planner/simulator_speed.py")
 
 
 def roofline(name: str, gpus: int, bandwidth: float, flops: float, price: float, draft_ms: float) -> WorkerProfile:
@@ -47,11 +47,11 @@ def roofline(name: str, gpus: int, bandwidth: float, flops: float, price: float,
     return replace(
         load_profile("h200-8b"),
         name=name,
-        pass_seconds=Curve(points, "assumed"),
+        pass_seconds=ProfileCurve(points, "assumed"),
         prompt_seconds=None,
         context_seconds=assumed(327_680 / (gpus * bandwidth * 0.7)),
         prompt_context_seconds=assumed(0.0),
-        draft_seconds=Curve(((1, draft_ms / 1e3), (64, draft_ms / 1e3)), "assumed"),
+        draft_seconds=ProfileCurve(((1, draft_ms / 1e3), (64, draft_ms / 1e3)), "assumed"),
         draft_prefill_seconds=assumed(0.0),
         price_per_hour=assumed(price),
         max_num_seqs=assumed(256),

@@ -21,7 +21,7 @@ from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.core import DraftBranch
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 from paceline.speculation.proposers.model_drafter import SequenceParams
 
 
@@ -72,9 +72,9 @@ class DraftInProcess:
     traits = ProposerTraits()
 
     def __init__(self, alpha: float, seconds: float) -> None:
-        self._core, self._progress = TimedCore(alpha, seconds), dict[int, Progress]()
+        self._core, self._progress = TimedCore(alpha, seconds), dict[int, SequenceProgress]()
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self._progress.update((p.sequence_id, p) for p in batch)
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
@@ -99,7 +99,7 @@ class DraftInProcess:
 
 def pooled(args: argparse.Namespace, round_trip: float | None, nodes: int) -> tuple[Run, float, float]:
     """(run, share of steps that waited over a millisecond, share of rounds with a ready draft)."""
-    limits = DraftLimits(ahead_nodes=nodes, max_batch=1024)
+    limits = DraftLimits(max_branch_tokens=nodes, max_batch=1024)
     with worker_process(args.alpha, args.draft, limits, per_branch=args.branch) as (address, _):
         if round_trip is None:
             return _pooled(args, address)

@@ -23,7 +23,7 @@ from paceline.runtime.draft_worker.worker import DraftWorker, DraftWorkerStatus
 from paceline.runtime.wire.keys import Security
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER
 from paceline.runtime.wire.transport import Listener
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 
 VOCAB = 49_152
 TOKENIZER = Fingerprint("timed", "", "", "", None)
@@ -222,5 +222,5 @@ def decode(
 _SAMPLING = SamplingParams()  # one per request in an engine
 
 
-def _progress(number: int, ids: list[int], depth: int, seed: int) -> Progress:
-    return Progress(number, ids, depth, _SAMPLING, seed, 0, 32, "coupled")
+def _progress(number: int, ids: list[int], depth: int, seed: int) -> SequenceProgress:
+    return SequenceProgress(number, ids, depth, _SAMPLING, seed, 0, 32, "coupled")

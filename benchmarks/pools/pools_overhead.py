@@ -34,12 +34,14 @@ class Measured(NamedTuple):
     ready: float
 
 
-def measure(curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float, apart: bool = False) -> Measured:
+def measure(
+    curve: bool, max_branch_tokens: int, batch: int, steps: int, verify: float, apart: bool = False
+) -> Measured:
     server = client = None
     if curve:
         pair, own = generate_key_pair(), generate_key_pair()
         server, client = Security(pair, allowed=frozenset([own.public])), Security(own, server=pair.public)
-    limits = DraftLimits(ahead_nodes=ahead_nodes, max_batch=256)
+    limits = DraftLimits(max_branch_tokens=max_branch_tokens, max_batch=256)
     with worker_process(1.0, 0.0, limits, server) as (address, _):
         (worker,) = multiprocessing.active_children()
         assert worker.pid is not None

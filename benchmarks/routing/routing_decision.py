@@ -23,7 +23,7 @@ import numpy as np
 
 from paceline.cluster.routing.kv_index import BLOCK_SIZE, KvIndex
 from paceline.cluster.routing.kv_router import KvRouter
-from paceline.cluster.routing.router import Prompt, WorkerLoad
+from paceline.cluster.routing.router import RoutedPrompt, WorkerLoad
 from paceline.core.clock import WallClock
 from paceline.core.kv_events import BlocksStored
 from paceline.kv.prefix import PrefixSums
@@ -70,13 +70,13 @@ def ours(data: Data, prompts: list[list[int]], least: int) -> dict[str, Decision
     loads = [WorkerLoad(f"worker-{i}", data.random.randrange(least, SLOTS), SLOTS) for i in range(data.workers)]
     buffers = [np.array(prompt, np.int32) for prompt in prompts]
     for i, prompt in enumerate(prompts):  # both must find the prefix, and choose a worker that holds it
-        chosen = int(router.choose(Prompt(buffers[i]), loads).removeprefix("worker-"))
+        chosen = int(router.choose(RoutedPrompt(buffers[i]), loads).removeprefix("worker-"))
         assert data.shared.index(prompt[:SHARED]) in data.held[chosen]
     sums = PrefixSums()
     return {
         "paceline, block hashes only": lambda i: sums(buffers[i]),
-        "paceline, int32 buffer": lambda i: router.choose(Prompt(buffers[i]), loads),
-        "paceline, Python list": lambda i: router.choose(Prompt(prompts[i]), loads),
+        "paceline, int32 buffer": lambda i: router.choose(RoutedPrompt(buffers[i]), loads),
+        "paceline, Python list": lambda i: router.choose(RoutedPrompt(prompts[i]), loads),
     }
 
 

@@ -31,7 +31,7 @@ from paceline.core.status.engine import EngineStatus
 from paceline.models.tokenizer.load import load_tokenizer
 from paceline.runtime.deploy.directory import FixedDirectory, Member
 from paceline.runtime.gateway_client.target_client import TargetClient
-from paceline.runtime.target_worker.jobs import GatewayJobs, Job
+from paceline.runtime.target_worker.jobs import GatewaySession, Submission
 from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, Cancel, HeartbeatRequest, StatusRequest, Submit
 from paceline.runtime.wire.messages import VERSION, Hello
 from paceline.runtime.wire.target_messages import Heartbeat, StatusReport, Welcome
@@ -57,8 +57,8 @@ class FakeWorker:
         self._text = self._tokenizer.encode(TEXT * 20, add_special=False)
         self._listener = Listener(address, TO_TARGET_WORKER)
         self._rate, self._drafted = rate, drafted
-        self._jobs: dict[int, tuple[Job, int]] = {}
-        self._gateway, self._peer = GatewayJobs(), Peer()
+        self._jobs: dict[int, tuple[Submission, int]] = {}
+        self._gateway, self._peer = GatewaySession(), Peer()
         self._seconds, self._count = 0.0, 0
 
     def run(self) -> None:
@@ -86,7 +86,7 @@ class FakeWorker:
                 status = EngineStatus(0, 0, 0, KV_BLOCKS, 0, 0, SpeculationFlags(True, "ngram", 8), ())
                 self._listener.send(peer, StatusReport(1, "engine-0", status))
             case Submit():
-                job = self._gateway.jobs[message.attempt] = Job(peer, message.attempt, message.request)
+                job = self._gateway.jobs[message.attempt] = Submission(peer, message.attempt, message.request)
                 self._jobs[message.attempt] = job, message.request.sampling.max_tokens
             case Cancel():
                 for attempt in message.attempts:

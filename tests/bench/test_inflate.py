@@ -12,7 +12,7 @@ from paceline.bench.inflate import make, write_folder
 from paceline.cli.commands import cli
 from paceline.core.errors import InvalidRequest
 from paceline.kernels.quantized import Quantization
-from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
+from paceline.models.architectures.inflation import SHAPES, InflatedShape, Inflation
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.load import load_model, open_checkpoint
@@ -20,7 +20,7 @@ from tests.cli.fakes import word_tokenizer
 from tests.models.paged import PagedRunner, relative_error
 from tests.models.tiny import build
 
-WIDE = Shape(hidden_size=192, num_layers=4, num_heads=12, num_kv_heads=4, head_dim=32, ffn_size=256)
+WIDE = InflatedShape(hidden_size=192, num_layers=4, num_heads=12, num_kv_heads=4, head_dim=32, ffn_size=256)
 IDS = [3, 100, 4, 77, 12, 9, 150, 0, 31]
 
 

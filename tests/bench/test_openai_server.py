@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from paceline.bench.openai_server import ServerContender, ServerFailed, connect
-from paceline.bench.trace import Trace
+from paceline.bench.trace import AnswerTimes
 from paceline.core.clock import VirtualClock
 from paceline.core.sampling import SamplingParams
 
@@ -19,14 +19,16 @@ def delta(text: str) -> dict[str, Any]:
     return {"choices": [{"delta": {"content": text}}]}
 
 
-def answer(content: bytes, status: int = 200, sampling: SamplingParams | None = None) -> tuple[Trace, dict[str, Any]]:
+def answer(
+    content: bytes, status: int = 200, sampling: SamplingParams | None = None
+) -> tuple[AnswerTimes, dict[str, Any]]:
     asked: dict[str, Any] = {}
 
     def handle(request: httpx.Request) -> httpx.Response:
         asked.update(json.loads(request.content), path=request.url.path)
         return httpx.Response(status, content=content)
 
-    async def run() -> Trace:
+    async def run() -> AnswerTimes:
         async with httpx.AsyncClient(base_url="http://test/v1/", transport=httpx.MockTransport(handle)) as client:
             contender = ServerContender(client, "m", VirtualClock())
             return await contender.answer([{"role": "user", "content": "hi"}], sampling or SamplingParams(seed=1), "x")

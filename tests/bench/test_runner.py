@@ -7,7 +7,7 @@ from paceline.bench.contender import Message
 from paceline.bench.prompts import BenchPrompt
 from paceline.bench.report import Measured, Report
 from paceline.bench.runner import Workload, compare
-from paceline.bench.trace import Arrival, Trace
+from paceline.bench.trace import AnswerTimes, Arrival
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import PacelineError
 from paceline.core.sampling import SamplingParams
@@ -20,7 +20,7 @@ class Scripted:
         self.name, self._clock, self._log, self._speed, self._wrong = name, clock, log, speed, wrong
         self.asked: list[tuple[list[Message], SamplingParams]] = []
 
-    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> Trace:
+    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> AnswerTimes:
         if category == "fails":
             raise PacelineError("no")
         if category != "warm-up":
@@ -33,7 +33,7 @@ class Scripted:
         for _ in range(4 // self._speed):
             self._clock.advance(1.0)
             arrivals.append(Arrival(self._clock.now(), self._speed, self._speed - 1, self._speed - 1))
-        return Trace(category, started, tuple(arrivals), text.replace(self._wrong or "\0", "?"))
+        return AnswerTimes(category, started, tuple(arrivals), text.replace(self._wrong or "\0", "?"))
 
 
 def run(

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from paceline.bench.summary import Alpha, Summary, alphas_by_position, percentile
-from paceline.bench.trace import Arrival, Trace
+from paceline.bench.trace import AnswerTimes, Arrival
 
 
 def test_alpha_ignores_positions_after_a_rejection() -> None:
@@ -26,21 +26,21 @@ def test_percentile_interpolates_and_of_nothing_is_none() -> None:
 
 
 def test_tokens_of_one_arrival_share_the_time() -> None:
-    trace = Trace("a", 10.0, (Arrival(10.5, 1), Arrival(10.8, 3, 2, 2), Arrival(10.9, 1)), "")
+    trace = AnswerTimes("a", 10.0, (Arrival(10.5, 1), Arrival(10.8, 3, 2, 2), Arrival(10.9, 1)), "")
     assert trace.ttft == pytest.approx(0.5)
     assert trace.token_seconds == pytest.approx([0.1, 0.1, 0.1, 0.1])
     assert trace.seconds == pytest.approx(0.9)
 
 
 def test_arrival_without_tokens_keeps_its_time() -> None:
-    trace = Trace("a", 0.0, (Arrival(0.1, 1), Arrival(0.2, 0), Arrival(0.3, 2)), "")
+    trace = AnswerTimes("a", 0.0, (Arrival(0.1, 1), Arrival(0.2, 0), Arrival(0.3, 2)), "")
     assert trace.token_seconds == pytest.approx([0.1, 0.1])
     assert math.isclose(sum(trace.token_seconds), 0.2)
 
 
 def test_summary_of_two_requests() -> None:
-    one = Trace("a", 0.0, (Arrival(1.0, 1), Arrival(2.0, 3, 4, 2), Arrival(3.0, 1, 2, 0)), "")
-    two = Trace("a", 0.0, (Arrival(3.0, 1), Arrival(4.0, 1)), "")
+    one = AnswerTimes("a", 0.0, (Arrival(1.0, 1), Arrival(2.0, 3, 4, 2), Arrival(3.0, 1, 2, 0)), "")
+    two = AnswerTimes("a", 0.0, (Arrival(3.0, 1), Arrival(4.0, 1)), "")
     summary = Summary.of([one, two], seconds=5.0)
     assert (summary.requests, summary.tokens, summary.tokens_per_second) == (2, 7, 1.4)
     assert summary.tokens_per_round == pytest.approx(5 / 3)  # three passes after two prefills
@@ -51,6 +51,6 @@ def test_summary_of_two_requests() -> None:
 
 
 def test_summary_of_no_traces() -> None:
-    summary = Summary.of([Trace("a", 0.0, (), "")])
+    summary = Summary.of([AnswerTimes("a", 0.0, (), "")])
     assert summary.tokens_per_second == 0.0
     assert summary.tokens_per_round is summary.alpha is summary.draft_acceptance_rate is summary.token_p99 is None

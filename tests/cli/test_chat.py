@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.bench.trace import Arrival, Trace
+from paceline.bench.trace import AnswerTimes, Arrival
 from paceline.cli.chat import Conversation, speed_line
 from paceline.cli.render import console
 from paceline.cli.render.token_colours import STYLES, Painter, legend
@@ -95,8 +95,8 @@ def test_rejected_message_is_not_stored(screen: io.StringIO) -> None:
 
 
 def test_speed_line() -> None:
-    trace = Trace("chat", 0.0, (Arrival(0.5, 1), Arrival(0.75, 4, 4, 3), Arrival(1.0, 5, 4, 4)), "")
+    trace = AnswerTimes("chat", 0.0, (Arrival(0.5, 1), Arrival(0.75, 4, 4, 3), Arrival(1.0, 5, 4, 4)), "")
     assert speed_line(trace) == (
         "10 tokens · 10.0 tok/s · first after 500 ms · 4.50 tokens a round · 7 of 8 drafts accepted (88%)"
     )
-    assert speed_line(Trace("chat", 0.0, (Arrival(0.5, 1),), "")).endswith("no drafts")
+    assert speed_line(AnswerTimes("chat", 0.0, (Arrival(0.5, 1),), "")).endswith("no drafts")

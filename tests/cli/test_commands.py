@@ -13,7 +13,7 @@ from paceline.cli import generate
 from paceline.cli.commands import cli
 from paceline.core.config import EngineConfig
 from paceline.server.config.config import SETTINGS, ServerConfig
-from paceline.server.serve import Ready
+from paceline.server.serve import ServerReady
 from tests.cli.fakes import ScriptedLLM
 
 SMALL = ("--kv-tokens", "2048", "--max-model-len", "512", "--max-num-seqs", "8")
@@ -60,7 +60,7 @@ def test_serve_reads_settings_from_every_source(source: str, tmp_path: Path, mon
 
     def fake(config: ServerConfig, on_ready: Any) -> int:
         served.append(config)
-        on_ready(Ready("http://127.0.0.1:9000", config.model_name))
+        on_ready(ServerReady("http://127.0.0.1:9000", config.model_name))
         return 3
 
     monkeypatch.setattr("paceline.server.serve.serve", fake)
@@ -83,7 +83,7 @@ def test_serve_reads_settings_from_every_source(source: str, tmp_path: Path, mon
 def test_banner_commands_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.cli.serve import banner
 
-    text = banner(Ready("http://127.0.0.1:8000", "my/[model]")).plain
+    text = banner(ServerReady("http://127.0.0.1:8000", "my/[model]")).plain
     body = text.split("-d '")[1].split("'\n")[0]
     assert json.loads(body)["model"] == "my/[model]"
     compile(text.split("<<'EOF'\n")[1].split("EOF\n")[0], "banner", "exec")
@@ -94,14 +94,14 @@ def test_banner_commands_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_banner_names_the_dashboard_before_the_commands() -> None:
     from paceline.cli.serve import banner
 
-    text = banner(Ready("http://127.0.0.1:8000", "m")).plain
+    text = banner(ServerReady("http://127.0.0.1:8000", "m")).plain
     assert 0 < text.index("Dashboard and playground: http://127.0.0.1:8000/") < text.index("curl")
 
 
 def test_banner_includes_a_key_if_one_is_needed() -> None:
     from paceline.cli.serve import banner
 
-    text = banner(Ready("http://127.0.0.1:8000", "m", needs_key=True)).plain
+    text = banner(ServerReady("http://127.0.0.1:8000", "m", needs_key=True)).plain
     assert "api_key" not in text.replace("api-keys", "")
     assert '-H "Authorization: Bearer $OPENAI_API_KEY"' in text
     assert "export OPENAI_API_KEY=" in text

@@ -3,7 +3,7 @@ from paceline.cluster.health import (
     Backoff,
     BackoffRule,
     CanaryVote,
-    Progress,
+    StepProgress,
     WorkerHealth,
     WorkerState,
 )
@@ -15,47 +15,47 @@ CONFIG = HealthConfig(heartbeat=1.0, misses=3, stall=10.0)
 def test_silent_worker_is_suspected_until_its_next_heartbeat() -> None:
     health = WorkerHealth(CONFIG)
     assert health.state(0.0) is WorkerState.JOINING
-    assert health.heartbeat(Progress(7, 0, False), 1.0) is False
+    assert health.heartbeat(StepProgress(7, 0, False), 1.0) is False
     assert health.state(4.0) is WorkerState.READY
     assert health.state(4.1) is WorkerState.SUSPECTED
-    assert health.heartbeat(Progress(7, 0, False), 5.0) is False
+    assert health.heartbeat(StepProgress(7, 0, False), 5.0) is False
     assert health.state(5.0) is WorkerState.READY
 
 
 def test_disconnected_worker_is_suspected_at_once() -> None:
     health = WorkerHealth(CONFIG)
-    health.heartbeat(Progress(7, 0, False), 1.0)
+    health.heartbeat(StepProgress(7, 0, False), 1.0)
     health.disconnected()
     assert health.state(1.0) is WorkerState.SUSPECTED
-    health.heartbeat(Progress(7, 0, False), 1.1)
+    health.heartbeat(StepProgress(7, 0, False), 1.1)
     assert health.state(1.1) is WorkerState.READY
 
 
 def test_restart_is_reported_once() -> None:
     health = WorkerHealth(CONFIG)
-    health.heartbeat(Progress(7, 5, True), 0.0)
-    assert health.heartbeat(Progress(8, 0, False), 1.0) is True
-    assert health.heartbeat(Progress(8, 0, False), 2.0) is False
+    health.heartbeat(StepProgress(7, 5, True), 0.0)
+    assert health.heartbeat(StepProgress(8, 0, False), 1.0) is True
+    assert health.heartbeat(StepProgress(8, 0, False), 2.0) is False
     assert health.epoch == 8
 
 
 def test_busy_worker_without_steps_is_suspected() -> None:
     health = WorkerHealth(CONFIG)
     for second in range(30):  # idle for long: fine
-        health.heartbeat(Progress(1, 4, False), float(second))
+        health.heartbeat(StepProgress(1, 4, False), float(second))
     assert health.state(29.0) is WorkerState.READY
     for second in range(30, 41):  # busy at the same step
-        health.heartbeat(Progress(1, 4, True, 0.0), float(second))
+        health.heartbeat(StepProgress(1, 4, True, 0.0), float(second))
     assert health.state(40.0) is WorkerState.READY
-    health.heartbeat(Progress(1, 4, True, 0.0), 41.0)
+    health.heartbeat(StepProgress(1, 4, True, 0.0), 41.0)
     assert health.state(41.0) is WorkerState.SUSPECTED
-    health.heartbeat(Progress(1, 5, True), 42.0)
+    health.heartbeat(StepProgress(1, 5, True), 42.0)
     assert health.state(42.0) is WorkerState.READY
 
 
 def test_two_wrong_canaries_make_a_worker_unhealthy_until_a_right_one() -> None:
     health = WorkerHealth(CONFIG)
-    health.heartbeat(Progress(1, 0, False), 0.0)
+    health.heartbeat(StepProgress(1, 0, False), 0.0)
     health.canary(agrees=False)
     assert (health.state(0.0), health.is_in_doubt) == (WorkerState.READY, True)
     health.canary(agrees=False)
@@ -66,10 +66,10 @@ def test_two_wrong_canaries_make_a_worker_unhealthy_until_a_right_one() -> None:
 
 def test_restart_resets_wrong_canaries() -> None:
     health = WorkerHealth(CONFIG)
-    health.heartbeat(Progress(1, 0, False), 0.0)
+    health.heartbeat(StepProgress(1, 0, False), 0.0)
     health.canary(agrees=False)
     health.canary(agrees=False)
-    health.heartbeat(Progress(2, 0, False), 1.0)
+    health.heartbeat(StepProgress(2, 0, False), 1.0)
     assert health.state(1.0) is WorkerState.READY
 
 
@@ -123,16 +123,16 @@ def test_a_step_may_take_its_predicted_time_and_the_first_ones_of_a_size_a_minut
     for step_seconds, limit in ((5.0, 5.0 + CONFIG.stall), (None, UNMEASURED_STEP_SECONDS)):
         health, now = WorkerHealth(CONFIG), 0.0
         while now <= limit:
-            health.heartbeat(Progress(1, 4, True, step_seconds), now)
+            health.heartbeat(StepProgress(1, 4, True, step_seconds), now)
             assert health.state(now) is WorkerState.READY
             now += 0.5
-        health.heartbeat(Progress(1, 4, True, step_seconds), now)
+        health.heartbeat(StepProgress(1, 4, True, step_seconds), now)
         assert health.state(now) is WorkerState.SUSPECTED
 
 
 def test_a_pause_of_the_gateway_is_no_silence_of_the_worker() -> None:
     health = WorkerHealth(CONFIG)
-    health.heartbeat(Progress(1, 4, True, 0.0), 0.0)
+    health.heartbeat(StepProgress(1, 4, True, 0.0), 0.0)
     health.forgive(100.0)
     assert health.state(100.0) is WorkerState.READY
     assert health.silent_seconds(101.0) == 1.0

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.cluster.routing.kv_router import KvRouter
-from paceline.cluster.routing.router import Prompt, RoundRobin, Router, WorkerLoad
+from paceline.cluster.routing.router import RoundRobin, RoutedPrompt, Router, WorkerLoad
 from paceline.core.clock import VirtualClock
 from paceline.core.kv_events import BlocksRemoved, BlocksStored
 from paceline.kv.prefix import PrefixSums
@@ -116,7 +116,7 @@ class Simulation:
     def _route(self, i: int) -> None:
         ids = PROMPTS[self._numbers[i]] + [self._random.randrange(50_000) for _ in range(QUESTION)]
         loads = [WorkerLoad(worker.name, worker.assigned, 32, 0.0, CAPACITY) for worker in self.workers.values()]
-        worker = self.workers[self.router.choose(Prompt(ids, request_id=f"{i}"), loads)]
+        worker = self.workers[self.router.choose(RoutedPrompt(ids, request_id=f"{i}"), loads)]
         worker.assigned += 1
         worker.waiting.append(i)
         self._compute(worker)

@@ -5,7 +5,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason
-from paceline.endpoints.endpoint import Outcome, Round
+from paceline.endpoints.endpoint import EndpointRound, Outcome
 from paceline.endpoints.picks import accept, pick, refuse_processed
 from paceline.speculation.verification import distribution
 from paceline.speculation.verification.rows import row_contexts
@@ -42,9 +42,9 @@ def test_a_sampled_pick_is_that_of_the_engine(options: dict[str, Any]) -> None:
         assert pick(row, sampling, length) == expected
 
 
-def round_of(draft: tuple[int, ...], output: tuple[int, ...] = (), **options: Any) -> Round:
+def round_of(draft: tuple[int, ...], output: tuple[int, ...] = (), **options: Any) -> EndpointRound:
     sampling = SamplingParams(temperature=0.0, seed=0, **{"max_tokens": 16, **options})
-    return Round((1, 2, 3), output, draft, sampling, ends=frozenset({0}))
+    return EndpointRound((1, 2, 3), output, draft, sampling, ends=frozenset({0}))
 
 
 def test_the_draft_is_accepted_up_to_the_first_difference() -> None:

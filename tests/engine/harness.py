@@ -12,7 +12,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.text import RequestText
 from paceline.models.runner import ModelRunner, Span
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
 from tests import fakes
@@ -95,7 +95,7 @@ def oracle(text: Sequence[int], wrong: Sequence[int] = ()) -> FakeProposer:
     """Drafts the output `text`, except at the positions in `wrong`."""
     text = [(token + 1) % TINY.vocab_size if i in wrong else token for i, token in enumerate(text)]
 
-    def guess(progress: Progress) -> tuple[list[int], list[int]]:
+    def guess(progress: SequenceProgress) -> tuple[list[int], list[int]]:
         done = len(progress.ids) - progress.num_prompt
         tokens = text[done : done + progress.depth]
         return tokens, list(range(-1, len(tokens) - 1))
@@ -106,7 +106,7 @@ def oracle(text: Sequence[int], wrong: Sequence[int] = ()) -> FakeProposer:
 def oracle_tree(text: Sequence[int]) -> FakeProposer:
     """Two siblings a level, the wrong one first: the right path is nodes 1, 3, 5, …"""
 
-    def guess(progress: Progress) -> tuple[list[int], list[int]]:
+    def guess(progress: SequenceProgress) -> tuple[list[int], list[int]]:
         done = len(progress.ids) - progress.num_prompt
         right = text[done : done + progress.depth // 2]
         tokens = [token for pair in (((t + 1) % TINY.vocab_size, t) for t in right) for token in pair]

@@ -11,9 +11,9 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
-from paceline.engine.hooks.exports import Exports
+from paceline.engine.hooks.exports import KvExports
 from paceline.engine.hooks.handoff_plan import BlockPart, CacheLayout, HandoffPlan, Part, StatePart
-from paceline.engine.hooks.imports import Imports, PromptImport
+from paceline.engine.hooks.imports import KvImports, PromptImport
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import StreamEvent
 from paceline.models.kv_blocks import read_layer
@@ -65,20 +65,20 @@ def decode_engine(proposer: EagleProposer | None = None, **options: Any) -> Engi
 def compute_export(engine: Engine, ids: Sequence[int], plan: HandoffPlan, salt: str = "") -> CopySink:
     """Compute the parts of `plan` for `ids`, as a prefill worker does."""
     sink = CopySink(engine)
-    engine.hooks.get(Exports).begin("export", plan, sink)
+    engine.hooks.get(KvExports).begin("export", plan, sink)
     off = SpeculationParams(enabled=False)
     hit = plan.first_state if plan.state_layers else None
     prompt = tuple(ids[: plan.num_tokens])
     engine.add(Request("export", prompt, SamplingParams(max_tokens=1), off, cache_salt=salt, max_cached_tokens=hit))
     while engine.has_work:
         engine.step()
-    engine.hooks.get(Exports).end("export")
+    engine.hooks.get(KvExports).end("export")
     return sink
 
 
 def hand_off(source: Engine, target: Engine, one: Request, states: bool = False) -> PromptImport:
     layers = target.speculator.proposers["fake"].traits.hidden.layers if states else ()  # type: ignore[union-attr]
-    incoming = target.hooks.get(Imports).reserve(
+    incoming = target.hooks.get(KvImports).reserve(
         one.id, one.prompt_ids, one.cache_salt, layers, SEQUENCE_ROWS if states else 0
     )
     assert incoming is not None
@@ -87,7 +87,7 @@ def hand_off(source: Engine, target: Engine, one: Request, states: bool = False)
         data = sink.bytes_of(incoming.plan, part)
         assert len(data) == incoming.plan.size(part)
         incoming.write(part, data)
-    target.hooks.get(Imports).publish(incoming, incoming.plan.end)
+    target.hooks.get(KvImports).publish(incoming, incoming.plan.end)
     return incoming
 
 
@@ -187,14 +187,14 @@ def test_without_hidden_states_the_head_drafts_differently() -> None:
 
 def test_an_incomplete_hand_off_is_used_as_far_as_it_goes() -> None:
     target, one = decode_engine(), request("r", LONG, **GREEDY)
-    incoming = target.hooks.get(Imports).reserve("r", LONG, "")
+    incoming = target.hooks.get(KvImports).reserve("r", LONG, "")
     assert incoming is not None
     sink = compute_export(prefill_engine(), LONG, incoming.plan)
     first, *_ = parts = [part for part in incoming.plan.parts() if isinstance(part, BlockPart)]
     for part in parts:
         if part.start == first.start:
             incoming.write(part, sink.bytes_of(incoming.plan, part))
-    target.hooks.get(Imports).publish(incoming, first.stop)
+    target.hooks.get(KvImports).publish(incoming, first.stop)
     outputs = outputs_of(target, one)
     assert outputs[0].num_cached == first.stop * BLOCK_SIZE
     assert tokens_of(outputs) == tokens_of(outputs_of(engine_of(), one))
@@ -202,10 +202,10 @@ def test_an_incomplete_hand_off_is_used_as_far_as_it_goes() -> None:
 
 def test_reserved_blocks_are_released() -> None:
     target = decode_engine()
-    incoming = target.hooks.get(Imports).reserve("r", LONG, "")
+    incoming = target.hooks.get(KvImports).reserve("r", LONG, "")
     assert incoming is not None
     assert target.scheduler.tables.pool.num_free == 64 - 12
-    target.hooks.get(Imports).release(incoming)
+    target.hooks.get(KvImports).release(incoming)
     assert_nothing_held(target)
     one = request("r", LONG, **GREEDY)
     hand_off(prefill_engine(), target, one)
@@ -216,25 +216,25 @@ def test_reserved_blocks_are_released() -> None:
 
 def test_reservations_leave_blocks_for_a_sequence_of_full_length() -> None:
     target = decode_engine(kv_tokens=512)  # 32 blocks, 16 of them for a sequence of 256
-    first = target.hooks.get(Imports).reserve("a", LONG, "")
+    first = target.hooks.get(KvImports).reserve("a", LONG, "")
     assert first is not None
-    assert target.hooks.get(Imports).reserve("b", LONG[::-1], "") is None
+    assert target.hooks.get(KvImports).reserve("b", LONG[::-1], "") is None
     whole = request("whole", LONG[5:] + LONG[:40], max_tokens=10, **GREEDY)
     target.add(whole)
     tokens = []
     while target.has_work:
         tokens += tokens_of(target.step(), "whole")
     assert len(tokens) == 10
-    target.hooks.get(Imports).release(first)
-    assert target.hooks.get(Imports).reserve("b", LONG[::-1], "") is not None
+    target.hooks.get(KvImports).release(first)
+    assert target.hooks.get(KvImports).reserve("b", LONG[::-1], "") is not None
 
 
 def test_nothing_is_reserved_for_short_or_cached_prompts() -> None:
     target = decode_engine()
-    assert target.hooks.get(Imports).reserve("r", LONG[:16], "") is None
+    assert target.hooks.get(KvImports).reserve("r", LONG[:16], "") is None
     outputs_of(target, request("before", LONG, max_tokens=1))
-    assert target.hooks.get(Imports).reserve("r", LONG, "") is None
-    assert target.hooks.get(Imports).cached(LONG, "") == 192
+    assert target.hooks.get(KvImports).reserve("r", LONG, "") is None
+    assert target.hooks.get(KvImports).cached(LONG, "") == 192
     assert_nothing_held(target)
 
 
@@ -243,7 +243,7 @@ def test_a_preempted_export_has_the_same_bytes() -> None:
     plan = HandoffPlan(CacheLayout.of(source.runner), 0, 10, (0, 1), 64)
     expected = compute_export(prefill_engine(), LONG, plan)
     sink = CopySink(source)
-    source.hooks.get(Exports).begin("export", plan, sink)
+    source.hooks.get(KvExports).begin("export", plan, sink)
     source.add(Request("export", LONG[:160], SamplingParams(max_tokens=1), max_cached_tokens=plan.first_state))
     for _ in range(3):
         source.step()
@@ -251,7 +251,7 @@ def test_a_preempted_export_has_the_same_bytes() -> None:
     source.add(request("between", LONG[::-1][:100], max_tokens=3))  # uses the freed blocks
     while source.has_work:
         source.step()
-    source.hooks.get(Exports).end("export")
+    source.hooks.get(KvExports).end("export")
     assert_nothing_held(source)
     for part in plan.parts():
         assert sink.bytes_of(plan, part) == expected.bytes_of(plan, part)

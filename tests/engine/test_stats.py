@@ -14,10 +14,10 @@ from paceline.engine.stats import (
     NO_ROOM,
     ClassCounts,
     StepTotals,
-    TrafficClasses,
+    TrafficStatistics,
 )
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.drift import Change
+from paceline.speculation.depth.drift import AcceptanceChange
 from paceline.speculation.depth.policy import RoundObservation
 from tests.traffic import traffic_class
 
@@ -106,15 +106,17 @@ def test_mean_depth_and_fallbacks() -> None:
 A_CHAT = traffic_class("a/chat")
 
 
-def classes(trips: int = 1000) -> TrafficClasses:
-    return TrafficClasses(Breaker(BreakerRule(threshold=0.5, trips=trips, window=2)))
+def classes(trips: int = 1000) -> TrafficStatistics:
+    return TrafficStatistics(Breaker(BreakerRule(threshold=0.5, trips=trips, window=2)))
 
 
-def observe(traffic: TrafficClasses, name: str, drafted: int, accepted: int, sequence_id: int = 0) -> list[Change]:
+def observe(
+    traffic: TrafficStatistics, name: str, drafted: int, accepted: int, sequence_id: int = 0
+) -> list[AcceptanceChange]:
     return traffic.observe([RoundObservation(sequence_id, traffic_class(name), drafted, accepted)], 1.0, advantage=0.5)
 
 
-def reports(traffic: TrafficClasses) -> dict[str, TrafficStatus]:
+def reports(traffic: TrafficStatistics) -> dict[str, TrafficStatus]:
     return {f"{report.method}/{report.category}": report for report in traffic.report()}
 
 

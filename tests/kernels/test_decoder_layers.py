@@ -49,8 +49,10 @@ def test_one_call_has_the_bits_of_many(family: str, tmp_path: Path) -> None:
         assert whole.last_hidden is not None
         assert parts.last_hidden is not None
         assert torch.equal(whole.last_hidden, parts.last_hidden)
-        assert whole.inner.keys() == parts.inner.keys()
-        assert all(torch.equal(whole.inner[layer], parts.inner[layer]) for layer in whole.inner)
+        assert whole.hidden_by_layer.keys() == parts.hidden_by_layer.keys()
+        assert all(
+            torch.equal(whole.hidden_by_layer[layer], parts.hidden_by_layer[layer]) for layer in whole.hidden_by_layer
+        )
         assert all(torch.equal(a, b) for a, b in zip(whole_cache, parts_cache, strict=True))
 
 

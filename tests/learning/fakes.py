@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.learning.further_training import Candidate
+from paceline.learning.further_training import LearnedDraft
 from paceline.learning.learning_server import ServerFailure
-from paceline.learning.versions import Verdict
+from paceline.learning.versions import TrialResult
 from paceline.server.learning.sample_ring import LearningSample, SampleRing
 from paceline.train.evaluate import Score
 from paceline.train.progress import StopRequest
@@ -31,7 +31,7 @@ class FakeServer:
 
     draft: str
     ring: SampleRing = field(default_factory=lambda: SampleRing(1000, 100_000))
-    verdicts: list[Verdict | None] = field(default_factory=list)
+    verdicts: list[TrialResult | None] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)
     is_down: bool = False
 
@@ -45,11 +45,11 @@ class FakeServer:
 
     def run(
         self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
-    ) -> Verdict | None:
+    ) -> TrialResult | None:
         self._check()
         if not is_tried:
             self.draft = str(draft)
-            return Verdict(True, None, "used at once")
+            return TrialResult(True, None, "used at once")
         self.tried.append(str(draft))
         report("loading")
         if not wait():
@@ -81,7 +81,7 @@ class FakeTraining:
         held_out: Sequence[LearningSample],
         out: Path,
         stop: StopRequest,
-    ) -> Candidate | None:
+    ) -> LearnedDraft | None:
         self.parents.append(str(parent))
         self.sizes.append(len(samples))
         if stop():
@@ -89,4 +89,4 @@ class FakeTraining:
         (out / "model.safetensors").write_bytes(b"weights")
         before, after = Score(12, 10, (5,), (10,)), Score(12, self.rounds.pop(0), (6,), (10,))
         others = before if self.is_uneven else after
-        return Candidate((before,) * len(held_out), (after, *(others,) * (len(held_out) - 1)), 100, 1.0)
+        return LearnedDraft((before,) * len(held_out), (after, *(others,) * (len(held_out) - 1)), 100, 1.0)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.learning.further_training import Candidate
+from paceline.learning.further_training import LearnedDraft
 from paceline.learning.gate import OfflineDecision, OfflineLimits, decide_offline
 from paceline.server.learning.sample_ring import LearningSample
 from paceline.train.evaluate import Score
@@ -27,7 +27,7 @@ def traffic(model: Path) -> list[LearningSample]:
     return greedy_samples(model, 32)
 
 
-def gate(candidate: Candidate) -> OfflineDecision:
+def gate(candidate: LearnedDraft) -> OfflineDecision:
     rounds = ([score.rounds for score in scores] for scores in (candidate.before, candidate.after))
     return decide_offline(*rounds, LIMITS)
 

@@ -10,12 +10,12 @@ from paceline.core.clock import VirtualClock
 from paceline.core.errors import InvalidConfig
 from paceline.learning.learner import MAX_BACKOFF, Learner, LearnerLimits
 from paceline.learning.memory import MemoryLimits, SampleMemory
-from paceline.learning.versions import Lineage, Verdict, VersionFolder
+from paceline.learning.versions import Lineage, TrialResult, VersionFolder
 from paceline.server.learning.sample_ring import SampleRing
 from paceline.train.progress import PlainProgress, StopRequest
 from tests.learning.fakes import FakeServer, FakeTraining, add_samples
 
-KEEP, REFUSE = Verdict(True, 0.1, "+10% goodput"), Verdict(False, -0.1, "-10% goodput")
+KEEP, REFUSE = TrialResult(True, 0.1, "+10% goodput"), TrialResult(False, -0.1, "-10% goodput")
 
 
 class Setup:

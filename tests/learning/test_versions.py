@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.learning.versions import Activity, Lineage, Verdict, VersionFolder
+from paceline.learning.versions import Activity, Lineage, TrialResult, VersionFolder
 
 
 def lineage(version: int, parent: int = 0) -> Lineage:
-    offline = Verdict(True, 0.1, "better")
+    offline = TrialResult(True, 0.1, "better")
     return Lineage(version, parent, "2026-01-01T00:00:00+00:00", 5, 100, 3, 1.0, 0.5, 0.6, 2.0, 2.2, offline=offline)
 
 

@@ -50,7 +50,7 @@ def target_states(target: DecoderModel, ids: Sequence[int], layers: Sequence[int
     runner = ModelRunner(target, -(-len(ids) // 16))
     out = runner.forward([Span(range(runner.num_blocks), 0, ids, 0)], tuple(layers), last_hidden=True)
     assert out.last_hidden is not None
-    return dict(out.inner), out.last_hidden
+    return dict(out.hidden_by_layer), out.last_hidden
 
 
 def eagle_logits(

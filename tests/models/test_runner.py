@@ -133,5 +133,5 @@ def test_the_cache_is_allocated_once() -> None:
 
 def test_inner_states_are_returned_on_request() -> None:
     output = runner().forward([Span([0], 0, TEXT[:6], 1)], state_layers=(0, 2))
-    assert {layer: tuple(state.shape) for layer, state in output.inner.items()} == {0: (6, 32), 2: (6, 32)}
-    assert runner().forward([Span([0], 0, TEXT[:6], 1)]).inner == {}
+    assert {layer: tuple(state.shape) for layer, state in output.hidden_by_layer.items()} == {0: (6, 32), 2: (6, 32)}
+    assert runner().forward([Span([0], 0, TEXT[:6], 1)]).hidden_by_layer == {}

@@ -14,29 +14,29 @@ from paceline.models.runner import ModelRunner
 from paceline.runtime.draft_pool import connection
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, DraftedToken
-from paceline.runtime.draft_worker.model_core import ModelCore
+from paceline.runtime.draft_worker.core import DraftBackend, DraftBranch, DraftedToken
+from paceline.runtime.draft_worker.model_core import ModelDraftBackend
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.wire.keys import Security, generate_key_pair
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER
 from paceline.runtime.wire.transport import Listener
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 from tests.runtime.memory_link import MemoryListener, connections_in_memory
 
 TOKENIZER = Fingerprint("vocabulary", "merges", "special", "stop", "template")
 """Checksums that stand for the tiny tokenizer."""
 
 
-def model_core(model: DecoderModel, num_blocks: int = 128, max_rows: int = 64) -> ModelCore:
+def model_core(model: DecoderModel, num_blocks: int = 128, max_rows: int = 64) -> ModelDraftBackend:
     size = model.config.vocab_size
-    return ModelCore(ModelRunner(model, num_blocks), max_rows, size, size)
+    return ModelDraftBackend(ModelRunner(model, num_blocks), max_rows, size, size)
 
 
 @contextmanager
 def draft_worker(
-    core: DraftCore,
+    core: DraftBackend,
     vocab_size: int,
     limits: DraftLimits | None = None,
     security: Security | None = None,
@@ -62,7 +62,7 @@ class PatientProposer:
         self.inner, self._seconds = inner, seconds
         self.traits = inner.traits
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self.inner.observe(batch)
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
@@ -120,9 +120,9 @@ STEP_SECONDS, PASS_SECONDS = 0.020, 0.001
 
 
 class TimedCore:
-    """A core whose passes take `PASS_SECONDS` of a virtual clock."""
+    """A backend whose passes take `PASS_SECONDS` of a virtual clock."""
 
-    def __init__(self, inner: DraftCore, clock: VirtualClock) -> None:
+    def __init__(self, inner: DraftBackend, clock: VirtualClock) -> None:
         self._inner, self._clock = inner, clock
         self.fork, self.truncate, self.close = inner.fork, inner.truncate, inner.close
 
@@ -140,7 +140,7 @@ class Lockstep:
         self.inner, self.clock, self._worker = inner, clock, worker
         self.traits = inner.traits
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self.clock.advance(STEP_SECONDS)
         self.inner.observe(batch)
         while self._worker.run_once(0.0):
@@ -155,7 +155,7 @@ class Lockstep:
 
 @contextmanager
 def lockstep(
-    core: DraftCore,
+    core: DraftBackend,
     vocab_size: int,
     limits: DraftLimits | None = None,
     trees: bool = False,

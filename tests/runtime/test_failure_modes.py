@@ -73,7 +73,7 @@ def shown(proposer: PoolProposer, pressure: KvPressure) -> WorkerStatus:
     member = Member("target-0", "target", "target", "tcp://127.0.0.1:1")
     connection = TargetConnection(member, HealthConfig(), None, 1)
     try:
-        connection.take_heartbeat(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.0)
+        connection.handle_heartbeat(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.0)
         connection.welcome = Welcome(VERSION, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
         connection.report = report
         (row,) = worker_statuses([member], [connection])
@@ -99,7 +99,7 @@ def test_symptom_is_logged_once_and_shown(name: str, caplog: pytest.LogCaptureFi
                 pressure.observe(replace(STATUS, preemptions=5 * i), 10 * i)
         else:
             connection, accepted, figure, limit = CASES[name]
-            observed(proposer._arms.current.statistics, connection, accepted, now=WallClock().now())
+            observed(proposer._pool_drafts.current.statistics, connection, accepted, now=WallClock().now())
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith(f"{name}: {figure:.4g} against {limit:.4g}; ")
     row = shown(proposer, pressure)

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.engine.hooks.imports import Imports
+from paceline.engine.hooks.imports import KvImports
 from paceline.runtime.wire.target_messages import PrefillStarted
 from tests.engine.harness import engine_of, outputs_of, tokens_of
 from tests.runtime.handoff.test_handoffs import PrefillWorker, Target, assert_all_released, split_cluster
@@ -54,7 +54,7 @@ def test_random_faults_change_no_text(seed: int, monkeypatch: pytest.MonkeyPatch
             prefill_workers[1].stop()
         tokens = {name: tokens_of(one.read_all(), name) for name, one in outputs.items()}
         assert_all_released(*targets, prefill_workers[0])
-        assert all(not target.engine.hooks.get(Imports)._unscheduled for target in targets)
+        assert all(not target.engine.hooks.get(KvImports)._unscheduled for target in targets)
     alone = engine_of(tokenizer=True)
     for one in submitted:
         if one.id in tokens:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cluster.pairing.token_rate import TokenRate
+from paceline.cluster.pairing.token_rate import TargetTokenRate
 from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
 from paceline.engine.executors import host
@@ -53,12 +53,12 @@ def _workers_are_never_lost(monkeypatch):
 
 
 @pytest.mark.parametrize("trees", [False, True])
-@pytest.mark.parametrize("ahead_nodes", [0, 32])
+@pytest.mark.parametrize("max_branch_tokens", [0, 32])
 @pytest.mark.parametrize("perturb", [0.0, 0.3])
-def test_text_equals_plain_decoding(target, perturb, ahead_nodes, trees):
+def test_text_equals_plain_decoding(target, perturb, max_branch_tokens, trees):
     core = model_core(tiny_model(perturb=perturb))
     with (
-        draft_worker(core, VOCAB, DraftLimits(ahead_nodes=ahead_nodes)) as worker,
+        draft_worker(core, VOCAB, DraftLimits(max_branch_tokens=max_branch_tokens)) as worker,
         pool(worker, vocab_size=VOCAB, trees=trees) as proposer,
     ):
         engine = tiny_engine(target, PatientProposer(proposer), depth=4, clock=WallClock())
@@ -67,7 +67,7 @@ def test_text_equals_plain_decoding(target, perturb, ahead_nodes, trees):
         assert counters.faults == 0
         assert result.drafted > 80
         assert (result.accepted == result.drafted) == (perturb == 0.0 and not trees)
-        assert ahead_nodes or not counters.ready
+        assert max_branch_tokens or not counters.ready
 
 
 def test_text_does_not_depend_on_the_choice_between_pool_and_in_engine_draft(target):
@@ -97,7 +97,7 @@ def test_a_pool_is_available_while_a_worker_is_connected():
 def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb, trees, sends_ahead, monkeypatch):
     monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: sends_ahead)
     core = model_core(tiny_model(perturb=perturb))
-    with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees) as (proposer, worker):
+    with lockstep(core, VOCAB, DraftLimits(max_branch_tokens=16), trees) as (proposer, worker):
         engine = tiny_engine(target, proposer, depth=4, clock=proposer.clock)
         result = check_identical(target, engine, mixed_requests(8, VOCAB))
         if perturb == 0.0 and not trees:
@@ -112,11 +112,11 @@ def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb, 
 
 def test_alternatives_are_accepted(target, monkeypatch):
     """Of drafts with as many nodes, those with alternatives have more accepted tokens if the draft is often wrong."""
-    monkeypatch.setattr(TokenRate, "is_worth_waiting", lambda self, survival, seconds: True)  # no draft is cut
+    monkeypatch.setattr(TargetTokenRate, "is_worth_waiting", lambda self, survival, seconds: True)  # no draft is cut
     accepted = {}
     for trees in (False, True):
         core = model_core(tiny_model(perturb=0.3))
-        with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16), trees) as (proposer, _):
+        with lockstep(core, VOCAB, DraftLimits(max_branch_tokens=16), trees) as (proposer, _):
             engine = tiny_engine(target, proposer, depth=8, clock=proposer.clock)
             result = check_identical(target, engine, mixed_requests(9, VOCAB, seed=11, max_tokens=40))
             accepted[trees] = result.accepted / result.drafted
@@ -144,7 +144,7 @@ def test_planted_bugs_of_trees_are_caught(target, bug, monkeypatch):
 def test_rejection_is_exact(ahead, trees, monkeypatch):
     target, draft = (tiny_model(config=SMALL, perturb=perturb, scale=1.2) for perturb in (0.0, 0.5))
     monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: ahead)
-    limits = DraftLimits(max_sequences=1024, max_batch=4096, ahead_nodes=6)
+    limits = DraftLimits(max_sequences=1024, max_batch=4096, max_branch_tokens=6)
     core = model_core(draft, 16384, 16384)
     with lockstep(core, 5, limits, trees) as (proposer, worker):
         clock = proposer.clock
@@ -293,7 +293,7 @@ def test_worker_process_is_killed_or_hangs_during_the_run(target, how, monkeypat
 
 def prefer(proposer, name):
     """Both workers are on this machine; the test needs a certain one."""
-    proposer._arms.current.pairing._current = name
+    proposer._pool_drafts.current.pairing._current = name
 
 
 def test_restarted_worker_is_used_again(target):

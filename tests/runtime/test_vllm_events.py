@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from paceline.cluster.routing.kv_router import KvRouter
-from paceline.cluster.routing.router import Prompt, WorkerLoad
+from paceline.cluster.routing.router import RoutedPrompt, WorkerLoad
 from paceline.core.clock import VirtualClock
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared
 from paceline.runtime.kv_events.events import encode, short_key
@@ -59,7 +59,7 @@ class Cluster:
     def choose(self, ids: list[int], salt: str = "") -> set[str]:
         """The workers chosen in four calls."""
         loads = [WorkerLoad(name, 0, 8) for name in NAMES]
-        return {self.router.choose(Prompt(ids, salt), loads) for _ in range(4)}
+        return {self.router.choose(RoutedPrompt(ids, salt), loads) for _ in range(4)}
 
     def close(self) -> None:
         self.caches.close()

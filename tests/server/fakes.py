@@ -24,7 +24,7 @@ from paceline.core.status.worker import ClusterStatus, WorkerStatus
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.gateway_client.target_client import TargetClient
-from paceline.runtime.wire.target_messages import Recalled
+from paceline.runtime.wire.target_messages import TokensReply
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.auth.audit_log import AuditLog
@@ -100,13 +100,13 @@ class FakeTarget:
         for _, listener in self._held.values():
             listener(EngineClosed("the engine failed"))
 
-    def recall(self, key: str) -> "Future[Recalled | None]":
+    def request_tokens(self, key: str) -> "Future[TokensReply | None]":
         """The tokens of a request with this resume key, as far as they would be generated."""
-        future: Future[Recalled | None] = Future()
+        future: Future[TokensReply | None] = Future()
         found = [request for request in self.requests if request.resume_key == key]
         ids = self.tokenizer.encode(self._text(found[-1]), add_special=False) if found else []
         choices = [list(ids) for _ in range(found[-1].sampling.n)] if found else []
-        future.set_result(Recalled(1, found[-1].sampling.seed, choices) if found else None)
+        future.set_result(TokensReply(1, found[-1].sampling.seed, choices) if found else None)
         return future
 
     def cancel(self, request_id: str) -> None:

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.testclient import TestClient
 
 from paceline.server.openai.error_handlers import install_error_handlers
-from paceline.server.plan_board import PlanBoard, plan_routes
+from paceline.server.plan_board import PlannerStatus, plan_routes
 
 DECISION: dict[str, Any] = {
     "time": 1.0,
@@ -26,7 +26,7 @@ DECISION: dict[str, Any] = {
 
 @pytest.fixture
 def client() -> TestClient:
-    app, board = FastAPI(), PlanBoard()
+    app, board = FastAPI(), PlannerStatus()
     app.include_router(plan_routes(board))
     install_error_handlers(app)
     registry = CollectorRegistry()

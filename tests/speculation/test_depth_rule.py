@@ -5,7 +5,7 @@ import pytest
 from paceline.core.config import DepthRule, SpeculationConfig
 from paceline.core.status.engine import BreakerState
 from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth.policy import DepthCandidate
 from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
 from paceline.speculation.depth_rule import make_breaker, make_depth
 from tests.traffic import CHAT
@@ -16,8 +16,8 @@ def test_depth_rules() -> None:
     for name, kind in kinds.items():
         assert type(make_depth(SpeculationConfig(depth=name), 8)) is kind  # type: ignore[arg-type]
         never = make_depth(SpeculationConfig(depth=name), 0)  # type: ignore[arg-type]
-        assert never.decide([Candidate(0, CHAT, 8)]) == [0]
-    assert make_depth(SpeculationConfig(depth="fixed"), 5).decide([Candidate(0, CHAT, 8)]) == [5]
+        assert never.decide([DepthCandidate(0, CHAT, 8)]) == [0]
+    assert make_depth(SpeculationConfig(depth="fixed"), 5).decide([DepthCandidate(0, CHAT, 8)]) == [5]
 
 
 @pytest.mark.parametrize(("threshold", "state"), [(None, BreakerState.CLOSED), (0.9, BreakerState.OPEN)])

@@ -13,7 +13,7 @@ from paceline.train.drafts.eagle import EagleDraft
 from paceline.train.drafts.medusa import MedusaDraft
 from paceline.train.drafts.target import Target, layer_shape
 from paceline.train.drafts.vocabulary import DraftVocabulary
-from paceline.train.optimizer import Schedule
+from paceline.train.optimizer import LearningRate
 from paceline.train.trainer import Trainer, TrainStatus
 from tests.train.tiny import VOCAB, StopWhen, some_ids
 
@@ -45,7 +45,7 @@ def make_trainer(
     held_out = Text(text.ids[48:], text.answer[48:], text.kinds[48:])
     train = Text(text.ids[:48], text.answer[:48], text.kinds[:48])
     options = {"rows": 8, "seed": 1, "clock": VirtualClock(), "points": 1, "checkpoint": folder / "c.pt"} | changes
-    schedule = Schedule(rate, steps=steps, warmup=10)
+    schedule = LearningRate(rate, steps=steps, warmup=10)
     vocabulary = DraftVocabulary(VOCAB)
     return Trainer(new_draft(kind, target), target, vocabulary, train, held_out, schedule, **options)  # type: ignore[arg-type]
 
@@ -97,20 +97,20 @@ def test_every_epoch_has_every_row_once(target: Target, text: Text, tmp_path: Pa
 
 
 def test_schedule_of_seconds() -> None:
-    schedule = Schedule(1.0, seconds=100.0, warmup=10)
+    schedule = LearningRate(1.0, seconds=100.0, warmup=10)
     assert schedule.done(10**6, 50.0) == 0.5
     assert schedule.done(0, 200.0) == 1.0
     assert schedule.rate(4, 0.0) == pytest.approx(0.5)
     assert schedule.rate(100, 50.0) == pytest.approx(0.5)
     assert schedule.rate(100, 100.0) == pytest.approx(0.0)
-    assert Schedule(steps=10, seconds=100.0).done(5, 20.0) == 0.5
+    assert LearningRate(steps=10, seconds=100.0).done(5, 20.0) == 0.5
 
 
 def test_seconds_of_earlier_runs_count(target: Target, text: Text, tmp_path: Path) -> None:
     def run(seconds: float) -> Trainer:
         trainer = make_trainer("medusa", target, text, tmp_path, 2)
         clock = VirtualClock()
-        trainer.schedule, trainer._clock = Schedule(seconds=100.0), clock
+        trainer.schedule, trainer._clock = LearningRate(seconds=100.0), clock
         trainer.run(lambda status: None, stop=StopWhen(lambda: clock.now() >= seconds or bool(clock.advance(10.0))))
         return trainer
 

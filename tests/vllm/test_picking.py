@@ -3,19 +3,19 @@
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.vllm.picking import PLACEHOLDER, PickRows, accept, pick
+from paceline.vllm.picking import PLACEHOLDER, SamplingRows, accept, pick
 
 
 def test_a_pick_depends_on_seed_and_position_and_not_on_the_batch():
     logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0))
     params = [SamplingParams(temperature=t, top_p=p) for t, p in [(1.0, 1.0), (0.7, 0.9), (0.0, 1.0)] * 2]
     positions = torch.tensor([5, 6, 7, 8, 9, 10])
-    together = pick(logits, PickRows(params, [1, 2, 3, 4, 5, 6], positions))
+    together = pick(logits, SamplingRows(params, [1, 2, 3, 4, 5, 6], positions))
     for i in range(6):
-        alone = pick(logits[i : i + 1], PickRows(params[i : i + 1], [i + 1], positions[i : i + 1]))
+        alone = pick(logits[i : i + 1], SamplingRows(params[i : i + 1], [i + 1], positions[i : i + 1]))
         assert together[i] == alone[0]
     assert together[2] == logits[2].argmax()
-    elsewhere = [int(pick(logits[:1], PickRows(params[:1], [1], torch.tensor([at])))) for at in range(50)]
+    elsewhere = [int(pick(logits[:1], SamplingRows(params[:1], [1], torch.tensor([at])))) for at in range(50)]
     assert len(set(elsewhere)) > 20
 
 

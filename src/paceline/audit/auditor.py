@@ -12,7 +12,7 @@ from paceline.audit.rejection_check import check_rejection
 from paceline.audit.report import AuditedText
 from paceline.audit.verify_log import VerifyLog
 from paceline.core.errors import InvalidRequest
-from paceline.core.output import Completion, Generation
+from paceline.core.output import CompletionOutput, Generation
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
 from paceline.engine.llm import LLM, Prompt
@@ -164,7 +164,9 @@ def _padded(rescored: Rescored, vocab_size: int) -> Rescored:
     return replace(rescored, logits=padded)
 
 
-def _finished(sampling: SamplingParams, generation: Generation, completion: Completion, seed: int) -> FinishedText:
+def _finished(
+    sampling: SamplingParams, generation: Generation, completion: CompletionOutput, seed: int
+) -> FinishedText:
     if sampling.json_schema is not None:
         raise InvalidRequest("an audit does not support JSON schemas", field="json_schema")
     return FinishedText(generation.prompt_token_ids, completion.token_ids, sampling, seed)

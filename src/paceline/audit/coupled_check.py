@@ -9,7 +9,7 @@ import torch
 from paceline.audit.divergence import divergence, limit
 from paceline.audit.report import AuditedText, Finding, Kind
 from paceline.audit.verify_log import LoggedToken
-from paceline.core.output import Completion
+from paceline.core.output import CompletionOutput
 from paceline.models.runner import ModelRunner
 from paceline.speculation.verification.distribution import log_distribution
 from paceline.speculation.verification.noise import Purpose, gumbel
@@ -21,8 +21,8 @@ def check_coupled(
     found: AuditedText,
     rescored: Rescored,
     entries: Mapping[int, LoggedToken],
-    speculative: Completion,
-    plain: Completion,
+    speculative: CompletionOutput,
+    plain: CompletionOutput,
     runner: ModelRunner,
 ) -> AuditedText:
     """Check one text. `rescored` is the speculative text and `entries` its verify log. `plain` was generated with the same
@@ -55,7 +55,7 @@ def _finding(kind: Kind, found: AuditedText, difference: Difference) -> Finding:
 
 
 def _first_difference(
-    rescored: Rescored, speculative: Completion, plain: Completion, runner: ModelRunner
+    rescored: Rescored, speculative: CompletionOutput, plain: CompletionOutput, runner: ModelRunner
 ) -> Difference | None:
     """The first token at which the two texts differ. Later tokens are not comparable."""
     pairs = zip_longest(speculative.token_ids, plain.token_ids, fillvalue=-1)

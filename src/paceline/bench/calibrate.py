@@ -11,7 +11,7 @@ from paceline.bench.profiling.memory_reads import footprint
 from paceline.bench.profiling.recorder import RecordedRound, Recorder
 from paceline.bench.prompts import BenchPrompt
 from paceline.bench.summary import MIN_TRIALS
-from paceline.cluster.cost.cost import Footprint, Method, Target
+from paceline.cluster.cost.cost import Footprint, MethodCosts, TargetCosts
 from paceline.core.clock import Clock
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
@@ -43,8 +43,8 @@ class Trial:
 class Calibration:
     """The measured target and methods."""
 
-    target: Target
-    methods: tuple[Method, ...]
+    target: TargetCosts
+    methods: tuple[MethodCosts, ...]
     silent: tuple[str, ...]
     """Methods with no drafts, or too few to measure."""
 
@@ -144,7 +144,7 @@ class _CalibrationRun:
 
 def summarise(
     name: str, by_depth: Mapping[int, Sequence[RecordedRound]], batch: int, footprint: Footprint
-) -> Method | None:
+) -> MethodCosts | None:
     """A method from its rounds by requested depth. None if there are too few drafts."""
     # Only the largest depth ran with all prompts.
     outcomes = [outcome for round_ in by_depth[max(by_depth)] for outcome in round_.outcomes]
@@ -165,7 +165,7 @@ def summarise(
             depth: [o.nodes for round_ in by_depth[depth] for o in round_.outcomes if o.nodes] for depth in drafts
         }
         nodes = {depth: _mean(some) for depth, some in offered.items() if some}
-    return Method(
+    return MethodCosts(
         name=name,
         alphas=alphas,
         draft_seconds=drafts,
@@ -223,14 +223,14 @@ def _run(llm: "LLM", trial: Trial, prompts: Sequence[BenchPrompt], label: str, s
         )
 
 
-def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> Target:
+def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> TargetCosts:
     from paceline.engine.sizing.sizing import size_engine
     from paceline.models.loading.load import LoadedModel
 
     model = llm.engine.runner.model
     loaded = LoadedModel(llm.config.model, model.config, model, llm.tokenizer)
     memory = size_engine(llm.config, loaded, None, model.device).memory
-    return Target(
+    return TargetCosts(
         pass_seconds=pass_times(rounds),
         batch=batch,
         footprint=Footprint(memory.weight_bytes, memory.kv_bytes_per_token, memory.activation_bytes),

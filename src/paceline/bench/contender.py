@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.bench.trace import Arrival, Trace
+from paceline.bench.trace import AnswerTimes, Arrival
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 Message = Mapping[str, str]
 
 
-class Contender(Protocol):
+class MeasuredSystem(Protocol):
     """A system to measure."""
 
     name: str
 
-    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> Trace: ...
+    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> AnswerTimes: ...
 
 
 class EngineContender:
@@ -32,7 +32,7 @@ class EngineContender:
         self._speculative = speculative
         self._clock = clock
 
-    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> Trace:
+    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> AnswerTimes:
         arrivals: list[Arrival] = []
         ids: list[int] = []
         text = ""
@@ -49,17 +49,17 @@ class EngineContender:
             arrivals.append(Arrival.of(output, self._clock.now()))
             ids += output.tokens
             text += output.text
-        return Trace(category, started, tuple(arrivals), text, tuple(ids))
+        return AnswerTimes(category, started, tuple(arrivals), text, tuple(ids))
 
 
 class ProfiledContender:
     """Labels the recorded rounds with the contender's name. Contenders run in sequence, and the warm-up is not recorded."""
 
-    def __init__(self, contender: Contender, recorder: "Recorder") -> None:
+    def __init__(self, contender: MeasuredSystem, recorder: "Recorder") -> None:
         self.name = contender.name
         self._contender = contender
         self._recorder = recorder
 
-    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> Trace:
+    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> AnswerTimes:
         self._recorder.label = None if category == "warm-up" else self.name
         return await self._contender.answer(messages, sampling, category)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.contender import Message
-from paceline.bench.trace import Arrival, Trace
+from paceline.bench.trace import AnswerTimes, Arrival
 from paceline.core.clock import Clock
 from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.sampling import SamplingParams
@@ -34,7 +34,7 @@ class ServerContender:
         self._model = model
         self._clock = clock
 
-    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> Trace:
+    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> AnswerTimes:
         import httpx
 
         pieces: list[tuple[float, str]] = []
@@ -55,7 +55,7 @@ class ServerContender:
             raise ServerFailed(f"the connection to {self._client.base_url} failed: {error!r}") from error
         tokens = usage.get("completion_tokens", len(pieces))
         arrivals = _spread(pieces, tokens)
-        return Trace(
+        return AnswerTimes(
             category, started, arrivals, "".join(text for _, text in pieces), rounds=_rounds(arrivals, metrics)
         )
 

@@ -9,7 +9,7 @@ from paceline.bench.profiling.profile import LABELS, PARTS, Profile
 from paceline.bench.report import Report
 from paceline.bench.summary import MIN_TRIALS
 from paceline.cluster.cost.advice import Advice
-from paceline.cluster.cost.cost import Prospect
+from paceline.cluster.cost.cost import Estimate
 from paceline.core.errors import MissingDependency
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ TIMES = (("draft", "#f0b37e"), ("verify", "#9aa5b1"), ("network", "#c8a6f0"))
 def plot_advice(advice: Advice, title: str) -> bytes:
     """Speed and tokens by depth, and the time of a token by part, as PNG."""
     pyplot = load_pyplot()
-    by_method: dict[str, list[Prospect]] = {}
+    by_method: dict[str, list[Estimate]] = {}
     for prospect in advice.table[1:]:
         by_method.setdefault(prospect.method, []).append(prospect)
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(14, 4.6), layout="constrained")
@@ -153,7 +153,7 @@ def plot_advice(advice: Advice, title: str) -> bytes:
     return buffer.getvalue()
 
 
-def _by_depth(axes: "Axes", by_method: dict[str, list[Prospect]], advice: Advice, field: str, label: str) -> None:
+def _by_depth(axes: "Axes", by_method: dict[str, list[Estimate]], advice: Advice, field: str, label: str) -> None:
     """One line per method. A ring marks the recommendation."""
     max_depth = 1
     for i, (name, some) in enumerate(by_method.items()):
@@ -178,7 +178,7 @@ def _by_depth(axes: "Axes", by_method: dict[str, list[Prospect]], advice: Advice
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _times(axes: "Axes", baseline: Prospect, by_method: dict[str, list[Prospect]]) -> None:
+def _times(axes: "Axes", baseline: Estimate, by_method: dict[str, list[Estimate]]) -> None:
     """Milliseconds per token, plain and with each method at its best depth."""
     best = [max(some, key=lambda prospect: prospect.speedup) for some in by_method.values()]
     rows = [baseline, *sorted(best, key=lambda prospect: -prospect.speedup)]

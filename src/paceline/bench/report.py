@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.bench.summary import Summary
-from paceline.bench.trace import Trace
+from paceline.bench.trace import AnswerTimes
 from paceline.cluster.cost.cost import dollars_per_million
 
 
@@ -64,8 +64,8 @@ class Report:
         return {"about": about, "contenders": contenders}
 
 
-def measure(name: str, traces: Sequence[Trace], seconds: float, reference: Sequence[Trace]) -> Measured:
-    by_category: dict[str, list[Trace]] = {}
+def measure(name: str, traces: Sequence[AnswerTimes], seconds: float, reference: Sequence[AnswerTimes]) -> Measured:
+    by_category: dict[str, list[AnswerTimes]] = {}
     for trace in traces:
         by_category.setdefault(trace.category, []).append(trace)
     differences = [
@@ -82,13 +82,13 @@ def measure(name: str, traces: Sequence[Trace], seconds: float, reference: Seque
     )
 
 
-def _same(expected: Trace, found: Trace) -> bool:
+def _same(expected: AnswerTimes, found: AnswerTimes) -> bool:
     if expected.token_ids is not None and found.token_ids is not None:
         return expected.token_ids == found.token_ids
     return expected.text == found.text
 
 
-def _difference(answer: int, expected: Trace, found: Trace) -> Difference:
+def _difference(answer: int, expected: AnswerTimes, found: AnswerTimes) -> Difference:
     wanted, got = expected.text, found.text
     at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
     return Difference(answer, expected.category, at, wanted[at : at + 40], got[at : at + 40])

@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.bench.contender import Contender, Message
+from paceline.bench.contender import MeasuredSystem, Message
 from paceline.bench.prompts import BenchPrompt
 from paceline.bench.report import Measured, measure
-from paceline.bench.trace import Trace
+from paceline.bench.trace import AnswerTimes
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
 
@@ -32,13 +32,13 @@ class Workload:
 
 
 async def compare(
-    contenders: Sequence[Contender], workload: Workload, clock: Clock, on_wave: Callable[[int], None]
+    contenders: Sequence[MeasuredSystem], workload: Workload, clock: Clock, on_wave: Callable[[int], None]
 ) -> tuple[Measured, ...]:
     """Measure every contender. The first is the reference for text. `on_wave(n)` reports that n more conversations are done.
 
     The first contender changes with every wave. A wave ends with its last answer.
     """
-    traces: list[list[Trace]] = [[] for _ in contenders]
+    traces: list[list[AnswerTimes]] = [[] for _ in contenders]
     seconds = [0.0] * len(contenders)
     for contender in contenders:
         await _warm_up(contender, workload)
@@ -55,12 +55,12 @@ async def compare(
     )
 
 
-async def _warm_up(contender: Contender, workload: Workload) -> None:
+async def _warm_up(contender: MeasuredSystem, workload: Workload) -> None:
     sampling = replace(workload.sampling, max_tokens=min(WARM_UP_TOKENS, workload.sampling.max_tokens), seed=0)
     await contender.answer([{"role": "user", "content": "Count from one to ten."}], sampling, "warm-up")
 
 
-async def _run_wave(contender: Contender, workload: Workload, wave: range) -> list[Trace]:
+async def _run_wave(contender: MeasuredSystem, workload: Workload, wave: range) -> list[AnswerTimes]:
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_converse(contender, workload, i)) for i in wave]
@@ -69,12 +69,12 @@ async def _run_wave(contender: Contender, workload: Workload, wave: range) -> li
     return [trace for task in tasks for trace in task.result()]
 
 
-async def _converse(contender: Contender, workload: Workload, index: int) -> list[Trace]:
+async def _converse(contender: MeasuredSystem, workload: Workload, index: int) -> list[AnswerTimes]:
     prompt, sampling = workload.prompts[index], workload.sampling
     if sampling.seed is not None:
         sampling = replace(sampling, seed=sampling.seed + index)
     messages: list[Message] = [{"role": "system", "content": workload.system}] if workload.system else []
-    traces: list[Trace] = []
+    traces: list[AnswerTimes] = []
     for turn in prompt.turns:
         messages.append({"role": "user", "content": turn})
         trace = await contender.answer(messages, sampling, prompt.category)

@@ -10,7 +10,7 @@ from paceline.bench.plots import COLOURS, load_pyplot
 from paceline.planning.autoscaling.observation import ROLES
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationResult
-from paceline.planning.sizing.plan import Plan
+from paceline.planning.sizing.plan import ClusterPlan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +64,7 @@ def _distribution(axes: "Axes", title: str, seconds: Sequence[float], limit: flo
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def plot_plan(plan: Plan, title: str, path: Path) -> None:
+def plot_plan(plan: ClusterPlan, title: str, path: Path) -> None:
     """Every simulated cluster: dollars an hour against the time per token. A ring marks the choice."""
     pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(7.5, 4.6), layout="constrained")

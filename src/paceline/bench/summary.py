@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.bench.trace import Arrival, Trace
+from paceline.bench.trace import AnswerTimes, Arrival
 from paceline.speculation.depth.acceptance import known_positions
 
 MIN_TRIALS = 5
@@ -55,7 +55,7 @@ class Summary:
         return sum(alpha.accepted for alpha in self.alphas) / trials if trials else None
 
     @classmethod
-    def of(cls, traces: Sequence[Trace], seconds: float | None = None) -> "Summary":
+    def of(cls, traces: Sequence[AnswerTimes], seconds: float | None = None) -> "Summary":
         """`seconds` is the wall time of all traces. If it is None, the sum of their times counts."""
         arrivals = [arrival for trace in traces for arrival in trace.arrivals]
         first = [trace.ttft for trace in traces if trace.ttft is not None]

@@ -20,7 +20,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class AnswerTimes:
     """One request and its answer."""
 
     category: str

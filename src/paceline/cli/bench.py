@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.bench.contender import Contender, EngineContender, ProfiledContender
+from paceline.bench.contender import EngineContender, MeasuredSystem, ProfiledContender
 from paceline.bench.openai_server import connect
 from paceline.bench.presets import DEFAULT, DEFAULT_PROMPTS, PRESETS, Preset, find_preset
 from paceline.bench.profiling.profile import Profile, RoundTimes, profile
@@ -152,7 +152,7 @@ async def _measure(
 ) -> tuple[Measured, ...]:
     clock = WallClock()
     async with AsyncExitStack() as stack:
-        contenders: list[Contender] = [
+        contenders: list[MeasuredSystem] = [
             EngineContender("plain", llm, False, clock),
             EngineContender("speculative", llm, True, clock),
         ]

@@ -7,7 +7,7 @@ import typer
 from rich.text import Text
 
 from paceline.bench.summary import Summary
-from paceline.bench.trace import Arrival, Trace
+from paceline.bench.trace import AnswerTimes, Arrival
 from paceline.cli.options import ENGINE, MaxTokens, Seed, Temperature, TopK, TopP, sampling_params, with_settings
 from paceline.cli.render import console
 from paceline.cli.render.console import loaded
@@ -84,7 +84,7 @@ class Conversation:
         self.messages += [question, {"role": "assistant", "content": trace.text}]
         console.out.print(speed_line(trace), style="dim", highlight=False)
 
-    def _answer(self, messages: list[dict[str, str]]) -> Trace:
+    def _answer(self, messages: list[dict[str, str]]) -> AnswerTimes:
         from paceline.cli.render.token_colours import Painter
 
         painter = Painter(self._llm.tokenizer)
@@ -102,10 +102,10 @@ class Conversation:
             _write(Text(" [stopped]", "dim"))
         _write(painter.flush())
         console.out.print()
-        return Trace("chat", started, tuple(arrivals), text)
+        return AnswerTimes("chat", started, tuple(arrivals), text)
 
 
-def speed_line(trace: Trace) -> str:
+def speed_line(trace: AnswerTimes) -> str:
     summary = Summary.of([trace])
     parts = [f"{summary.tokens} tokens", f"{summary.tokens_per_second:.1f} tok/s"]
     if summary.ttft_p50 is not None:

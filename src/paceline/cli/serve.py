@@ -17,7 +17,7 @@ from paceline.server.config.config import SETTINGS, GatewayConfig, ServerConfig
 from paceline.server.config.load import load_gateway_config
 
 if TYPE_CHECKING:
-    from paceline.server.serve import Ready
+    from paceline.server.serve import ServerReady
 
 QUESTION = "Write a Python function that sorts a list."
 KEY = "OPENAI_API_KEY"
@@ -51,7 +51,7 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
     raise typer.Exit(run(config, lambda ready: console.out.print(banner(ready), soft_wrap=True)))
 
 
-def banner(ready: "Ready") -> Text:
+def banner(ready: "ServerReady") -> Text:
     """Commands to paste into another terminal."""
     body = json.dumps({"model": ready.model, "messages": [{"role": "user", "content": QUESTION}]})
     header = f' -H "Authorization: Bearer ${KEY}"' if ready.needs_key else ""

@@ -26,7 +26,7 @@ class WorkerState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class StepProgress:
     """The part of a heartbeat that health depends on."""
 
     epoch: int
@@ -46,10 +46,10 @@ class StallDetector:
         """`slack` is the time in seconds that a step may take beyond its predicted time. A step without a prediction may take
         `unmeasured` seconds."""
         self._slack, self._unmeasured = slack, unmeasured
-        self._progress: Progress | None = None
+        self._progress: StepProgress | None = None
         self._last_step = 0.0
 
-    def observe(self, progress: Progress, now: float) -> None:
+    def observe(self, progress: StepProgress, now: float) -> None:
         last, self._progress = self._progress, progress
         if (
             last is None
@@ -76,7 +76,7 @@ class WorkerHealth:
     def __init__(self, config: HealthConfig) -> None:
         self._config = config
         self._last_heartbeat: float | None = None
-        self._progress: Progress | None = None
+        self._progress: StepProgress | None = None
         self._steps = StallDetector(config.stall)
         self._num_wrong_canaries = 0
         self._is_disconnected = False
@@ -90,7 +90,7 @@ class WorkerHealth:
         """Whether the last canary was wrong."""
         return self._num_wrong_canaries > 0
 
-    def heartbeat(self, progress: Progress, now: float) -> bool:
+    def heartbeat(self, progress: StepProgress, now: float) -> bool:
         """Returns whether the worker has restarted since the last heartbeat."""
         last, self._progress = self._progress, progress
         self._last_heartbeat, self._is_disconnected = now, False

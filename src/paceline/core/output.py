@@ -76,7 +76,7 @@ class SpeculationMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class CompletionOutput:
     """One finished choice of a request."""
 
     index: int
@@ -94,7 +94,7 @@ class Generation:
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
-    completions: tuple[Completion, ...]
+    completions: tuple[CompletionOutput, ...]
     num_cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     """Of the prompt tokens after the first, if `SamplingParams.prompt_logprobs` is set."""

@@ -14,7 +14,7 @@ Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class EndpointRound:
     """One round, which has a draft to verify after the committed tokens."""
 
     prompt: tuple[int, ...]
@@ -95,13 +95,13 @@ class Endpoint(ABC):
         """The reason why this server cannot verify drafts exactly with these parameters. None if it can."""
         return f"{self.kind} has no route that scores drafts: use it as the draft"
 
-    async def verify(self, round_: Round) -> Outcome:
+    async def verify(self, round_: EndpointRound) -> Outcome:
         """The outcome of one round, from one call that scores all drafted tokens. Call it only without a `refusal`."""
         raise EndpointLacks(f"{self} cannot verify drafts")
 
     @property
     def reports_ends(self) -> bool:
-        """Whether `verify` finds the end of the text without `Round.ends`."""
+        """Whether `verify` finds the end of the text without `EndpointRound.ends`."""
         return False
 
     @property

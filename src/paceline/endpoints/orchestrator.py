@@ -18,7 +18,7 @@ from paceline.core.traffic import TrafficClass
 from paceline.endpoints.compatibility import Check, check_compatible
 from paceline.endpoints.connect import find_endpoint
 from paceline.endpoints.end_tokens import find_end_tokens
-from paceline.endpoints.endpoint import Endpoint, Message, Outcome, Round
+from paceline.endpoints.endpoint import Endpoint, EndpointRound, Message, Outcome
 from paceline.endpoints.http_client import EndpointFailed, EndpointLacks, connect
 from paceline.endpoints.round_control import METHOD, RoundControl
 from paceline.speculation.depth.policy import RoundObservation
@@ -141,7 +141,7 @@ class Orchestrator:
                 began = self._clock.now()
                 draft = await self._draft(ids, asked, sampling) if asked else ()
                 drafted_at = self._clock.now()
-                outcome = await self.target.verify(Round(prompt_ids, output, draft, sampling, self._ends))
+                outcome = await self.target.verify(EndpointRound(prompt_ids, output, draft, sampling, self._ends))
                 now = self._clock.now()
                 accepted = min(outcome.accepted, len(draft))
                 control.observe(

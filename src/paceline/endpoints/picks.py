@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason
-from paceline.endpoints.endpoint import Outcome, Round
+from paceline.endpoints.endpoint import EndpointRound, Outcome
 
 _MASK_32, _MASK_64 = 2**32 - 1, 2**64 - 1
 
@@ -91,7 +91,7 @@ def pick(row: Mapping[int, float], sampling: SamplingParams, position: int) -> i
     return max(kept, key=lambda item: item[1] + gumbel(sampling.seed or 0, position, item[0]))[0]
 
 
-def accept(round_: Round, picks: Sequence[int]) -> Outcome:
+def accept(round_: EndpointRound, picks: Sequence[int]) -> Outcome:
     """The outcome of a round whose rows have these picks: after the committed tokens, then after each drafted one. `picks` may
     end after the first that differs from the draft."""
     accepted = 0

@@ -7,10 +7,10 @@ from paceline.core.config import SpeculationConfig
 from paceline.core.speculation import MAX_DEPTH, SpeculationFlags
 from paceline.core.status.engine import EngineStatus
 from paceline.core.traffic import TrafficClass
-from paceline.engine.stats import StepTotals, TrafficClasses
+from paceline.engine.stats import StepTotals, TrafficStatistics
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.drift import Change
-from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.drift import AcceptanceChange
+from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.speculation.depth_rule import make_breaker, make_depth
 
 METHOD = "endpoint"
@@ -26,7 +26,7 @@ class RoundControl:
         self.max_depth = min(MAX_DEPTH, DEFAULT_DEPTH if config.max_depth is None else config.max_depth)
         self._is_enabled = config.enabled
         self._policy = make_depth(config, self.max_depth)
-        self._traffic = TrafficClasses(make_breaker(config))
+        self._traffic = TrafficStatistics(make_breaker(config))
         self._calls = Breaker(BreakerRule(trips=1, window=1))
         """Opens when a call of the draft endpoint fails."""
         self._totals = StepTotals()
@@ -54,7 +54,7 @@ class RoundControl:
             self._traffic.count_declined([traffic])
             return 0
         is_allowed = self._traffic.breaker.allow(traffic, now) > 0
-        candidate = Candidate(sequence_id, traffic, most if is_allowed else 0, num_tokens, remaining)
+        candidate = DepthCandidate(sequence_id, traffic, most if is_allowed else 0, num_tokens, remaining)
         depth = self._policy.decide([candidate])[0]
         self._traffic.count_decision(traffic, depth, is_allowed)
         return depth
@@ -108,6 +108,6 @@ class RoundControl:
             seconds=self._totals.seconds,
         )
 
-    def _restart(self, changes: Iterable[Change]) -> None:
+    def _restart(self, changes: Iterable[AcceptanceChange]) -> None:
         for change in changes:
             self._policy.restart(change.traffic, change.after)

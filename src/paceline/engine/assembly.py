@@ -11,10 +11,10 @@ from paceline.cluster.step import padded_size
 from paceline.core.clock import Clock, WallClock
 from paceline.core.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.engine.hooks.exports import Exports
+from paceline.engine.hooks.exports import KvExports
 from paceline.engine.hooks.hook import StepHook
-from paceline.engine.hooks.imports import Imports
-from paceline.engine.hooks.method_assignment import MethodAssignment
+from paceline.engine.hooks.imports import KvImports
+from paceline.engine.hooks.method_assignment import DefaultMethodTrial
 from paceline.engine.hooks.self_audit import SelfAudit
 from paceline.engine.hooks.tier_build import make_tiers
 from paceline.engine.proposers import default_methods, make_proposers, pick_method
@@ -119,7 +119,7 @@ def engine_of_parts(
     that names none gets the faster one; if it is empty, such a request gets the validator's default."""
     clock = clock or WallClock()
     assignment = (
-        MethodAssignment(default_methods, speculator.proposers, scheduler, validator, clock)
+        DefaultMethodTrial(default_methods, speculator.proposers, scheduler, validator, clock)
         if default_methods
         else None
     )
@@ -127,8 +127,8 @@ def engine_of_parts(
     built_in: list[StepHook | None] = [
         assignment,
         audit,
-        Imports(runner, scheduler, speculator, validator.limits.max_model_len),
-        Exports(runner, scheduler.tables),
+        KvImports(runner, scheduler, speculator, validator.limits.max_model_len),
+        KvExports(runner, scheduler.tables),
         scheduler.tiers,
         None if graph is None else graph.captures,
     ]

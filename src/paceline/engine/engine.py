@@ -15,10 +15,10 @@ from paceline.engine.control.status import AuditReport, StatusReporter
 from paceline.engine.executors.executor import GraphStepExecutor, StepExecutor, StepResult
 from paceline.engine.executors.host import HostExecutor
 from paceline.engine.executors.selector import ExecutorSelector
-from paceline.engine.hooks.hook import HookedParts, StepHook, StepHooks
+from paceline.engine.hooks.hook import RunnerAndSpeculator, StepHook, StepHooks
 from paceline.engine.isolation.engine_recovery import EngineRecovery
 from paceline.engine.isolation.failures import RequestFailure, contained
-from paceline.engine.isolation.step_watch import StepWatch
+from paceline.engine.isolation.step_watch import StepTimePrediction
 from paceline.engine.output import OutputProcessor
 from paceline.engine.requests.committer import Committer
 from paceline.engine.requests.requests import Requests
@@ -67,10 +67,10 @@ class Engine:
         self.counted_bytes = counted_bytes
         self.num_steps = 0
         """Steps begun; a busy engine whose count stands still is stuck."""
-        self.watch = StepWatch()
+        self.watch = StepTimePrediction()
         self.assignment = assignment
         """Chooses the method of requests that name none. None if they get the validator's default."""
-        self.hooks = StepHooks(hooks, HookedParts(runner, speculator))
+        self.hooks = StepHooks(hooks, RunnerAndSpeculator(runner, speculator))
         output = OutputProcessor(tokenizer)
         self.requests = Requests(validator, scheduler, speculator, output, self.hooks, self.clock)
         host = HostExecutor(runner, scheduler, speculator, output, self.clock, self.hooks)
@@ -86,7 +86,7 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """Run one step and return what it added to each sequence.
 
-        A request that fails ends alone; `take_failures` returns it. The step raises only if the engine itself has failed.
+        A request that fails ends alone; `pop_failures` returns it. The step raises only if the engine itself has failed.
         """
         outputs = self.advance()
         self.prepare_next()
@@ -160,9 +160,9 @@ class Engine:
         """Free everything the request holds, now. Cancelling a finished or unknown request is not an error."""
         self.requests.cancel(request_id)
 
-    def take_failures(self) -> list[RequestFailure]:
+    def pop_failures(self) -> list[RequestFailure]:
         """The requests that failed since the last call. They have ended."""
-        return self.requests.take_failures()
+        return self.requests.pop_failures()
 
     def warm_up(self) -> None:
         """Compile kernels and capture the graphs that any traffic needs, before the first request."""

@@ -23,7 +23,7 @@ IDLE_AFTER = 0.5
 """Seconds without work before idle work begins: a client that continues a conversation at once finds the engine free."""
 
 
-class Trace(Protocol):
+class RequestTracer(Protocol):
     """Receives the outputs of one request, on the engine's thread."""
 
     def add(self, output: StepOutput) -> None: ...
@@ -34,7 +34,7 @@ class Trace(Protocol):
 
 
 class Tracer(Protocol):
-    def follow(self, request: Request) -> Trace:
+    def follow(self, request: Request) -> RequestTracer:
         """A trace for a request that was just submitted. Called from any thread."""
         ...
 
@@ -45,7 +45,7 @@ class _Caller:
 
     listener: OutputListener
     unfinished: int
-    trace: Trace | None = None
+    trace: RequestTracer | None = None
     cancelled: bool = False
 
     def send(self, event: OutputEvent) -> bool:
@@ -146,7 +146,7 @@ class EngineLoop:
                     for output in self.engine.advance():
                         self._deliver(output)
                     self.engine.prepare_next()
-                    for failure in self.engine.take_failures():
+                    for failure in self.engine.pop_failures():
                         self._fail(failure)
             for request_id in list(self._callers):
                 self.engine.cancel(request_id)

@@ -7,20 +7,20 @@ from collections.abc import Sequence as Seq
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
 from paceline.core.traffic import TrafficClass
-from paceline.engine.drafting.costs import DraftCosts
+from paceline.engine.drafting.costs import DraftCostMeter
 from paceline.engine.drafting.depths import DepthDecisions, set_plain
 from paceline.engine.drafting.observation import StepContents, observe_rounds, observe_step
 from paceline.engine.drafting.trial_traffic import TrialTraffic
 from paceline.engine.executors.executor import StepResult
 from paceline.engine.isolation.proposer_guard import ProposerGuard
 from paceline.engine.schedule import Schedule
-from paceline.engine.stats import StepTotals, TrafficClasses
+from paceline.engine.stats import StepTotals, TrafficStatistics
 from paceline.engine.validator import RequestValidator
 from paceline.speculation.depth.breaker import Breaker
-from paceline.speculation.depth.drift import Change
+from paceline.speculation.depth.drift import AcceptanceChange
 from paceline.speculation.depth.policy import DepthPolicy
 from paceline.speculation.drafts import Draft, DraftPrefill
-from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, Proposer
+from paceline.speculation.proposer import HiddenRequest, HiddenRows, Proposer, SequenceProgress
 from paceline.speculation.trees.tree import InvalidDraft, prune, validate
 from paceline.speculation.verification.verify import Verdict
 
@@ -48,7 +48,7 @@ class Speculator:
         self.proposers = proposers
         self.depth = depth
         self.enabled = enabled
-        self.traffic = TrafficClasses(breaker)
+        self.traffic = TrafficStatistics(breaker)
         self.totals = StepTotals()
         self.num_invalid = 0
         """Invalid drafts, which were dropped: not a tree, or tokens outside the vocabulary."""
@@ -56,7 +56,7 @@ class Speculator:
         self._configured = enabled
         self._validator, self._clock, self._vocab_size = validator, clock, vocab_size
         self._guard = ProposerGuard(proposers)
-        self._costs = DraftCosts(clock, graph_methods)
+        self._costs = DraftCostMeter(clock, graph_methods)
         self._trials = TrialTraffic(proposers, self.traffic)
         self._depths = DepthDecisions(proposers, self.traffic, self._trials, self._guard, validator, clock)
         self._behind: set[int] = set()
@@ -115,7 +115,7 @@ class Speculator:
         self,
         running: Seq[Sequence],
         verdicts: Mapping[int, Verdict] | None = None,
-        hidden: Mapping[int, Hidden] | None = None,
+        hidden: Mapping[int, HiddenRows] | None = None,
         has_room: bool = True,
         prompt_rows: int = 0,
     ) -> None:
@@ -168,13 +168,13 @@ class Speculator:
         """The graph executor submitted a step."""
         self._costs.graph_resumed()
 
-    def add_hidden_states(self, sequence: Sequence, states: Seq[Hidden]) -> None:
+    def add_hidden_states(self, sequence: Sequence, states: Seq[HiddenRows]) -> None:
         """Report hidden states of its prompt that another worker computed."""
         request = self.proposers[sequence.method].traits.hidden
         if request is None or request.last or not (self.enabled and sequence.speculation.enabled):
             return
         for hidden in states:
-            if set(request.layers) <= set(hidden.inner):
+            if set(request.layers) <= set(hidden.by_layer):
                 self._guard.observe(sequence.method, [self._progress(sequence, hidden)])
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
@@ -228,10 +228,10 @@ class Speculator:
         running: Seq[Sequence],
         ready: Seq[Sequence],
         verdicts: Mapping[int, Verdict],
-        hidden: Mapping[int, Hidden],
-    ) -> Mapping[str, list[Progress]]:
+        hidden: Mapping[int, HiddenRows],
+    ) -> Mapping[str, list[SequenceProgress]]:
         """What proposers observe: sequences that decode next (`ready`), then prompts with new hidden states."""
-        progress: defaultdict[str, list[Progress]] = defaultdict(list)
+        progress: defaultdict[str, list[SequenceProgress]] = defaultdict(list)
         is_lazy = {method: proposer.traits.is_lazy for method, proposer in self.proposers.items()}
         for sequence in ready:
             if sequence.depth == 0 and is_lazy[sequence.method]:
@@ -244,10 +244,10 @@ class Speculator:
                 progress[sequence.method].append(self._progress(sequence, hidden[sequence.id]))
         return progress
 
-    def _progress(self, sequence: Sequence, hidden: Hidden | None, picks: Seq[int] = ()) -> Progress:
-        return Progress.of(sequence, self._validator.remaining(sequence) - 1, hidden, picks)
+    def _progress(self, sequence: Sequence, hidden: HiddenRows | None, picks: Seq[int] = ()) -> SequenceProgress:
+        return SequenceProgress.of(sequence, self._validator.remaining(sequence) - 1, hidden, picks)
 
-    def _restart(self, changes: Iterable[Change]) -> None:
+    def _restart(self, changes: Iterable[AcceptanceChange]) -> None:
         """Restart the depth policy for traffic classes that changed."""
         for change in changes:
             self.depth.restart(change.traffic, change.after)

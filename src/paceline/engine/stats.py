@@ -9,7 +9,7 @@ from paceline.core.status.engine import BreakerState, TrafficStatus
 from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.acceptance import known_positions
 from paceline.speculation.depth.breaker import Breaker
-from paceline.speculation.depth.drift import Change, DriftTest
+from paceline.speculation.depth.drift import AcceptanceChange, DriftTest
 from paceline.speculation.depth.policy import RoundObservation
 
 logger = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class ClassCounts:
     def add_fallback(self, reason: str, count: int = 1) -> None:
         self._fallbacks[reason] += count
 
-    def add_drift(self, change: Change) -> None:
+    def add_drift(self, change: AcceptanceChange) -> None:
         self._drifts += 1
         self._drift = (change.before, change.after)
 
@@ -117,7 +117,7 @@ class ClassCounts:
         )
 
 
-class TrafficClasses:
+class TrafficStatistics:
     """Holds the breaker, the drift test, and the counts for reports of every traffic class."""
 
     def __init__(self, breaker: Breaker) -> None:
@@ -125,7 +125,9 @@ class TrafficClasses:
         self.drift = DriftTest()
         self._counts: defaultdict[TrafficClass, ClassCounts] = defaultdict(ClassCounts)
 
-    def observe(self, rounds: Iterable[RoundObservation], now: float, advantage: float | None) -> list[Change]:
+    def observe(
+        self, rounds: Iterable[RoundObservation], now: float, advantage: float | None
+    ) -> list[AcceptanceChange]:
         """Count the rounds of one step, decided at that `advantage`. Returns the classes that have changed."""
         changes = []
         for round_ in rounds:
@@ -140,7 +142,7 @@ class TrafficClasses:
                 changes.append(change)
         return self._log(changes)
 
-    def close(self, sequence_ids: Iterable[int]) -> list[Change]:
+    def close(self, sequence_ids: Iterable[int]) -> list[AcceptanceChange]:
         """End these sequences, whose rounds are all observed. Returns the classes that have changed with them."""
         return self._log(self.drift.close(sequence_ids))
 
@@ -173,7 +175,7 @@ class TrafficClasses:
         """The recent acceptance of the first drafts of every class. None if no draft was verified."""
         return {traffic: counts.first_alpha for traffic, counts in self._counts.items()}
 
-    def _log(self, changes: list[Change]) -> list[Change]:
+    def _log(self, changes: list[AcceptanceChange]) -> list[AcceptanceChange]:
         for change in changes:
             method, category = change.traffic.method, change.traffic.shown_category
             self._counts[change.traffic].add_drift(change)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from paceline.core.output import Completion, Generation, SpeculationMetrics, StepOutput, TokenLogprobs
+from paceline.core.output import CompletionOutput, Generation, SpeculationMetrics, StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin, SpeculationCounts
 
@@ -52,9 +52,9 @@ class Transcript:
             self.request.id, self.request.prompt_ids, completions, self._num_cached, self._prompt_logprobs
         )
 
-    def _completion(self, index: int, choice: _Choice) -> Completion:
+    def _completion(self, index: int, choice: _Choice) -> CompletionOutput:
         assert choice.finish_reason is not None
-        return Completion(
+        return CompletionOutput(
             index=index,
             text="".join(choice.texts),
             token_ids=tuple(choice.tokens),

@@ -22,9 +22,9 @@ from paceline.train.card import make_record, write_card
 from paceline.train.data.text_file import Text, TextFile, TextPlan
 from paceline.train.drafts.target import Target, identity
 from paceline.train.evaluate import Evaluation, Score
-from paceline.train.optimizer import Schedule
+from paceline.train.optimizer import LearningRate
 from paceline.train.plan import Kind, TrainPlan
-from paceline.train.progress import Progress, Stopped, StopRequest
+from paceline.train.progress import Stopped, StopRequest, TrainingLog
 from paceline.train.run import CHECKPOINT, make_draft, pick_device
 from paceline.train.saved_draft import load_draft, save_draft
 from paceline.train.trainer import CurvePoint, Trainer
@@ -61,7 +61,7 @@ class Pacer:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class LearnedDraft:
     """A trained version, and the scores of its parent and itself on the same held-out samples."""
 
     before: tuple[Score, ...]
@@ -75,7 +75,9 @@ class Candidate:
 class FurtherTraining(Protocol):
     """Trains a version."""
 
-    def run(self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest) -> Candidate | None:
+    def run(
+        self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest
+    ) -> LearnedDraft | None:
         """Writes the version and its card into `out`. Returns None if `stop` was requested."""
         ...
 
@@ -83,7 +85,7 @@ class FurtherTraining(Protocol):
 class DraftTraining:
     """Implements `FurtherTraining`. It holds the target's weights on the learner's device."""
 
-    def __init__(self, plan: LearnPlan, command: str, clock: Clock, progress: Progress, pacer: Pacer) -> None:
+    def __init__(self, plan: LearnPlan, command: str, clock: Clock, progress: TrainingLog, pacer: Pacer) -> None:
         self._plan, self._command, self._clock, self._progress, self._pacer = plan, command, clock, progress, pacer
         checkpoint = open_checkpoint(plan.model)
         device = pick_device(plan.device)
@@ -92,7 +94,9 @@ class DraftTraining:
         self._identity = identity(self._target.name, checkpoint.read_tokenizer())
         self._num_runs = 0
 
-    def run(self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest) -> Candidate | None:
+    def run(
+        self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest
+    ) -> LearnedDraft | None:
         try:
             return self._run(parent, samples, held_out, out, stop)
         except Stopped:
@@ -100,14 +104,16 @@ class DraftTraining:
 
     def score(self, draft: Path, samples: Samples) -> Evaluation:
         """The scores of a saved draft by row."""
-        trainer = self._trainer(draft, draft, samples, samples, Schedule(steps=1))
+        trainer = self._trainer(draft, draft, samples, samples, LearningRate(steps=1))
         return trainer.evaluate(trainer.held_out)
 
-    def _run(self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest) -> Candidate | None:
+    def _run(
+        self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest
+    ) -> LearnedDraft | None:
         plan = self._plan
         count = len(to_text(samples, plan.length, self._target.config.vocab_size))
         steps = max(1, math.ceil(plan.epochs * count / plan.rows))
-        schedule = Schedule(plan.learning_rate, steps, warmup=max(1, round(WARMUP_SHARE * steps)))
+        schedule = LearningRate(plan.learning_rate, steps, warmup=max(1, round(WARMUP_SHARE * steps)))
         self._num_runs += 1
         trainer = self._trainer(parent, out, samples, held_out, schedule)
         with stop.interruptible():
@@ -128,14 +134,14 @@ class DraftTraining:
         write_card(out, record, self._progress)
         (out / CHECKPOINT).unlink(missing_ok=True)
         rows = trainer.held_out.kinds
-        return Candidate(
+        return LearnedDraft(
             tuple(before.chain.get(row, Score()) for row in rows),
             tuple(after.chain.get(row, Score()) for row in rows),
             tokens=num_trained(trainer.text),
             seconds=trainer.seconds,
         )
 
-    def _trainer(self, parent: Path, out: Path, samples: Samples, held_out: Samples, schedule: Schedule) -> Trainer:
+    def _trainer(self, parent: Path, out: Path, samples: Samples, held_out: Samples, schedule: LearningRate) -> Trainer:
         plan = self._plan
         text, held = (to_text(group, plan.length, self._target.config.vocab_size) for group in (samples, held_out))
         draft, vocabulary = make_draft(self._train_plan(parent, out), self._target, self._identity, text.ids)

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Protocol
 
 from paceline.core.errors import InvalidConfig, MissingDependency
-from paceline.learning.further_training import Candidate, FurtherTraining
+from paceline.learning.further_training import FurtherTraining, LearnedDraft
 from paceline.learning.gate import OfflineLimits, decide_offline
 from paceline.learning.learning_server import ServerFailure, Trials
 from paceline.learning.memory import SampleMemory
 from paceline.learning.plot import PLOT, plot_versions
 from paceline.learning.shift import ShiftLimits, has_shifted
-from paceline.learning.versions import Activity, Lineage, Verdict, VersionFolder
+from paceline.learning.versions import Activity, Lineage, TrialResult, VersionFolder
 from paceline.server.learning.sample_ring import LearningSample, SampleBatch
 from paceline.train.evaluate import Score
-from paceline.train.progress import Progress, Stopped, StopRequest
+from paceline.train.progress import Stopped, StopRequest, TrainingLog
 
 MAX_BACKOFF = 8
 """Largest factor on `new_tokens` after refusals in a row."""
@@ -53,7 +53,7 @@ class Learner:
         training: FurtherTraining,
         memory: SampleMemory,
         limits: LearnerLimits,
-        progress: Progress,
+        progress: TrainingLog,
         sleep: Callable[[float], None],
         stop: StopRequest,
         plot: Callable[[Sequence[Lineage], Path], None] = plot_versions,
@@ -170,7 +170,7 @@ class Learner:
                 [score.rounds for score in candidate.after],
                 OfflineLimits(self._limits.margin, self._limits.min_held_out),
             )
-            verdict = Verdict(offline.is_better, offline.gain, offline.reason)
+            verdict = TrialResult(offline.is_better, offline.gain, offline.reason)
             folder.add(_lineage(number, parent, len(samples), len(held_out), candidate, verdict))
         if not offline.is_better:
             is_promising = offline.gain is not None and offline.gain >= self._limits.margin
@@ -190,7 +190,7 @@ class Learner:
         self._progress.note(f"version {number} is kept: {online.reason}")
         self._plot()
 
-    def _refuse(self, number: int, online: Verdict | None, reason: str, is_promising: bool = False) -> None:
+    def _refuse(self, number: int, online: TrialResult | None, reason: str, is_promising: bool = False) -> None:
         """`is_promising` says that more samples may prove its gain, so that the next training does not wait longer."""
         self._refusals += not is_promising
         self._folder.change(number, status="refused", online=online, note=reason if online is None else "")
@@ -198,7 +198,7 @@ class Learner:
         self._progress.note(f"version {number} is refused: {reason}")
         self._plot()
 
-    def _trial(self, draft: Path, is_tried: bool = True) -> Verdict | None:
+    def _trial(self, draft: Path, is_tried: bool = True) -> TrialResult | None:
         def wait() -> bool:
             self._sleep(TRIAL_POLL)
             return not self._stop()
@@ -207,7 +207,7 @@ class Learner:
             return self._trials.run(draft, wait, lambda text: self._progress.show(0.0, text), is_tried)
         except ServerFailure as error:
             if error.is_temporary:
-                return Verdict(False, None, str(error))
+                return TrialResult(False, None, str(error))
             raise
         except Stopped:
             return None
@@ -224,7 +224,9 @@ class Learner:
         self._folder.write_activity(activity)
 
 
-def _lineage(number: int, parent: int, samples: int, held_out: int, candidate: Candidate, offline: Verdict) -> Lineage:
+def _lineage(
+    number: int, parent: int, samples: int, held_out: int, candidate: LearnedDraft, offline: TrialResult
+) -> Lineage:
     before, after = _total(candidate.before), _total(candidate.after)
     return Lineage(
         number,

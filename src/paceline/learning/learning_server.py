@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.core.errors import PacelineError
-from paceline.learning.versions import Verdict
+from paceline.learning.versions import TrialResult
 from paceline.server.client import ServerClient, ServerUnavailable
 from paceline.server.learning.sample_ring import LearningSample, SampleBatch
 
@@ -33,7 +33,7 @@ class Trials(Protocol):
 
     def run(
         self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
-    ) -> Verdict | None:
+    ) -> TrialResult | None:
         """Tries a draft under load, or uses it at once if not `is_tried`. `wait` pauses between two looks and returns False to
         give up. The draft before it then stays, and the verdict is None. Raises `ServerFailure`."""
         ...
@@ -70,7 +70,7 @@ class LearningServer:
 
     def run(
         self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
-    ) -> Verdict | None:
+    ) -> TrialResult | None:
         state = self._start({"draft": str(draft), "seconds": self._trial_seconds if is_tried else 0.0}, wait)
         while state is not None and state["verdict"] == "continue":
             report(state["reason"])
@@ -81,8 +81,8 @@ class LearningServer:
         if state is None:
             return None
         if state["candidate"] != str(draft):
-            return Verdict(False, None, f"another trial replaced it: {state['candidate']}")
-        return Verdict(state["verdict"] == "keep", state["gain"], state["reason"] or state["verdict"])
+            return TrialResult(False, None, f"another trial replaced it: {state['candidate']}")
+        return TrialResult(state["verdict"] == "keep", state["gain"], state["reason"] or state["verdict"])
 
     def _start(self, swap: dict[str, Any], wait: Callable[[], bool]) -> dict[str, Any] | None:
         """Starts the trial, after the end of any trial under way."""

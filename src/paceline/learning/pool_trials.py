@@ -6,7 +6,7 @@ from pathlib import Path
 from paceline.cluster.pairing.draft_trial import TrialLimits, TrialVerdict
 from paceline.core.errors import PacelineError
 from paceline.learning.learning_server import ServerFailure
-from paceline.learning.versions import Verdict
+from paceline.learning.versions import TrialResult
 from paceline.runtime.deploy.cluster_file import load_cluster
 from paceline.runtime.deploy.deployment import live_pools, observe_cluster
 from paceline.runtime.deploy.draft_swap import DraftSwap, with_draft
@@ -27,7 +27,7 @@ class PoolTrials:
 
     def run(
         self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
-    ) -> Verdict | None:
+    ) -> TrialResult | None:
         config = load_cluster(self._file)
         is_stopped = False
 
@@ -45,4 +45,4 @@ class PoolTrials:
             raise ServerFailure(str(error), is_temporary=True) from error
         if is_stopped:
             return None
-        return Verdict(decision.verdict is TrialVerdict.KEEP, decision.gain, decision.reason)
+        return TrialResult(decision.verdict is TrialVerdict.KEEP, decision.gain, decision.reason)

@@ -11,10 +11,10 @@ from paceline.learning.memory import MemoryLimits, SampleMemory
 from paceline.learning.plan import LearnPlan
 from paceline.learning.versions import VersionFolder
 from paceline.models.loading.hub import find_model
-from paceline.train.progress import Progress, Stopped, StopRequest
+from paceline.train.progress import Stopped, StopRequest, TrainingLog
 
 
-def learn(plan: LearnPlan, command: str, clock: Clock, progress: Progress, stop: StopRequest) -> None:
+def learn(plan: LearnPlan, command: str, clock: Clock, progress: TrainingLog, stop: StopRequest) -> None:
     """Learns until `stop`, or until the time of the plan is over. `command` is for the cards."""
     plan.check()
     client = LearningServer(plan.server, plan.key, plan.served_model, plan.trial_seconds)

@@ -21,7 +21,7 @@ WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrialResult:
     """The decision of a gate."""
 
     is_passed: bool
@@ -51,8 +51,8 @@ class Lineage:
     tokens_per_round_before: float
     tokens_per_round_after: float
     status: Status = "candidate"
-    offline: Verdict | None = None
-    online: Verdict | None = None
+    offline: TrialResult | None = None
+    online: TrialResult | None = None
     """Verdict of the trial under load. None if the version was not tried."""
     note: str = ""
 
@@ -210,7 +210,7 @@ def _lineage(file: Path) -> Lineage:
     try:
         content = json.loads(file.read_text("utf-8"))
         verdicts = {
-            name: None if content[name] is None else from_mapping(Verdict, content[name])
+            name: None if content[name] is None else from_mapping(TrialResult, content[name])
             for name in ("offline", "online")
         }
         return from_mapping(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-class RowStates(Mapping[int, Tensor]):
+class HiddenStates(Mapping[int, Tensor]):
     """States [n, D] by layer. They stay in the memory of the pass, where native code reads them, until a layer is asked for."""
 
     __slots__ = ("layers", "rows", "states")
@@ -22,13 +22,13 @@ class RowStates(Mapping[int, Tensor]):
     def num_rows(self) -> int:
         return len(self.rows)
 
-    def take(self, rows: slice) -> "RowStates":
+    def take(self, rows: slice) -> "HiddenStates":
         """A part of the rows."""
-        return RowStates(self.states, self.layers, self.rows[rows])
+        return HiddenStates(self.states, self.layers, self.rows[rows])
 
-    def choose(self, rows: Sequence[int]) -> "RowStates":
+    def choose(self, rows: Sequence[int]) -> "HiddenStates":
         """Other rows of the same pass, ascending."""
-        return RowStates(self.states, self.layers, rows)
+        return HiddenStates(self.states, self.layers, rows)
 
     @property
     def is_whole(self) -> bool:
@@ -36,16 +36,16 @@ class RowStates(Mapping[int, Tensor]):
         return len(self.rows) == self.states.shape[1]
 
     @classmethod
-    def join(cls, parts: Sequence["RowStates"]) -> "RowStates":
+    def join(cls, parts: Sequence["HiddenStates"]) -> "HiddenStates":
         """The rows of several passes, one after the other, in their own memory."""
         states = torch.cat([part._chosen(part.states) for part in parts], 1)
         return cls(states, parts[0].layers, range(states.shape[1]))
 
-    def copy(self) -> "RowStates":
+    def copy(self) -> "HiddenStates":
         """Returns the states in memory of their own, copied if necessary."""
         own = self._chosen(self.states)
         own = own.clone() if own.untyped_storage().data_ptr() == self.states.untyped_storage().data_ptr() else own
-        return RowStates(own.contiguous(), self.layers, range(len(self.rows)))
+        return HiddenStates(own.contiguous(), self.layers, range(len(self.rows)))
 
     def __getitem__(self, layer: int) -> Tensor:
         if layer not in self.layers:

@@ -15,7 +15,7 @@ from paceline.kernels.cpu.decoder_pass import PassOutput, Sampler
 from paceline.kernels.layout import BLOCK_SIZE, LONG_ROWS, AttentionLayout, LongPrompt, PassRows
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.row_states import RowStates
+from paceline.models.row_states import HiddenStates
 from paceline.models.zeroed import zeroed
 
 Cache: TypeAlias = Sequence[tuple[Tensor, Tensor]]
@@ -241,8 +241,8 @@ class ModelRunner:
 
 def _output(passed: PassOutput, layers: tuple[int, ...]) -> ForwardOutput:
     states = passed.states
-    inner = {} if states is None else RowStates(states, layers, range(states.shape[1]))
-    return ForwardOutput(passed.logits, passed.normed, inner, passed.picks)
+    inner = {} if states is None else HiddenStates(states, layers, range(states.shape[1]))
+    return ForwardOutput(passed.logits, passed.normed, inner, passed.sampled_tokens)
 
 
 def early_exit(runner: ModelRunner, num_layers: int) -> ModelRunner:

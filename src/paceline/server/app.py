@@ -22,7 +22,7 @@ from paceline.server.openai.body_check import BodyLimits
 from paceline.server.openai.error_handlers import install_error_handlers
 from paceline.server.openai.routes import generation_routes, model_routes
 from paceline.server.openai.schemas.responses import ErrorBody
-from paceline.server.plan_board import PlanBoard, plan_routes
+from paceline.server.plan_board import PlannerStatus, plan_routes
 from paceline.server.routes import admin_routes, dashboard_routes, health_routes, overview_routes
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _include_routes(app: FastAPI, models: ServedModels, overviews: Mapping[str, 
 def _include_admin_routes(app: FastAPI, models: ServedModels) -> None:
     app.include_router(admin_routes(models))
     app.include_router(learning_routes(models))
-    board = PlanBoard()
+    board = PlannerStatus()
     models.first.metrics.registry.register(board)
     app.include_router(plan_routes(board))
 

@@ -45,7 +45,7 @@ class SwapCounts(BaseModel):
     """Tokens per second of one sequence."""
 
 
-class DraftState(BaseModel):
+class DraftSwapReport(BaseModel):
     """A draft and its last swap."""
 
     draft: str
@@ -62,12 +62,12 @@ class DraftState(BaseModel):
     candidate_counts: SwapCounts = SwapCounts()
 
 
-class WorkerDraft(DraftState):
+class WorkerDraft(DraftSwapReport):
     worker: str
     method: str
 
 
-class DraftReport(DraftState):
+class DraftReport(DraftSwapReport):
     """All workers as one: `mixed` if their verdicts differ; the counts are sums, goodput and gain means over them."""
 
     workers: list[WorkerDraft]

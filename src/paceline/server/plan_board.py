@@ -63,7 +63,7 @@ class PlanReport(BaseModel):
     """The last decisions of all kinds, newest last."""
 
 
-class PlanBoard(Collector):
+class PlannerStatus(Collector):
     def __init__(self) -> None:
         self._current: PlannedSizes | None = None
         self._changes: deque[PlannedSizes] = deque(maxlen=DECISIONS)
@@ -101,7 +101,7 @@ class PlanBoard(Collector):
         yield CounterMetricFamily("paceline_planner_changes", "Decisions that change a size.", value=self._num_changes)
 
 
-def plan_routes(board: PlanBoard) -> APIRouter:
+def plan_routes(board: PlannerStatus) -> APIRouter:
     """/admin/plan, for keys with the scope `admin`."""
     router = APIRouter(prefix="/admin", tags=["admin"])
 

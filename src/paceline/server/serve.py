@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class ServerReady:
     """The address and model name of a server that accepts requests."""
 
     url: str
@@ -42,13 +42,13 @@ class Ready:
     """Whether the API needs a key."""
 
 
-def log_ready(ready: Ready) -> None:
+def log_ready(ready: ServerReady) -> None:
     logger.info("ready", extra={"address": ready.url, "model": ready.model})
 
 
 def serve(
     served: ServerConfig | GatewayConfig,
-    on_ready: Callable[[Ready], None] = log_ready,
+    on_ready: Callable[[ServerReady], None] = log_ready,
 ) -> int:
     """Serves an engine process of its own, or a cluster. Calls `on_ready` when the server accepts requests. Returns the exit
     code: 0 if all requests finished, 1 if the server aborted some."""
@@ -76,7 +76,7 @@ def _run(
     plan: dict[str, Any] | None,
     listener: socket.socket,
     connections: Sequence[ModelConnection],
-    on_ready: Callable[[Ready], None],
+    on_ready: Callable[[ServerReady], None],
 ) -> int:
     """Builds the gateway while the workers load, and runs it. Returns the exit code of `serve`."""
     try:
@@ -91,7 +91,7 @@ def _run(
         strict = [_strict_mode(log, own) for own in configs]
         targets = [stack.enter_context(connection.connect()) for connection in connections]
         models = make_models(config, access, configs, targets, strict)
-        ready = Ready(url, ", ".join(gateway.model for gateway in models), config.api_keys is not None)
+        ready = ServerReady(url, ", ".join(gateway.model for gateway in models), config.api_keys is not None)
 
         def start() -> None:
             if learner is not None:

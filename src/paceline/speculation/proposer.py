@@ -11,7 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import Verification
 from paceline.core.traffic import TrafficClass
-from paceline.models.row_states import RowStates
+from paceline.models.row_states import HiddenStates
 from paceline.speculation.drafts import DraftBatch
 
 if TYPE_CHECKING:
@@ -33,23 +33,23 @@ class HiddenRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Hidden:
+class HiddenRows:
     """The target's hidden states of n consecutive committed tokens, the first of them at position `start`."""
 
     start: int
-    inner: Mapping[int, Tensor]  # layer -> [n, D]
+    by_layer: Mapping[int, Tensor]  # layer -> [n, D]
     last: Tensor | None  # [n, D], after the final norm
 
     @property
     def end(self) -> int:
-        if isinstance(self.inner, RowStates):
-            return self.start + self.inner.num_rows
-        rows = self.last if self.last is not None else next(iter(self.inner.values()))
+        if isinstance(self.by_layer, HiddenStates):
+            return self.start + self.by_layer.num_rows
+        rows = self.last if self.last is not None else next(iter(self.by_layer.values()))
         return self.start + len(rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Progress:
+class SequenceProgress:
     """The state of one sequence after a commit."""
 
     sequence_id: int
@@ -64,7 +64,7 @@ class Progress:
     verification: Verification
     cache_salt: str = ""
     """Salt of the prefix cache: sequences with different salts share no blocks, nor in a draft's cache."""
-    hidden: Hidden | None = None
+    hidden: HiddenRows | None = None
     """Hidden states of the tokens that this step computed and committed, if `traits.hidden` requests them. Tokens from the
     prefix cache, or computed while speculation was off, have none: positions may skip."""
     picks: Seq[int] = ()
@@ -76,7 +76,9 @@ class Progress:
     """Whether the request allows speculation."""
 
     @classmethod
-    def of(cls, sequence: Sequence, max_levels: int, hidden: Hidden | None = None, picks: Seq[int] = ()) -> "Progress":
+    def of(
+        cls, sequence: Sequence, max_levels: int, hidden: HiddenRows | None = None, picks: Seq[int] = ()
+    ) -> "SequenceProgress":
         return cls(
             sequence_id=sequence.id,
             ids=sequence.ids,
@@ -101,13 +103,13 @@ class ProposerTraits:
     hidden: HiddenRequest | None = None
     """Hidden states of the target that it drafts from. It then observes prompts too, chunk by chunk, with depth 0."""
     is_tree: bool = False
-    """It fills a tree with as many nodes as it is granted. Near the end of a text `Progress.max_levels` bounds the length
-    of its paths, and not the number of its nodes."""
+    """It fills a tree with as many nodes as it is granted. Near the end of a text `SequenceProgress.max_levels` bounds the
+    length of its paths, and not the number of its nodes."""
     is_lazy: bool = False
     """It observes only sequences that it is to draft for. It learns nothing from other sequences."""
     can_miss_steps: bool = False
-    """Steps in which none of its sequences drafts may run without `observe`, because the next `Progress` has all that it needs.
-    Its sequences then decode in graph steps while they do not draft."""
+    """Steps in which none of its sequences drafts may run without `observe`, because the next `SequenceProgress` has all that
+    it needs. Its sequences then decode in graph steps while they do not draft."""
     traffic_class: Callable[[TrafficClass, int], TrafficClass] | None = None
     """Gives the traffic class of a sequence by the class of its method and category, and its id. It is for a proposer whose
     drafts for some sequences are of another quality, such as a second draft on trial. None if all have the same class."""
@@ -135,7 +137,7 @@ class Proposer(Protocol):
     @property
     def traits(self) -> ProposerTraits: ...
 
-    def observe(self, batch: Seq[Progress]) -> None:
+    def observe(self, batch: Seq[SequenceProgress]) -> None:
         """Take in what was committed and the depth requested next. It may start work and must not wait for it."""
         ...
 

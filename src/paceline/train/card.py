@@ -15,7 +15,7 @@ from paceline.core.version import VERSION
 from paceline.train.data.text_file import TextFile
 from paceline.train.evaluate import Evaluation, Score
 from paceline.train.plan import TrainPlan
-from paceline.train.progress import Progress
+from paceline.train.progress import TrainingLog
 
 if TYPE_CHECKING:
     from paceline.train.trainer import Trainer
@@ -94,7 +94,7 @@ def make_record(
     )
 
 
-def write_card(folder: Path, record: Record, progress: Progress) -> None:
+def write_card(folder: Path, record: Record, progress: TrainingLog) -> None:
     """Write training.json and card.md, and the plot if matplotlib is installed."""
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=1) + "\n", "utf-8")
     try:

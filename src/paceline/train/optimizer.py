@@ -10,7 +10,7 @@ from torch import nn
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class LearningRate:
     """Learning rate and length of a training: a linear warm-up, then a cosine to zero.
 
     The training ends after `steps` or `seconds`, whichever comes first.

@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 from paceline.core.clock import Clock
 
 
-class Progress(Protocol):
+class TrainingLog(Protocol):
     """Receives progress reports."""
 
     def begin(self, stage: str) -> None:

@@ -17,9 +17,9 @@ from paceline.train.drafts.eagle import EagleDraft, default_capture
 from paceline.train.drafts.medusa import MedusaDraft
 from paceline.train.drafts.target import Target, identity, layer_shape
 from paceline.train.drafts.vocabulary import DraftVocabulary, most_frequent
-from paceline.train.optimizer import Schedule
+from paceline.train.optimizer import LearningRate
 from paceline.train.plan import TrainPlan
-from paceline.train.progress import Progress, Stopped, StopRequest
+from paceline.train.progress import Stopped, StopRequest, TrainingLog
 from paceline.train.saved_draft import WEIGHTS, load_draft, save_draft
 from paceline.train.trainer import MAX_POINTS, Trainer, TrainStatus
 
@@ -33,7 +33,7 @@ CPU_NOTE = (
 
 
 def train(
-    plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop: StopRequest | None = None
+    plan: TrainPlan, command: str, clock: Clock, progress: TrainingLog, stop: StopRequest | None = None
 ) -> Record | None:
     """Train a draft. None if `stop` was requested before the end, and the same plan resumes. `command` is for the card."""
     plan.check()
@@ -53,7 +53,7 @@ def train(
 
 
 def _train(
-    plan: TrainPlan, command: str, clock: Clock, started: float, progress: Progress, stop: StopRequest
+    plan: TrainPlan, command: str, clock: Clock, started: float, progress: TrainingLog, stop: StopRequest
 ) -> Record | None:
     checkpoint = open_checkpoint(plan.model)
     tokenizer = checkpoint.read_tokenizer()
@@ -98,7 +98,7 @@ def _make_trainer(
     target_identity: dict[str, str],
     text: TextFile,
     clock: Clock,
-    progress: Progress,
+    progress: TrainingLog,
 ) -> Trainer:
     """The trainer of the plan's draft. Its `run` resumes an interrupted training."""
     compiled = plan.compile and _compiles(target.device, progress)
@@ -112,7 +112,7 @@ def _make_trainer(
         vocabulary,
         replace(text.train, trained=text.train.answer),
         text.held_out,
-        Schedule(plan.learning_rate, plan.steps),
+        LearningRate(plan.learning_rate, plan.steps),
         rows=plan.rows,
         seed=plan.seed,
         checkpoint=plan.out / CHECKPOINT,
@@ -183,7 +183,7 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _compiles(device: torch.device, progress: Progress) -> bool:
+def _compiles(device: torch.device, progress: TrainingLog) -> bool:
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(4, device=device))
     except Exception as error:  # a missing compiler raises many types
@@ -192,7 +192,7 @@ def _compiles(device: torch.device, progress: Progress) -> bool:
     return True
 
 
-def _show(progress: Progress, status: TrainStatus) -> None:
+def _show(progress: TrainingLog, status: TrainStatus) -> None:
     agreement = " ".join(f"{share:.3f}" for share in status.agreement)
     progress.show(
         status.done, f"step {status.step}, {status.tokens:,} tokens, loss {status.loss:.3f}, agreement {agreement}"

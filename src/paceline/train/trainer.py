@@ -20,7 +20,7 @@ from paceline.train.drafts.target import Target
 from paceline.train.drafts.vocabulary import DraftVocabulary
 from paceline.train.evaluate import Evaluation, evaluate
 from paceline.train.loss import compute_loss
-from paceline.train.optimizer import DraftOptimizer, Schedule
+from paceline.train.optimizer import DraftOptimizer, LearningRate
 from paceline.train.progress import Stopped, StopRequest
 
 REPORT_EVERY = 20
@@ -71,7 +71,7 @@ class Trainer:
         vocabulary: DraftVocabulary,
         text: Text,
         held_out: Text,
-        schedule: Schedule,
+        schedule: LearningRate,
         *,
         rows: int,
         seed: int,

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.core.errors import InvalidConfig
 from paceline.core.sampling import SamplingParams
 from paceline.vllm.batch import RowSampling
-from paceline.vllm.picking import PickRows, accept, pick
+from paceline.vllm.picking import SamplingRows, accept, pick
 
 MIN_TEMPERATURE = 1e-5
 """Temperature under which vLLM decodes greedily."""
@@ -40,7 +40,7 @@ class CoupledSampling:
             )
         self._runner = proxy(runner)
         self._requests: dict[str, _Request] = {}
-        self._rows: PickRows | None = None
+        self._rows: SamplingRows | None = None
         sampler = runner.sampler
         self._plain_sample = sampler.sample
         sampler.sample = self._choose  # of this instance; vLLM's warm-up calls it without rows
@@ -88,7 +88,7 @@ class CoupledSampling:
             )
         return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs)
 
-    def _with_rows(self, rows: PickRows, logits: Tensor, metadata: Any, **options: Any) -> Any:
+    def _with_rows(self, rows: SamplingRows, logits: Tensor, metadata: Any, **options: Any) -> Any:
         self._rows = rows
         try:
             return self._runner.sampler(logits=logits, sampling_metadata=metadata, **options)
@@ -101,8 +101,8 @@ class CoupledSampling:
             return self._plain_sample(logits, metadata, *args, **options)
         return pick(logits, self._rows), None
 
-    def _pick_rows(self, requests: Sequence[_Request], positions: Tensor) -> PickRows:
-        return PickRows([request.params for request in requests], [request.seed for request in requests], positions)
+    def _pick_rows(self, requests: Sequence[_Request], positions: Tensor) -> SamplingRows:
+        return SamplingRows([request.params for request in requests], [request.seed for request in requests], positions)
 
     def _read_requests(self, req_ids: Sequence[str]) -> list[_Request]:
         known = self._requests

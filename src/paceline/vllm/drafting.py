@@ -12,14 +12,14 @@ import numpy as np
 from paceline.core.clock import Clock
 from paceline.engine.isolation.proposer_guard import ProposerGuard
 from paceline.speculation.depth.policy import (
-    Candidate,
+    DepthCandidate,
     DepthPolicy,
     DraftingObservation,
     RoundObservation,
     StepObservation,
 )
 from paceline.speculation.drafts import Draft
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 from paceline.vllm.batch import UNKNOWN, Batch, RowSampling, first_chain
 from paceline.vllm.decisions.latency_limit import LatencyLimit
 from paceline.vllm.decisions.lookup_time import LookupTime
@@ -42,7 +42,7 @@ class DraftLoop:
         vocab_size: int,
         clock: Clock,
         lookups: LookupTime,
-        keep: Callable[[Progress], None] | None = None,
+        keep: Callable[[SequenceProgress], None] | None = None,
     ) -> None:
         """`lookups` has the time that lookups take on this host. `keep` takes sequences that have ended without a draft, whose
         texts may become drafts of other sequences."""
@@ -133,7 +133,9 @@ class DraftLoop:
             self._outputs.add(len(sequence.ids) - sequence.num_prompt)
             if self._keep is not None and not sequence.has_drafted:
                 prompt = sequence.num_prompt
-                self._keep(Progress(sequence.id, sequence.ids, 0, UNKNOWN.params, UNKNOWN.seed, 0, prompt, "coupled"))
+                self._keep(
+                    SequenceProgress(sequence.id, sequence.ids, 0, UNKNOWN.params, UNKNOWN.seed, 0, prompt, "coupled")
+                )
             self._guard.close(self._method, sequence.id)
 
     def _may_draft(self, matches: Matches) -> bool:
@@ -249,9 +251,11 @@ class DraftLoop:
         self._network_seconds = network
         return chains
 
-    def _candidate(self, sequence: TrackedSequence, longest: int) -> Candidate:
+    def _candidate(self, sequence: TrackedSequence, longest: int) -> DepthCandidate:
         remaining = self._outputs.remaining(len(sequence.ids) - sequence.num_prompt)
-        return Candidate(sequence.id, sequence.traffic, self._limit_of(sequence, longest), len(sequence.ids), remaining)
+        return DepthCandidate(
+            sequence.id, sequence.traffic, self._limit_of(sequence, longest), len(sequence.ids), remaining
+        )
 
     def _collect(
         self, wanted: Sequence[tuple[TrackedSequence, int, RowSampling]], deadline: float
@@ -260,7 +264,9 @@ class DraftLoop:
         self._guard.observe(
             self._method,
             [
-                Progress(sequence.id, sequence.ids, depth, row.params, row.seed, 0, sequence.num_prompt, "coupled")
+                SequenceProgress(
+                    sequence.id, sequence.ids, depth, row.params, row.seed, 0, sequence.num_prompt, "coupled"
+                )
                 for sequence, depth, row in wanted
             ],
         )

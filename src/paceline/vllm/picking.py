@@ -16,7 +16,7 @@ PLACEHOLDER = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PickRows:
+class SamplingRows:
     """Parameters, seeds and positions of the tokens to choose, one per row."""
 
     params: Sequence[SamplingParams]
@@ -24,7 +24,7 @@ class PickRows:
     positions: Tensor  # [R] int64, on the device of the logits
 
 
-def pick(logits: Tensor, rows: PickRows) -> Tensor:
+def pick(logits: Tensor, rows: SamplingRows) -> Tensor:
     """[R] int64: argmax(log p + G). Greedy rows take the arg-max."""
     if logits.device.type != "cuda":
         return pick_on_host(

@@ -13,7 +13,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import DepthPolicy
 from paceline.speculation.depth.simple_rules import FixedDepth
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.proposers.suffix import SuffixProposer
@@ -33,7 +33,7 @@ class Lookups(NamedTuple):
     """Drafts from the text and recent outputs. They are chains, because vLLM verifies no trees."""
 
     parts: dict[str, Proposer]
-    keep: Callable[[Progress], None] | None
+    keep: Callable[[SequenceProgress], None] | None
     """Keeps the output of a sequence that ends without a draft. None if outputs do not become drafts of other sequences."""
 
     @classmethod

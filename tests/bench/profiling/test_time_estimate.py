@@ -1,15 +1,15 @@
 import pytest
 
-from paceline.bench.profiling.time_estimate import Part, PassTimes, TimeEstimate, sequences
+from paceline.bench.profiling.time_estimate import Part, ProfilePassTimes, TimeEstimate, sequences
 
 PARTS = [Part("contexts", 10.0), Part("1 sequence", 30.0), Part("8 sequences", 40.0), Part("prompts", 20.0)]
 
 
 def test_passes_between_two_measured_ones() -> None:
-    times = PassTimes(0.010, 0.080, 8)
+    times = ProfilePassTimes(0.010, 0.080, 8)
     assert [times.at(rows) for rows in (1, 8, 15)] == pytest.approx([0.010, 0.080, 0.150])
-    assert PassTimes(0.010, 0.010, 1).at(4) == 0.010
-    assert PassTimes(0.010, 0.009, 8).at(64) == 0.010
+    assert ProfilePassTimes(0.010, 0.010, 1).at(4) == 0.010
+    assert ProfilePassTimes(0.010, 0.009, 8).at(64) == 0.010
 
 
 def test_as_fast_as_expected() -> None:

@@ -3,14 +3,14 @@ from pathlib import Path
 from paceline.bench.calibrate import calibration_config
 from paceline.bench.profiling.batch_steps import DEPTH
 from paceline.bench.profiling.prompt_passes import BLOCK, CHUNK, _spans, draft_prefill_seconds, row_counts
-from paceline.bench.profiling.time_estimate import Progress
+from paceline.bench.profiling.time_estimate import MeasurementProgress
 from paceline.bench.profiling.worker_profile import Prices, _merge, _rising, measure_profile
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.planning.profiles.profile_file import load_profile, save_profile
 from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.simulation import simulate
-from paceline.planning.traces.synthetic import Traffic, synthesize
+from paceline.planning.traces.synthetic import TrafficPattern, synthesize
 from tests.engine.test_build import save_checkpoint
 
 SETTINGS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 256, "kv_tokens": 1024}
@@ -23,7 +23,7 @@ def test_a_measured_profile_is_a_file_that_the_simulator_reads(tmp_path: Path) -
 
     target, draft = (save_checkpoint(tmp_path / name, seed=seed) for name, seed in (("target", 0), ("draft", 1)))
     config = calibration_config(EngineConfig(target, draft=draft, **SETTINGS), DEPTH)  # type: ignore[arg-type]
-    seen: list[Progress] = []
+    seen: list[MeasurementProgress] = []
     with LLM(**asdict(config)) as llm:
         profile = measure_profile(llm, "tiny", 1.5, Prices(2.0, 0.5), WallClock(), seen.append)
         short = measure_profile(
@@ -53,7 +53,7 @@ def test_a_measured_profile_is_a_file_that_the_simulator_reads(tmp_path: Path) -
     save_profile(profile, file)
     read = load_profile(str(file))
     assert read == profile
-    trace = synthesize(Traffic(5.0, 40, 20), 2.0)
+    trace = synthesize(TrafficPattern(5.0, 40, 20), 2.0)
     assert simulate(SimulationConfig(read, speculation=Speculation((0.8,))), trace).jobs[0].finished > 0.0
 
 

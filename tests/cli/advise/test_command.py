@@ -7,7 +7,7 @@ from typer.testing import CliRunner, Result
 from paceline.cli.advise.case import DraftPlacement, in_pool
 from paceline.cli.commands import cli
 from paceline.cluster.cost.advice import advise
-from paceline.cluster.cost.cost import Footprint, Method, Target
+from paceline.cluster.cost.cost import Footprint, MethodCosts, TargetCosts
 
 SMALL = ("--kv-tokens", "2048", "--max-model-len", "512", "--max-num-seqs", "8")
 FIGURES = ("--alpha", "0.8", "--draft-ms", "2", "--verify-ms", "15", "--network-ms", "0.5")
@@ -108,12 +108,12 @@ def test_invalid_figures_are_one_line(arguments: tuple[str, ...], message: str) 
 
 
 def test_a_pool_drafts_the_same_and_waits_for_the_network() -> None:
-    local = Method("draft_model", (0.8,), {0: 0.0, 8: 0.01}, footprint=Footprint(weight_bytes=10**9))
+    local = MethodCosts("draft_model", (0.8,), {0: 0.0, 8: 0.01}, footprint=Footprint(weight_bytes=10**9))
     pool = in_pool(local, DraftPlacement(0.002, 1.5), batch=1)
     assert (pool.name, pool.network_seconds, pool.price_per_hour) == ("pool", 0.002, 1.5)
     assert (pool.alphas, pool.draft_seconds, pool.footprint) == (local.alphas, local.draft_seconds, Footprint())
     assert not DraftPlacement(0.0, 0.0)
-    target = Target({1: 0.03, 9: 0.03}, memory_bytes=10**9, footprint=Footprint(weight_bytes=10**9))
+    target = TargetCosts({1: 0.03, 9: 0.03}, memory_bytes=10**9, footprint=Footprint(weight_bytes=10**9))
     advice = advise(target, (local, pool), 8)  # the draft does not fit beside the target
     assert advice.choice.method == "pool"
 

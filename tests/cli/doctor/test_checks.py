@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from paceline.bench.inflate import make, write_folder, write_tokenizer
 from paceline.cli.commands import cli
 from paceline.cli.doctor import checks as module
-from paceline.cli.doctor.checks import Check, Verdict, sketch
+from paceline.cli.doctor.checks import Check, CheckResult, sketch
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
 from paceline.core.machine import GIB
 from paceline.kernels.cpu import native
-from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
+from paceline.models.architectures.inflation import SHAPES, InflatedShape, Inflation
 from paceline.models.loading.load import load_model, open_checkpoint
 from tests.cli.fakes import word_tokenizer
 from tests.models.tiny import build
@@ -35,13 +35,13 @@ def test_the_embedded_model_fits() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU uses the shipped draft")
 def test_missing_draft_on_a_cpu_is_a_note() -> None:
     draft = verdicts(EngineConfig(draft=None))["draft"]
-    assert draft.verdict is Verdict.NOTE
+    assert draft.verdict is CheckResult.NOTE
     assert "paceline advise" in draft.advice
 
 
 def test_a_draft_on_a_cpu_may_be_left_out() -> None:
     draft = verdicts(EngineConfig(device="cpu"))["draft"]
-    assert draft.verdict is Verdict.GOOD
+    assert draft.verdict is CheckResult.GOOD
     assert "if it is faster than plain at start" in draft.found
 
 
@@ -54,16 +54,16 @@ def test_problem_is_status_1_with_advice() -> None:
 
 def test_missing_target_is_a_problem_apart_from_the_draft() -> None:
     checks = verdicts(EngineConfig(model="/nowhere", draft="smollm2"))
-    assert checks["target"].verdict is Verdict.PROBLEM
-    assert checks["draft"].verdict is Verdict.GOOD
+    assert checks["target"].verdict is CheckResult.PROBLEM
+    assert checks["draft"].verdict is CheckResult.GOOD
     assert "fit" not in checks
 
 
 def test_draft_as_large_as_the_target_is_a_note() -> None:
     checks = verdicts(EngineConfig(draft="smollm2"))
-    assert checks["pair"].verdict is Verdict.NOTE
+    assert checks["pair"].verdict is CheckResult.NOTE
     assert "100%" in checks["pair"].found
-    assert checks["fit"].verdict is Verdict.GOOD
+    assert checks["fit"].verdict is CheckResult.GOOD
 
 
 def test_incompatible_draft_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,19 +71,19 @@ def test_incompatible_draft_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
         raise IncompatibleDraft("they differ")
 
     monkeypatch.setattr(module, "check_compatible", refuse)
-    assert verdicts(EngineConfig(draft="smollm2"))["pair"].verdict is Verdict.PROBLEM
+    assert verdicts(EngineConfig(draft="smollm2"))["pair"].verdict is CheckResult.PROBLEM
 
 
 def test_too_little_memory_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.engine.sizing.sizing.total_memory", lambda: GIB // 4)
     fit = verdicts(EngineConfig())["fit"]
-    assert fit.verdict is Verdict.PROBLEM
+    assert fit.verdict is CheckResult.PROBLEM
     assert "max_model_len" in fit.found or "smaller" in fit.found
 
 
 def test_memory_used_by_other_programs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_memory", lambda: GIB // 2)
-    assert verdicts(EngineConfig(device="cpu"))["free memory"].verdict is Verdict.PROBLEM
+    assert verdicts(EngineConfig(device="cpu"))["free memory"].verdict is CheckResult.PROBLEM
 
 
 def test_weight_size_estimate_is_a_close_upper_bound() -> None:
@@ -94,19 +94,19 @@ def test_weight_size_estimate_is_a_close_upper_bound() -> None:
 
 def test_disabled_or_unbuildable_kernels_are_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_NATIVE", "0")
-    assert module._kernels().verdict is Verdict.NOTE
+    assert module._kernels().verdict is CheckResult.NOTE
     monkeypatch.delenv("PACELINE_NATIVE")
     monkeypatch.setattr(native, "available", lambda: False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     check = module._kernels()
-    assert check.verdict is Verdict.NOTE
+    assert check.verdict is CheckResult.NOTE
     assert "gcc" in check.advice
 
 
 def test_missing_packages_have_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None if name in ("jinja2", "httpx") else object())
     check = module._extras()
-    assert check.verdict is Verdict.NOTE
+    assert check.verdict is CheckResult.NOTE
     assert check.advice == "pip install 'paceline[chat,endpoints]'"
 
 
@@ -135,7 +135,7 @@ def test_trained_draft_fits_only_its_target(tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path / "other")
     write_tokenizer(word_tokenizer(), open_checkpoint(tmp_path / "other").config, tmp_path / "other")
     other = verdicts(EngineConfig(model=str(tmp_path / "other"), draft="smollm2-eagle"))
-    assert other["draft"].verdict is Verdict.PROBLEM
+    assert other["draft"].verdict is CheckResult.PROBLEM
     assert "paceline train" in other["draft"].found
 
 
@@ -144,7 +144,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    wide = Shape(hidden_size=512, num_layers=4, num_heads=16, num_kv_heads=4, head_dim=32, ffn_size=1024)
+    wide = InflatedShape(hidden_size=512, num_layers=4, num_heads=16, num_kv_heads=4, head_dim=32, ffn_size=1024)
     monkeypatch.setitem(SHAPES, "wide", wide)
     build("llama").save_pretrained(tmp_path / "small")
     write_tokenizer(word_tokenizer(), open_checkpoint(tmp_path / "small").config, tmp_path / "small")

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from paceline.cli.commands import cli
-from paceline.cli.doctor.checks import Check, Verdict
+from paceline.cli.doctor.checks import Check, CheckResult
 from paceline.cli.doctor.cluster_checks import check_cluster, require_sound
 from paceline.core.cluster_config import cluster_config
 from paceline.core.errors import InvalidConfig
@@ -51,7 +51,7 @@ def checks(values: dict[str, Any]) -> dict[str, Check]:
 
 def test_a_sound_cluster_has_no_problem(models: Path) -> None:
     found = checks(document(models))
-    assert {check.verdict for check in found.values()} == {Verdict.GOOD}
+    assert {check.verdict for check in found.values()} == {CheckResult.GOOD}
     assert "4 heads, 2 key-value heads" in found["large"].found
     assert "large-0" in found["cpu"].found
     assert "small-0" in found["cpu"].found
@@ -69,7 +69,7 @@ def test_draft_that_does_not_fit_is_a_problem_with_both_checksums(
     models: Path, draft: str, part: str, words: str
 ) -> None:
     fits = checks(document(models, draft))["small fits"]
-    assert fits.verdict is Verdict.PROBLEM
+    assert fits.verdict is CheckResult.PROBLEM
     assert words in fits.found
     for name in ("target", draft):
         tokenizer = open_checkpoint(models / name).read_tokenizer()
@@ -78,14 +78,14 @@ def test_draft_that_does_not_fit_is_a_problem_with_both_checksums(
 
 def test_ranks_that_do_not_divide_the_heads_are_a_problem(models: Path) -> None:
     found = checks(document(models, target={"tensor_parallel_size": 3}))["large"]
-    assert found.verdict is Verdict.PROBLEM
+    assert found.verdict is CheckResult.PROBLEM
     assert "cannot be split evenly; possible: 1" in found.found
 
 
 def test_worker_that_does_not_fit_its_share_is_a_problem(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.engine.sizing.sizing.total_memory", lambda: 1 << 16)
     found = checks(document(models))
-    assert found["large-0"].verdict is Verdict.PROBLEM
+    assert found["large-0"].verdict is CheckResult.PROBLEM
     assert "do not fit" in found["large-0"].found
 
 
@@ -99,7 +99,7 @@ def test_device_that_is_too_small_for_all_its_workers_is_a_problem(
         lambda device: type("Facts", (), {"memory_bytes": GIB // 256}),
     )
     found = checks(values)["cpu"]
-    assert found.verdict is Verdict.PROBLEM
+    assert found.verdict is CheckResult.PROBLEM
     assert "needs most: lower its kv_tokens" in found.advice
     assert needed.split("=")[0] == found.found.split("=")[0]
 
@@ -107,7 +107,7 @@ def test_device_that_is_too_small_for_all_its_workers_is_a_problem(
 def test_missing_model_keys_and_device_are_problems(models: Path) -> None:
     values = document(models, "nowhere", target={"devices": ["cuda:7"]}, keys=str(models / "no-keys"))
     found = checks(values)
-    assert [found[name].verdict for name in ("large", "small", "keys")] == [Verdict.PROBLEM] * 3
+    assert [found[name].verdict for name in ("large", "small", "keys")] == [CheckResult.PROBLEM] * 3
     with pytest.raises(InvalidConfig, match=r"this cluster cannot start; keys: .*; large: .*; small: "):
         require_sound(cluster_config(values))
 
@@ -121,19 +121,19 @@ def test_servers_of_other_engines_check_their_models_themselves() -> None:
         "endpoints": ["http://127.0.0.1:9"],
     }
     found = checks({"pools": [values]})
-    assert {check.verdict for check in found.values()} == {Verdict.GOOD}
+    assert {check.verdict for check in found.values()} == {CheckResult.GOOD}
     assert "llama on openai" in found["other"].found
 
 
 def test_on_ray_a_model_of_other_machines_is_not_a_problem(models: Path) -> None:
     found = checks(document(models, "nowhere", ray="auto"))
-    assert {check.verdict for check in found.values()} == {Verdict.GOOD, Verdict.NOTE}
+    assert {check.verdict for check in found.values()} == {CheckResult.GOOD, CheckResult.NOTE}
 
 
 def test_shipped_example_and_its_distilled_draft(models: Path) -> None:
     path = Path(__file__).parents[3] / "examples" / "cluster" / "cluster.yaml"
     found = {check.name: check for check in check_cluster(load_cluster(path))}
-    assert found["draft fits"].verdict is Verdict.GOOD
+    assert found["draft fits"].verdict is CheckResult.GOOD
     values = document(models)
     values["pools"][1]["model"] = "smollm2-eagle"
     assert "set it as `draft` of the target pool" in checks(values)["small"].found

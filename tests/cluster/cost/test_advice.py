@@ -1,17 +1,19 @@
 import pytest
 
 from paceline.cluster.cost.advice import advise
-from paceline.cluster.cost.cost import Footprint, Method, Target
+from paceline.cluster.cost.cost import Footprint, MethodCosts, TargetCosts
 
 MS = 1e-3
 
 
-def target(**options: object) -> Target:
-    return Target({1: 15 * MS}, **options)  # type: ignore[arg-type]
+def target(**options: object) -> TargetCosts:
+    return TargetCosts({1: 15 * MS}, **options)  # type: ignore[arg-type]
 
 
-def draft(alpha: float, name: str = "draft_model", ms: float = 2.0, network: float = 0.0, **options: object) -> Method:
-    return Method(name, (alpha,), {0: 0.0, 32: 32 * ms * MS}, network * MS, **options)  # type: ignore[arg-type]
+def draft(
+    alpha: float, name: str = "draft_model", ms: float = 2.0, network: float = 0.0, **options: object
+) -> MethodCosts:
+    return MethodCosts(name, (alpha,), {0: 0.0, 32: 32 * ms * MS}, network * MS, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("alpha", "depth"), [(0.7, 4), (0.8, 5), (0.9, 8)])
@@ -42,7 +44,7 @@ def test_gain_below_the_margin_is_no_gain() -> None:
 
 
 def test_very_low_acceptance_loses_even_with_a_free_draft() -> None:
-    growing = Target({1: 10 * MS, 9: 50 * MS})
+    growing = TargetCosts({1: 10 * MS, 9: 50 * MS})
     advice = advise(growing, [draft(0.2, ms=0.0)], 8)
     assert not advice.speculate
     assert "the larger pass" in advice.reasons[0]
@@ -108,14 +110,14 @@ def test_cost_is_compared_if_a_price_is_given() -> None:
         ("network", draft(0.9, ms=0.1, network=5.0)),
     ],
 )
-def test_failure_modes_have_a_remedy(cause: str, one: Method) -> None:
+def test_failure_modes_have_a_remedy(cause: str, one: MethodCosts) -> None:
     (found,) = [caution for caution in advise(target(), [one], 16).cautions if caution.cause == cause]
     assert found.remedy
     assert str(found).startswith(found.finding)
 
 
 def test_cautions_at_a_large_batch() -> None:
-    busy = Target({64: 10 * MS, 64 * 9: 20 * MS}, batch=64, kv_tokens=4096)
+    busy = TargetCosts({64: 10 * MS, 64 * 9: 20 * MS}, batch=64, kv_tokens=4096)
     causes = [caution.cause for caution in advise(busy, [draft(0.9, ms=0.2)], 8).cautions]
     assert causes == ["memory", "verify time"]
     assert not advise(target(), [draft(0.9, ms=1.0)], 8).cautions

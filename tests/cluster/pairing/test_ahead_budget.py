@@ -2,12 +2,12 @@
 
 import pytest
 
-from paceline.cluster.pairing.ahead_budget import PAUSE_SHARE, AheadBudget
+from paceline.cluster.pairing.ahead_budget import PAUSE_SHARE, BranchBudget
 
 
-def learned(base: float, per_row: float, pause: float) -> AheadBudget:
+def learned(base: float, per_row: float, pause: float) -> BranchBudget:
     """After passes of 1 and 8 rows in turn. They may fill `pause`."""
-    budget = AheadBudget()
+    budget = BranchBudget()
     for i in range(100):
         rows = 8 if i % 2 else 1
         budget.observe_pass(rows, base + per_row * rows)
@@ -53,7 +53,7 @@ def test_own_continuation_is_always_drafted() -> None:
 
 
 def test_nothing_is_limited_before_enough_was_observed() -> None:
-    budget = AheadBudget()
+    budget = BranchBudget()
     assert budget.num_branches(7, 16, LIKELY_FIRST) == 10
     for _ in range(100):
         budget.observe_pass(4, 1.0)
@@ -67,7 +67,7 @@ def test_a_target_without_requests_changes_nothing() -> None:
 
 
 def test_passes_of_one_size_say_nothing_about_rows() -> None:
-    budget = AheadBudget()
+    budget = BranchBudget()
     for _ in range(50):
         budget.observe_pass(4, 0.002)
         budget.observe_pause(0.02)

@@ -1,10 +1,10 @@
 """What a pass of a draft has to earn."""
 
-from paceline.cluster.pairing.token_rate import MIN_ROUNDS, WINDOW, TokenRate
+from paceline.cluster.pairing.token_rate import MIN_ROUNDS, WINDOW, TargetTokenRate
 
 
-def learned(tokens: float, seconds: float, rounds: int = 20) -> TokenRate:
-    rate = TokenRate()
+def learned(tokens: float, seconds: float, rounds: int = 20) -> TargetTokenRate:
+    rate = TargetTokenRate()
     for i in range(rounds + 1):
         rate.observe(tokens, i * seconds)
     return rate
@@ -18,7 +18,7 @@ def test_a_token_is_worth_the_time_in_which_others_are_made() -> None:
 
 
 def test_every_token_is_worth_it_before_the_rate_is_known() -> None:
-    assert TokenRate().is_worth_waiting(0.0, 1.0)
+    assert TargetTokenRate().is_worth_waiting(0.0, 1.0)
     assert learned(4.0, 0.02, rounds=int(MIN_ROUNDS) - 1).is_worth_waiting(0.0, 1.0)
 
 

@@ -15,7 +15,7 @@ from paceline.cluster.routing.kv_router import (
 )
 from paceline.cluster.routing.prefill_queue import EvictionCost, PrefillQueue
 from paceline.cluster.routing.reservations import Reservations
-from paceline.cluster.routing.router import Prompt, WorkerLoad
+from paceline.cluster.routing.router import RoutedPrompt, WorkerLoad
 from paceline.cluster.routing.worker_costs import (
     COMPUTE_FACTOR,
     EVICTION_FACTOR,
@@ -77,7 +77,7 @@ class PlainRouter:
         """Position in the lists, by index number."""
         self._num_decisions = 0
 
-    def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
+    def choose(self, prompt: RoutedPrompt, workers: Sequence[WorkerLoad]) -> str:
         names = [worker.name for worker in workers]
         if names != self._names:
             self._set_workers(names)

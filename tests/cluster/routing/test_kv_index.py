@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.cluster.routing.kv_index import BLOCK_SIZE, MIN_PEER_TOKENS, KvIndex, PeerHint, find_peer
-from paceline.cluster.routing.router import Prompt
+from paceline.cluster.routing.router import RoutedPrompt
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, Tier
 from paceline.kernels import layout
 from paceline.kv.prefix import PrefixSums
@@ -231,34 +231,34 @@ def store(index: KvIndex, worker: str, start: int, end: int, tier: Tier = "devic
 
 
 def test_find_peer_returns_the_longest_prefix() -> None:
-    assert find_peer(peer_index(a=0, b=320, c=480), Prompt(IDS), "a", WORKERS) == PeerHint("c", 480)
-    assert find_peer(peer_index(a=160, b=320), Prompt(IDS), "a", WORKERS) == PeerHint("b", 320)
+    assert find_peer(peer_index(a=0, b=320, c=480), RoutedPrompt(IDS), "a", WORKERS) == PeerHint("c", 480)
+    assert find_peer(peer_index(a=160, b=320), RoutedPrompt(IDS), "a", WORKERS) == PeerHint("b", 320)
 
 
 def test_find_peer_needs_a_minimum_gain() -> None:
-    assert find_peer(peer_index(a=320, b=320), Prompt(IDS), "a", WORKERS) is None
-    assert find_peer(peer_index(a=320, b=320 + MIN_PEER_TOKENS - 16), Prompt(IDS), "a", WORKERS) is None
-    assert find_peer(peer_index(a=320, b=320 + MIN_PEER_TOKENS), Prompt(IDS), "a", WORKERS) == PeerHint(
+    assert find_peer(peer_index(a=320, b=320), RoutedPrompt(IDS), "a", WORKERS) is None
+    assert find_peer(peer_index(a=320, b=320 + MIN_PEER_TOKENS - 16), RoutedPrompt(IDS), "a", WORKERS) is None
+    assert find_peer(peer_index(a=320, b=320 + MIN_PEER_TOKENS), RoutedPrompt(IDS), "a", WORKERS) == PeerHint(
         "b", 320 + MIN_PEER_TOKENS
     )
-    assert find_peer(peer_index(a=640), Prompt(IDS), "a", WORKERS) is None
+    assert find_peer(peer_index(a=640), RoutedPrompt(IDS), "a", WORKERS) is None
 
 
 def test_find_peer_considers_usable_workers_only() -> None:
-    assert find_peer(peer_index(b=320, c=480), Prompt(IDS), "a", ("a", "b")) == PeerHint("b", 320)
+    assert find_peer(peer_index(b=320, c=480), RoutedPrompt(IDS), "a", ("a", "b")) == PeerHint("b", 320)
 
 
 def test_find_peer_ignores_lower_tiers_of_peers() -> None:
     made = peer_index(a=160, b=320)
     store(made, "a", 160, 640, "disk")
-    assert find_peer(made, Prompt(IDS), "a", WORKERS) is None
+    assert find_peer(made, RoutedPrompt(IDS), "a", WORKERS) is None
     made = peer_index(b=160)
     store(made, "b", 160, 640, "host")
-    assert find_peer(made, Prompt(IDS), "a", WORKERS) == PeerHint("b", 160)
+    assert find_peer(made, RoutedPrompt(IDS), "a", WORKERS) == PeerHint("b", 160)
 
 
 def test_find_peer_respects_the_salt() -> None:
     made = KvIndex(PrefixSums(1))
     store(made, "b", 0, 640, salt="alice")
-    assert find_peer(made, Prompt(IDS, "bob"), "a", WORKERS) is None
-    assert find_peer(made, Prompt(IDS, "alice"), "a", WORKERS) == PeerHint("b", 640)
+    assert find_peer(made, RoutedPrompt(IDS, "bob"), "a", WORKERS) is None
+    assert find_peer(made, RoutedPrompt(IDS, "alice"), "a", WORKERS) == PeerHint("b", 640)

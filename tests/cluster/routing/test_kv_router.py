@@ -8,7 +8,7 @@ import pytest
 
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.cluster.routing.kv_router import REFRESH_SECONDS, KvRouter
-from paceline.cluster.routing.router import Prompt, WorkerLoad
+from paceline.cluster.routing.router import RoutedPrompt, WorkerLoad
 from paceline.cluster.routing.worker_costs import COMPUTE_FACTOR
 from paceline.cluster.routing.worker_rates import SECONDS_PER_TOKEN
 from paceline.core.clock import VirtualClock
@@ -36,7 +36,7 @@ class Setup:
         self.loads[worker] = WorkerLoad(worker, assigned, max_num_seqs)
 
     def choose(self, ids: Sequence[int] = PROMPT, salt: str = "", request_id: str = "") -> str:
-        return self.router.choose(Prompt(ids, salt, request_id), list(self.loads.values()))
+        return self.router.choose(RoutedPrompt(ids, salt, request_id), list(self.loads.values()))
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 import pytest
 
-from paceline.cluster.routing.router import LeastLoaded, Prompt, RoundRobin, WorkerLoad, make_router
+from paceline.cluster.routing.router import LeastLoaded, RoundRobin, RoutedPrompt, WorkerLoad, make_router
 
-PROMPT = Prompt(())
+PROMPT = RoutedPrompt(())
 
 
 def load(name: str, assigned: int = 0, max_num_seqs: int = 8, kv_use: float = 0.0) -> WorkerLoad:

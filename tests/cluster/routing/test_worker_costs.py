@@ -5,7 +5,7 @@ import pytest
 
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.cluster.routing.kv_router import KvRouter
-from paceline.cluster.routing.router import Prompt, WorkerLoad, WorkerTable
+from paceline.cluster.routing.router import RoutedPrompt, WorkerLoad, WorkerTable
 from paceline.core.clock import VirtualClock
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored
 from paceline.kv.prefix import PrefixSums
@@ -45,7 +45,7 @@ class Traffic:
     def decide(self) -> tuple[str, str]:
         self.number += 1
         ids, request_id = self.ids(), f"{self.number}" if self.dice.random() < 0.9 else ""
-        prompt = Prompt(ids, self.dice.choice(("", "", "red")), request_id)
+        prompt = RoutedPrompt(ids, self.dice.choice(("", "", "red")), request_id)
         loads: Sequence[WorkerLoad] = list(self.loads.values())
         chosen = self.fast.choose(prompt, self.table if self.has_table else loads), self.plain.choose(prompt, loads)
         if request_id:

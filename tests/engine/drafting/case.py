@@ -17,9 +17,9 @@ from paceline.engine.schedule import Schedule, Scheduled
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, StepObservation
 from paceline.speculation.drafts import Draft, DraftBatch, DraftCost, depths
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 from paceline.speculation.verification.verify import Verdict
 
 VOCAB = 40
@@ -34,11 +34,11 @@ class Scripted:
         self.answer, self.clock, self.seconds = answer or DraftBatch.empty(), clock, seconds
         self.cost = DraftCost()
         self.traits = ProposerTraits()
-        self.observed: list[list[Progress]] = []
+        self.observed: list[list[SequenceProgress]] = []
         self.collected: list[tuple[list[int], float]] = []
         self.closed: list[int] = []
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self.observed.append(list(batch))
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
@@ -59,7 +59,7 @@ class RecordedDepth:
 
     def __init__(self) -> None:
         self.steps: list[StepObservation] = []
-        self.candidates: list[list[Candidate]] = []
+        self.candidates: list[list[DepthCandidate]] = []
         self.restarted: list[tuple[TrafficClass, float]] = []
 
     def observe(self, step: StepObservation) -> None:
@@ -74,7 +74,7 @@ class RecordedDepth:
     def skip_step(self, batch: int) -> bool:
         return self.is_skipping
 
-    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+    def decide(self, batch: Sequence[DepthCandidate]) -> list[int]:
         self.candidates.append(list(batch))
         return [candidate.max_depth for candidate in batch]
 

@@ -21,14 +21,14 @@ def test_contents_separate_rounds_plain_sequences_and_prompts() -> None:
     case = Case()
     drafted, plain, last_prompt, prompt, given = (case.sequence() for _ in range(5))
     given.draft = (5, 6)
-    round_ = SequenceResult(drafted, 1, PLAIN, asked=3)
+    round_ = SequenceResult(drafted, 1, PLAIN, num_reserved=3)
     contents = StepContents.of(
         step(
             round_,
             SequenceResult(plain, 1, PLAIN),
             SequenceResult(last_prompt, 4, PLAIN),  # its last row decodes
             SequenceResult(prompt, 8, None),
-            SequenceResult(given, 1, PLAIN, asked=2, num_nodes=2),
+            SequenceResult(given, 1, PLAIN, num_reserved=2, num_nodes=2),
         )
     )
     assert contents.rounds == [round_]
@@ -39,7 +39,7 @@ def test_contents_separate_rounds_plain_sequences_and_prompts() -> None:
 def test_a_round_knows_whether_its_draft_prefill_goes_on() -> None:
     case = Case()
     a, b = case.sequence(), case.sequence()
-    rounds = [SequenceResult(one, 1, PLAIN, asked=3) for one in (a, b)]
+    rounds = [SequenceResult(one, 1, PLAIN, num_reserved=3) for one in (a, b)]
     observed = observe_rounds(rounds, lambda sequence: traffic_class(f"class {sequence.id}"), {b.id})
     assert observed == (
         RoundObservation(a.id, traffic_class(f"class {a.id}"), 0, 0, 3, num_nodes=0, path=(), is_behind=False),
@@ -49,8 +49,8 @@ def test_a_round_knows_whether_its_draft_prefill_goes_on() -> None:
 
 def test_a_step_has_the_deepest_request_and_the_cost_of_each_method() -> None:
     case = Case()
-    rounds = [SequenceResult(case.sequence(), 1, PLAIN, asked=asked) for asked in (2, 5, 3)]
-    rounds.append(SequenceResult(case.sequence(method="two"), 1, PLAIN, asked=1))
+    rounds = [SequenceResult(case.sequence(), 1, PLAIN, num_reserved=asked) for asked in (2, 5, 3)]
+    rounds.append(SequenceResult(case.sequence(method="two"), 1, PLAIN, num_reserved=1))
     result = step(*rounds)
     cost = StepCost({"one": 0.25}, {"one": DraftPrefill(30, 4.0)}, 0.125, idle_seconds=2.0, is_timed=False)
     contents = StepContents.of(result)

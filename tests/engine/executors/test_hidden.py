@@ -37,9 +37,9 @@ def check(model, listener):
             assert position is None or hidden.start >= position or hidden.start % 16 == 0  # after a preemption
             position = hidden.end
             part = slice(hidden.start, hidden.end)
-            assert set(hidden.inner) == set(listener.traits.hidden.layers)
+            assert set(hidden.by_layer) == set(listener.traits.hidden.layers)
             for layer in listener.traits.hidden.layers:
-                assert torch.equal(hidden.inner[layer], inner[layer][part])
+                assert torch.equal(hidden.by_layer[layer], inner[layer][part])
             assert torch.equal(hidden.last, last[part])
             count += hidden.end - hidden.start
     return count

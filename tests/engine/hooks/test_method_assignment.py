@@ -12,9 +12,9 @@ from paceline.core.sequence import Sequence as Generation
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
-from paceline.engine.hooks.method_assignment import MethodAssignment
+from paceline.engine.hooks.method_assignment import DefaultMethodTrial
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 from tests.exactness.suite import check_identical, mixed_requests
 from tests.fakes import TINY, FakeProposer, draft_model, random_chain, request, run, tiny_engine, tiny_model
 
@@ -35,7 +35,7 @@ class Timed:
     def traits(self) -> ProposerTraits:
         return ProposerTraits(can_miss_steps=True, is_available=lambda: not self.is_lost)
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self.inner.observe(batch)
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
@@ -154,7 +154,7 @@ def test_sequences_that_start_in_one_step_share_a_method() -> None:
 def test_prompts_and_mixed_batches_are_not_measured() -> None:
     bed = Bed(pool=0.002, model=0.002)
     observed: list[tuple[Any, ...]] = []
-    bed.engine.hooks.get(MethodAssignment).default.observe = lambda *step: observed.append(step)  # type: ignore[method-assign]
+    bed.engine.hooks.get(DefaultMethodTrial).default.observe = lambda *step: observed.append(step)  # type: ignore[method-assign]
     run(bed.engine, [request("a", PROMPT, {"method": "fake"}, max_tokens=9), request("b", PROMPT, max_tokens=9)])
     assert observed == []
     bed.generate(1)
@@ -177,7 +177,7 @@ def alternating(methods: Methods, **options: Any) -> Engine:
         count += 1
         return ("pool", "fake")[count % 2]
 
-    engine.hooks.get(MethodAssignment).default.assign = assign  # type: ignore[method-assign]
+    engine.hooks.get(DefaultMethodTrial).default.assign = assign  # type: ignore[method-assign]
     return engine
 
 

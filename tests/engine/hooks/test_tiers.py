@@ -130,7 +130,7 @@ def test_a_sequence_waits_no_longer_than_computing_takes(engines: Callable[..., 
     plain = run_prompts(first)
     first.close()
     engine = engines(tmp_path, kind=GatedFolder, clock=StepClock())  # every call of now() advances it by a millisecond
-    store_of(engine).rates.computed(1000, 1.0)
+    store_of(engine).rates.observe_compute(1000, 1.0)
     outputs = outputs_of(engine, request("r", PROMPTS[0], max_tokens=12))
     assert tokens_of(outputs) == plain[0]
     assert tier_counts(engine).disk_hits == 0
@@ -142,8 +142,8 @@ def test_a_disk_slower_than_computing_is_not_used(engines: Callable[..., Engine]
     plain = run_prompts(first)
     first.close()
     engine = engines(tmp_path, kind=GatedFolder)
-    store_of(engine).rates.computed(1000, 0.1)
-    store_of(engine).rates.brought("disk", 1000, 1.0)
+    store_of(engine).rates.observe_compute(1000, 0.1)
+    store_of(engine).rates.observe_load("disk", 1000, 1.0)
     assert tokens_of(outputs_of(engine, request("r", PROMPTS[0], max_tokens=12))) == plain[0]
     assert not folder_of(engine).reading.is_set()
 

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.engine.isolation.proposer_guard import ProposerGuard
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from tests.engine.harness import MODEL, PROMPT, request
 from tests.exactness.suite import plain_text
 from tests.fakes import TINY, FakeProposer, random_chain, run, tiny_engine
@@ -25,7 +25,7 @@ class Failing:
             self.num_failed += 1
             raise RuntimeError("a poisoned sequence")
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self.bad.update(one.sequence_id for one in batch if len(one.ids) % 3 == 0 and one.sequence_id % 2)
         self._check("observe", [one.sequence_id for one in batch])
         self._inner.observe(batch)

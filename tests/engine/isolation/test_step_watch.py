@@ -1,8 +1,8 @@
-from paceline.engine.isolation.step_watch import FACTOR, NUM_FIRST, StepWatch
+from paceline.engine.isolation.step_watch import FACTOR, NUM_FIRST, StepTimePrediction
 
 
 def test_a_size_is_measured_after_its_first_steps() -> None:
-    watch = StepWatch()
+    watch = StepTimePrediction()
     for i in range(NUM_FIRST):
         watch.begin(5, float(i))
         assert watch.step_seconds is None
@@ -18,7 +18,7 @@ def test_a_size_is_measured_after_its_first_steps() -> None:
 
 
 def test_the_slowest_recent_step_counts() -> None:
-    watch = StepWatch()
+    watch = StepTimePrediction()
     for seconds in (0.0, 0.0, 1.0, 3.0, 2.0):
         watch.begin(1, 0.0)
         watch.end(seconds)

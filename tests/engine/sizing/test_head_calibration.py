@@ -8,7 +8,7 @@ from paceline.core.clock import VirtualClock
 from paceline.engine.sizing.head_calibration import GRAPH_SIZES, SIZES, measure_head, measure_head_in_graphs
 from paceline.models.drafts.eagle import EagleRunner
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.proposers.eagle import EagleProposer
 from tests.fakes import tiny_model
 from tests.heads import tiny_eagle
@@ -21,7 +21,7 @@ class TimedProposer(EagleProposer):
         super().__init__(EagleRunner(tiny_eagle(tiny_model()), 64, 64), 64)
         self.clock, self.nodes, self.num_rounds, self.drafted = clock, 0, 0, list[int]()
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self.nodes = batch[0].depth
         super().observe(batch)
 

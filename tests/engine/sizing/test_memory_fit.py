@@ -11,7 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sizing.memory_fit import Footprint, memory_fit
+from paceline.engine.sizing.memory_fit import ModelFootprint, memory_fit
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables
 from paceline.models.architectures.config import ModelConfig
@@ -35,9 +35,11 @@ LLAMA_1B = replace(
 )
 
 
-def footprint(config: ModelConfig, weight_width: float = 2, kv_width: int = 2, activations: int = 0) -> Footprint:
+def footprint(config: ModelConfig, weight_width: float = 2, kv_width: int = 2, activations: int = 0) -> ModelFootprint:
     weights = int(config.num_parameters * weight_width)
-    return Footprint("70B" if config is LLAMA_70B else "1B", weights, config.kv_bytes_per_token(kv_width), activations)
+    return ModelFootprint(
+        "70B" if config is LLAMA_70B else "1B", weights, config.kv_bytes_per_token(kv_width), activations
+    )
 
 
 def test_cache_of_a_70b() -> None:
@@ -92,7 +94,7 @@ def test_no_more_than_wanted() -> None:
 
 
 def test_exactly_enough_fits_and_a_byte_less_does_not() -> None:
-    model = Footprint("m", weight_bytes=1000, kv_bytes_per_token=10, activation_bytes=100)
+    model = ModelFootprint("m", weight_bytes=1000, kv_bytes_per_token=10, activation_bytes=100)
     enough = 1000 + 100 + 10 * 64
     assert memory_fit(model, None, enough, 10**6, 64).kv_tokens == 64
     with pytest.raises(OutOfMemory):
@@ -112,7 +114,7 @@ def test_a_draft_that_does_not_fit_is_named_and_may_be_left_out() -> None:
 
 
 def test_the_advised_length_fits_and_a_longer_one_does_not() -> None:
-    model = Footprint("m", weight_bytes=0, kv_bytes_per_token=GIB // 1000, activation_bytes=0)
+    model = ModelFootprint("m", weight_bytes=0, kv_bytes_per_token=GIB // 1000, activation_bytes=0)
     with pytest.raises(OutOfMemory, match="max_model_len") as error:
         memory_fit(model, None, GIB, 10**6, required(4096))
     advised = int(re.findall(r"max_model_len to (\d+)", str(error.value))[0])

@@ -36,8 +36,8 @@ def test_a_pass_has_the_bits_of_its_parts() -> None:
     assert parts.logits is not None
     assert torch.equal(whole.logits, parts.logits)
     assert torch.equal(whole.last_hidden, parts.last_hidden)  # type: ignore[arg-type]
-    assert set(whole.inner) == set(layers)
-    assert all(torch.equal(whole.inner[layer], parts.inner[layer]) for layer in layers)
+    assert set(whole.hidden_by_layer) == set(layers)
+    assert all(torch.equal(whole.hidden_by_layer[layer], parts.hidden_by_layer[layer]) for layer in layers)
 
 
 @pytest.mark.parametrize("shift", range(4))
@@ -45,7 +45,7 @@ def test_picks_are_those_of_the_logits(shift: int) -> None:
     runner = ModelRunner(tiny_model(), 8)
     params = [CHOICES[(i + shift) % 4] for i in range(3)]
     samplers = [Sampler(one, stream(Purpose.SHARED, 7 + i, i)) for i, one in enumerate(params)]
-    picks = runner.forward(SPANS, samplers=samplers).picks
+    picks = runner.forward(SPANS, samplers=samplers).sampled_tokens
     positions = [(0, 2), (0, 3), (1, 0), (1, 1), (1, 1), (2, 2)]  # sequence and rotary position of the rows with logits
     rows = [RowContext(params[s], 7 + s, s, position + 1, [], 0) for s, position in positions]
     logits = runner.forward(SPANS).logits

@@ -11,7 +11,7 @@ from torch import Tensor
 from paceline.core.errors import UnsupportedModel
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.inflate import inflate, inflated_config
-from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
+from paceline.models.architectures.inflation import SHAPES, InflatedShape, Inflation
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import FrequencyFactors
 from paceline.models.loading.checkpoint import Checkpoint
@@ -22,12 +22,12 @@ from tests.models.loading.test_gguf_file import write_gguf
 from tests.models.paged import PagedRunner
 from tests.models.tiny import build
 
-WIDE = Shape(hidden_size=160, num_layers=5, num_heads=12, num_kv_heads=4, head_dim=32, ffn_size=256)
+WIDE = InflatedShape(hidden_size=160, num_layers=5, num_heads=12, num_kv_heads=4, head_dim=32, ffn_size=256)
 IDS = torch.randint(0, 160, (40,), generator=torch.Generator().manual_seed(1)).tolist()
 
 
 @pytest.fixture
-def shapes(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Shape]:
+def shapes(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, InflatedShape]:
     tiny = {"wide": WIDE, "same-heads": replace(WIDE, head_dim=16), "no-more-layers": replace(WIDE, num_layers=1)}
     for name, shape in tiny.items():
         monkeypatch.setitem(SHAPES, name, shape)
@@ -58,7 +58,7 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
     ],
 )
 def test_inflation_does_not_change_the_function(
-    family: str, shape: str, tmp_path: Path, shapes: Mapping[str, Shape]
+    family: str, shape: str, tmp_path: Path, shapes: Mapping[str, InflatedShape]
 ) -> None:
     base = small(family, tmp_path)
     large = inflate(base, Inflation(shape), "cpu", torch.float32)
@@ -67,7 +67,7 @@ def test_inflation_does_not_change_the_function(
     assert difference(logits(large), logits(base)) < 1e-5
 
 
-def test_frequency_factors_of_a_gguf_are_repeated(tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
+def test_frequency_factors_of_a_gguf_are_repeated(tmp_path: Path, shapes: Mapping[str, InflatedShape]) -> None:
     write_gguf(tmp_path / "small.gguf", build("llama"))
     base = open_checkpoint(tmp_path / "small.gguf")
     factors = FrequencyFactors(tuple(1.0 + i for i in range(base.config.head_dim // 2)))
@@ -76,7 +76,9 @@ def test_frequency_factors_of_a_gguf_are_repeated(tmp_path: Path, shapes: Mappin
     assert difference(logits(large), logits(base)) < 1e-5
 
 
-def test_noise_changes_the_function_and_depends_on_the_seed_only(tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
+def test_noise_changes_the_function_and_depends_on_the_seed_only(
+    tmp_path: Path, shapes: Mapping[str, InflatedShape]
+) -> None:
     base = small("llama", tmp_path)
     noisy = [inflate(base, Inflation("wide", noise=0.1, seed=seed), "cpu", torch.float32) for seed in (0, 0, 1)]
     same, again, other = (logits(checkpoint) for checkpoint in noisy)
@@ -88,7 +90,7 @@ def test_noise_changes_the_function_and_depends_on_the_seed_only(tmp_path: Path,
     assert difference(logits(elsewhere), same) < 1e-5
 
 
-def test_matrices_are_mostly_random_and_have_the_dtype(tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
+def test_matrices_are_mostly_random_and_have_the_dtype(tmp_path: Path, shapes: Mapping[str, InflatedShape]) -> None:
     """All but the embedding and the two output projections are random where the small model has no weights."""
     large = inflate(small("llama", tmp_path), Inflation("wide"), "cpu", torch.bfloat16)
     for name in sorted(large.weights.names()):
@@ -100,7 +102,9 @@ def test_matrices_are_mostly_random_and_have_the_dtype(tmp_path: Path, shapes: M
         assert (((values != 0).float().mean() > 0.8).item()) is not must_be_zero, name
 
 
-def test_a_name_describes_an_inflated_model(tmp_path: Path, smollm2: Tokenizer, shapes: Mapping[str, Shape]) -> None:
+def test_a_name_describes_an_inflated_model(
+    tmp_path: Path, smollm2: Tokenizer, shapes: Mapping[str, InflatedShape]
+) -> None:
     small("llama", tmp_path)
     (tmp_path / "tokenizer.json").write_text(smollm2.to_json())
     loaded = load_model(f"inflate:wide?base={tmp_path}&noise=0.05&seed=3")

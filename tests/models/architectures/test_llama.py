@@ -66,10 +66,10 @@ def test_hidden_states_match_transformers(pair: tuple[PreTrainedModel, DecoderMo
     expected = reference(IDS[:1], output_hidden_states=True).hidden_states
     out = PagedRunner(model).step({0: IDS[0].tolist()}, state_layers=(0, 1, 2, 3), last_hidden=True)
     for layer in (0, 1, 2):
-        assert relative_error(out.inner[layer], expected[layer][0]) < TOLERANCE
+        assert relative_error(out.hidden_by_layer[layer], expected[layer][0]) < TOLERANCE
     assert out.last_hidden is not None
     assert relative_error(out.last_hidden, expected[-1][0]) < TOLERANCE  # the last one of transformers is normed
-    assert relative_error(reference.model.norm(out.inner[3]), out.last_hidden) < TOLERANCE
+    assert relative_error(reference.model.norm(out.hidden_by_layer[3]), out.last_hidden) < TOLERANCE
 
 
 def test_only_requested_outputs_are_returned(pair: tuple[PreTrainedModel, DecoderModel]) -> None:
@@ -77,7 +77,7 @@ def test_only_requested_outputs_are_returned(pair: tuple[PreTrainedModel, Decode
     runner = PagedRunner(model)
     full = runner.step({0: [3, 4, 5]})
     assert full.last_hidden is None
-    assert full.inner == {}
+    assert full.hidden_by_layer == {}
     layout_probe = _Recorder(model)
     runner.model = layout_probe
     runner.step({0: [6]})

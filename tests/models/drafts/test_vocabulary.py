@@ -8,7 +8,7 @@ from paceline.kernels.cpu import native
 from paceline.kernels.linear import embedding_rows, linear
 from paceline.kernels.weights import Dense
 from paceline.models.architectures.inflate import inflate
-from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
+from paceline.models.architectures.inflation import SHAPES, InflatedShape, Inflation
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.load import find_draft, load_draft
 from paceline.models.drafts.vocabulary import embedding_for, head_for, inner_width, prepare_draft
@@ -25,7 +25,7 @@ IDS = [7, 3, 22, 9, 14, 39, 0, 5]
 @pytest.fixture
 def large(monkeypatch):
     """An inflated target around the tiny model."""
-    monkeypatch.setitem(SHAPES, "wide", Shape(96, 3, 8, 2, 32, 128))
+    monkeypatch.setitem(SHAPES, "wide", InflatedShape(96, 3, 8, 2, 32, 128))
     small = Checkpoint("tiny", TINY, RandomWeights(TINY, 0), lambda: None)
     wide = inflate(small, Inflation("wide"), "cpu", torch.float32)
     return DecoderModel(wide.config, wide.weights, torch.device("cpu"), torch.float32)

@@ -49,9 +49,9 @@ def same(ours: ForwardOutput, theirs: ForwardOutput) -> None:
         assert (mine is None) == (other is None)
         if mine is not None:
             close(mine, other)
-    assert set(ours.inner) == set(theirs.inner)
-    for layer, states in theirs.inner.items():
-        close(ours.inner[layer], states)
+    assert set(ours.hidden_by_layer) == set(theirs.hidden_by_layer)
+    for layer, states in theirs.hidden_by_layer.items():
+        close(ours.hidden_by_layer[layer], states)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:

@@ -43,7 +43,7 @@ def run_ranks(folder: Path, size: int, quantization: Quantization | None = None)
     def run(rank: int) -> Tensor:
         shard = Shard(rank, size, lambda part: group.reduce(rank, part))
         model = build_model(checkpoint, torch.device("cpu"), torch.float32, quantization, "float32", shard)
-        return PagedRunner(model).step({0: IDS}, state_layers=(last,)).inner[last]
+        return PagedRunner(model).step({0: IDS}, state_layers=(last,)).hidden_by_layer[last]
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(run, range(size)))
@@ -53,7 +53,7 @@ def run_whole(folder: Path, quantization: Quantization | None = None) -> Tensor:
     checkpoint = open_checkpoint(folder)
     model = build_model(checkpoint, torch.device("cpu"), torch.float32, quantization, "float32")
     last = checkpoint.config.num_layers
-    return PagedRunner(model).step({0: IDS}, state_layers=(last,)).inner[last]
+    return PagedRunner(model).step({0: IDS}, state_layers=(last,)).hidden_by_layer[last]
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3", "mistral-window", "gemma3"])

@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.planning.autoscaling.capacity import Capacity, Shape
+from paceline.planning.autoscaling.capacity import RequestShape, WorkerCapacity
 from paceline.planning.autoscaling.decision import Decision, PlannerConfig
 from paceline.planning.autoscaling.observation import Observation, PoolState
 from paceline.planning.autoscaling.planner import Planner
-from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.curve import ProfileValue
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.objective import Objective
-from paceline.planning.sizing.candidate import Limits
+from paceline.planning.sizing.candidate import ClusterLimits
 
 H200 = load_profile("h200-8b")
 OBJECTIVE = Objective(1.0, 0.03, 0.95)
 CONFIG = PlannerConfig(H200, OBJECTIVE, hold=300.0)
-CAPACITY = Capacity(H200, OBJECTIVE, None)
-DRAFTING = Capacity(H200, OBJECTIVE, Speculation((0.8,)))
+CAPACITY = WorkerCapacity(H200, OBJECTIVE, None)
+DRAFTING = WorkerCapacity(H200, OBJECTIVE, Speculation((0.8,)))
 INTERVAL = CONFIG.interval
 
 
@@ -43,7 +43,7 @@ def observation(time: float, rate: float, targets: int, **fields: Any) -> Observ
 
 def run(planner: Planner, rates: list[float], start: int = 1) -> list[Decision]:
     """The decisions for a load that follows `rates`, with pools of the decided size, which miss what is over it."""
-    size, each = start, CAPACITY.requests_per_second(Shape(1000, 100))
+    size, each = start, CAPACITY.requests_per_second(RequestShape(1000, 100))
     for number, rate in enumerate(rates, 1):
         missed = round(max(0.0, rate - size * each) * INTERVAL)
         size = planner.decide(observation(number * INTERVAL, rate, size, missed=missed))["target"]
@@ -84,9 +84,11 @@ def test_sizes_grow_with_load_and_with_a_tighter_objective() -> None:
 
 
 def test_sizes_do_not_grow_with_prices_under_a_limit_of_dollars() -> None:
-    limits = Limits(64, 30.0)
+    limits = ClusterLimits(64, 30.0)
     sizes = [
-        final(replace(CONFIG, limits=limits, profile=replace(H200, price_per_hour=Figure(price, "assumed"))), 120.0)
+        final(
+            replace(CONFIG, limits=limits, profile=replace(H200, price_per_hour=ProfileValue(price, "assumed"))), 120.0
+        )
         for price in (1.0, 3.0, 9.0)
     ]
     assert sizes == sorted(sizes, reverse=True)
@@ -95,7 +97,7 @@ def test_sizes_do_not_grow_with_prices_under_a_limit_of_dollars() -> None:
 def test_no_decision_is_over_its_limits() -> None:
     dice = random.Random(0)
     for _ in range(12):
-        limits = Limits(dice.randint(1, 12), dice.uniform(2.7, 30.0))
+        limits = ClusterLimits(dice.randint(1, 12), dice.uniform(2.7, 30.0))
         config = replace(CONFIG, limits=limits, speculation=Speculation((0.8,)) if dice.random() < 0.5 else None)
         planner = Planner(config, DRAFTING if config.speculation else CAPACITY)
         for number in range(1, 15):
@@ -115,7 +117,7 @@ def test_no_decision_is_over_its_limits() -> None:
 
 
 def test_a_limit_that_is_too_low_is_reported_and_does_not_block() -> None:
-    decision = run(Planner(replace(CONFIG, limits=Limits(2)), CAPACITY), [200.0] * 12)[-1]
+    decision = run(Planner(replace(CONFIG, limits=ClusterLimits(2)), CAPACITY), [200.0] * 12)[-1]
     assert decision.sizes["target"] == 2
     assert decision.cause == "limits"
     assert not decision.is_enough
@@ -145,7 +147,7 @@ def test_any_observation_gives_a_decision_within_the_limits() -> None:
     """NaN, infinities, negative numbers, gaps, and clocks that jump."""
     dice = random.Random(1)
     strange = (math.nan, math.inf, -math.inf, -1, 0)
-    planner = Planner(replace(CONFIG, limits=Limits(16)), CAPACITY)
+    planner = Planner(replace(CONFIG, limits=ClusterLimits(16)), CAPACITY)
     names = (
         "arrivals",
         "finished",
@@ -173,7 +175,7 @@ def test_any_observation_gives_a_decision_within_the_limits() -> None:
 
 
 def test_draft_workers_come_where_they_pay_and_go_first() -> None:
-    cheap = replace(H200, draft_price_per_hour=Figure(0.2, "assumed"))
+    cheap = replace(H200, draft_price_per_hour=ProfileValue(0.2, "assumed"))
     config = replace(CONFIG, profile=cheap, speculation=Speculation((0.8,)))
     for running, expects in ((1, True), (256 * 4, False)):
         planner = Planner(config, DRAFTING)

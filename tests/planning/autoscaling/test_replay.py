@@ -4,7 +4,7 @@ import pytest
 
 from paceline.planning.autoscaling.replay import (
     MOST_FACTOR,
-    Span,
+    TrafficSpan,
     late_share,
     load_factor,
     smallest_pool,
@@ -13,20 +13,22 @@ from paceline.planning.autoscaling.replay import (
 SIZES = range(1, 65)
 
 
-def bursts(seed: int) -> list[Span]:
+def bursts(seed: int) -> list[TrafficSpan]:
     dice = random.Random(seed)
-    return [Span(dice.choice((0.0, 5.0, dice.uniform(0.0, 100.0))), 10.0, dice.randint(1, 8)) for _ in range(40)]
+    return [TrafficSpan(dice.choice((0.0, 5.0, dice.uniform(0.0, 100.0))), 10.0, dice.randint(1, 8)) for _ in range(40)]
 
 
 def test_a_load_below_the_service_never_waits() -> None:
-    assert late_share([Span(9.9, 10.0)] * 20, 5.0, 1.0, 2) == 0.0
+    assert late_share([TrafficSpan(9.9, 10.0)] * 20, 5.0, 1.0, 2) == 0.0
 
 
 def test_the_late_share_of_one_burst_is_that_of_the_fluid() -> None:
     # The queue grows by 10 a second, and 10 requests are a second of waiting: late from second 1 of 10 on
-    assert late_share([Span(20.0, 10.0)], 10.0, 1.0, 1) == pytest.approx(0.9)
+    assert late_share([TrafficSpan(20.0, 10.0)], 10.0, 1.0, 1) == pytest.approx(0.9)
     # It takes 10 s to serve what is left; the requests that arrive while the queue is longer than a second are late
-    assert late_share([Span(20.0, 10.0), Span(5.0, 40.0)], 10.0, 1.0, 1) == pytest.approx((180 + 90) / 400)
+    assert late_share([TrafficSpan(20.0, 10.0), TrafficSpan(5.0, 40.0)], 10.0, 1.0, 1) == pytest.approx(
+        (180 + 90) / 400
+    )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -57,5 +59,5 @@ def test_the_factor_explains_the_misses_that_were_seen() -> None:
 
 
 def test_without_load_the_fewest_are_enough() -> None:
-    assert smallest_pool([Span(0.0, 10.0)], 5.0, 1.0, 0.05, SIZES) == 1
+    assert smallest_pool([TrafficSpan(0.0, 10.0)], 5.0, 1.0, 0.05, SIZES) == 1
     assert smallest_pool([], 5.0, 1.0, 0.05, range(3, 9)) == 3

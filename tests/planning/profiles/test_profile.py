@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.planning.profiles.curve import Curve, Figure
+from paceline.planning.profiles.curve import ProfileCurve, ProfileValue
 from paceline.planning.profiles.profile_file import SHIPPED, from_document, load_profile, save_profile, to_document
 from paceline.planning.simulation.workers.rounds import Rounds
 
@@ -13,25 +13,25 @@ H200 = load_profile("h200-8b")
 
 
 def test_curve_between_before_and_after_its_points() -> None:
-    curve = Curve(((2, 1.0), (4, 2.0)), "measured")
+    curve = ProfileCurve(((2, 1.0), (4, 2.0)), "measured")
     assert [curve.at(count) for count in (1, 2, 3, 4, 8)] == [1.0, 1.0, 1.5, 2.0, 4.0]
 
 
 @pytest.mark.parametrize("points", [(), ((0, 1.0),), ((2, 1.0), (2, 2.0)), ((1, 0.0),), ((1, float("nan")),)])
 def test_a_curve_that_is_none_is_refused(points: tuple[tuple[int, float], ...]) -> None:
     with pytest.raises(InvalidConfig):
-        Curve(points, "measured")
+        ProfileCurve(points, "measured")
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_a_figure_is_finite_and_not_negative(value: float) -> None:
     with pytest.raises(InvalidConfig):
-        Figure(value, "assumed")
+        ProfileValue(value, "assumed")
 
 
 def test_an_unknown_origin_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="origin must be one of measured, assumed"):
-        Figure(1.0, "guessed")
+        ProfileValue(1.0, "guessed")
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -123,7 +123,10 @@ def test_a_profile_is_a_value() -> None:
 
 
 def test_prompt_rows_cost_their_own_curve_beside_rows_that_decode() -> None:
-    steps, prompts = Curve(((1, 1.0), (10, 10.0)), "measured"), Curve(((1, 1.0), (10, 2.0), (20, 4.0)), "measured")
+    steps, prompts = (
+        ProfileCurve(((1, 1.0), (10, 10.0)), "measured"),
+        ProfileCurve(((1, 1.0), (10, 2.0), (20, 4.0)), "measured"),
+    )
     profile = replace(H200, pass_seconds=steps, prompt_seconds=prompts)
     assert [profile.rows_seconds(*rows) for rows in ((10, 0), (0, 10), (10, 10))] == [10.0, 2.0, 12.0]
     assert profile.prefill_seconds(10) == pytest.approx(2.0 + H200.prompt_context_seconds.value * 50)

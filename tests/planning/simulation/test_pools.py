@@ -6,18 +6,18 @@ import pytest
 from paceline.core.errors import InvalidRequest
 from paceline.core.pool_config import Role
 from paceline.planning.autoscaling.observation import Observation
-from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.curve import ProfileValue
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.faults import AlphaDrift, Fault, SlowLinks, WorkersLost, parse_fault
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationResult, summarize
 from paceline.planning.simulation.simulation import Scaling, simulate
-from paceline.planning.traces.synthetic import Traffic, synthesize
+from paceline.planning.traces.synthetic import TrafficPattern, synthesize
 
 H200 = load_profile("h200-8b")
-LONG = synthesize(Traffic(8.0, 4000, 100), 30.0)
-SHORT = synthesize(Traffic(12.0, 300, 150), 30.0)
+LONG = synthesize(TrafficPattern(8.0, 4000, 100), 30.0)
+SHORT = synthesize(TrafficPattern(12.0, 300, 150), 30.0)
 ALPHA = Speculation((0.8,))
 
 
@@ -39,12 +39,12 @@ def test_prefill_workers_take_long_prompts_and_decoding_is_smoother(mode: str) -
 
 
 def test_short_prompts_stay_on_their_target() -> None:
-    result = simulate(SimulationConfig(H200, 2, prefill_workers=1), synthesize(Traffic(10.0, 40, 20, 0.1), 10.0))
+    result = simulate(SimulationConfig(H200, 2, prefill_workers=1), synthesize(TrafficPattern(10.0, 40, 20, 0.1), 10.0))
     assert result.handoffs == 0
 
 
 def test_a_slow_link_makes_hand_offs_not_worth_it() -> None:
-    slow = replace(H200, links={"slow": Figure(1e9, "assumed")})
+    slow = replace(H200, links={"slow": ProfileValue(1e9, "assumed")})
     result = simulate(SimulationConfig(slow, 2, prefill_workers=2, link="slow"), LONG)
     fast = simulate(SimulationConfig(H200, 2, prefill_workers=2, link="400gbe"), LONG)
     assert finished(result)
@@ -131,7 +131,7 @@ class Steps:
 
 
 def test_a_controller_starts_and_drains_workers_and_nothing_is_lost() -> None:
-    quick = replace(H200, start_seconds=Figure(2.0, "assumed"))
+    quick = replace(H200, start_seconds=ProfileValue(2.0, "assumed"))
     controller = Steps({0.0: 1, 5.0: 4, 15.0: 1})
     result = simulate(SimulationConfig(quick, 1), SHORT, Scaling(controller, Objective(ttft=1.0)))
     assert finished(result)

@@ -7,17 +7,17 @@ import pytest
 
 from paceline.cluster.step import prompt_budget
 from paceline.core.errors import InvalidConfig
-from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.curve import ProfileValue
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Mode, SimulationConfig, Speculation
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationReport, summarize
 from paceline.planning.simulation.simulation import simulate
-from paceline.planning.traces.synthetic import Traffic, synthesize
+from paceline.planning.traces.synthetic import TrafficPattern, synthesize
 from paceline.planning.traces.trace import Trace, TraceRequest
 
 H200 = load_profile("h200-8b")
-STEADY = synthesize(Traffic(20.0, 800, 200), 60.0)
+STEADY = synthesize(TrafficPattern(20.0, 800, 200), 60.0)
 MODES: tuple[Mode, ...] = ("closed_form", "stepwise")
 OBJECTIVE = Objective(ttft=0.5, tpot=0.02)
 
@@ -114,7 +114,7 @@ def test_more_load_is_slower_and_more_workers_are_faster() -> None:
 
 
 def test_shared_prefixes_are_computed_once_a_worker() -> None:
-    trace = synthesize(Traffic(20.0, 1200, 50, prefix_tokens=1024, spread=0.0), 30.0)
+    trace = synthesize(TrafficPattern(20.0, 1200, 50, prefix_tokens=1024, spread=0.0), 30.0)
     hits = {policy: report(SimulationConfig(H200, 4, router=policy), trace) for policy in ("kv_aware", "round_robin")}
     ideal = 1024 / 1200
     assert hits["kv_aware"].hit_rate == pytest.approx(ideal, rel=0.02)
@@ -122,8 +122,8 @@ def test_shared_prefixes_are_computed_once_a_worker() -> None:
 
 
 def test_the_router_keeps_groups_of_prefixes_together_where_one_cache_cannot_hold_them() -> None:
-    small = replace(H200, kv_tokens=Figure(40_000, "assumed"))
-    trace = synthesize(Traffic(10.0, 2100, 20, prefix_tokens=2048, prefix_groups=40, spread=0.0), 60.0)
+    small = replace(H200, kv_tokens=ProfileValue(40_000, "assumed"))
+    trace = synthesize(TrafficPattern(10.0, 2100, 20, prefix_tokens=2048, prefix_groups=40, spread=0.0), 60.0)
     kv_aware, round_robin = (
         report(SimulationConfig(small, 4, router=policy), trace) for policy in ("kv_aware", "round_robin")
     )
@@ -132,7 +132,7 @@ def test_the_router_keeps_groups_of_prefixes_together_where_one_cache_cannot_hol
 
 
 def test_requests_wait_for_the_kv_cache_and_those_that_never_fit_are_rejected() -> None:
-    small = replace(H200, kv_tokens=Figure(1000, "assumed"))
+    small = replace(H200, kv_tokens=ProfileValue(1000, "assumed"))
     requests = (TraceRequest(0.0, 600, 100), TraceRequest(0.0, 600, 100), TraceRequest(0.0, 2000, 1))
     result = simulate(SimulationConfig(small), Trace("t", requests))
     one, two = result.jobs
@@ -142,7 +142,7 @@ def test_requests_wait_for_the_kv_cache_and_those_that_never_fit_are_rejected() 
 
 
 def test_a_full_batch_makes_requests_wait() -> None:
-    narrow = replace(H200, max_num_seqs=Figure(1, "assumed"))
+    narrow = replace(H200, max_num_seqs=ProfileValue(1, "assumed"))
     requests = tuple(TraceRequest(0.0, 10, 10) for _ in range(3))
     jobs = simulate(SimulationConfig(narrow), Trace("t", requests)).jobs
     assert all(two.first_token > one.finished for one, two in pairwise(jobs))

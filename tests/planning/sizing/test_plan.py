@@ -4,48 +4,50 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.curve import ProfileValue
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.objective import Objective
-from paceline.planning.sizing.candidate import Candidate, Limits, Placement, candidates, fewest_targets
-from paceline.planning.sizing.plan import HOURS_PER_MONTH, Plan, plan
-from paceline.planning.traces.synthetic import Traffic, synthesize
+from paceline.planning.sizing.candidate import ClusterCandidate, ClusterLimits, Placement, candidates, fewest_targets
+from paceline.planning.sizing.plan import HOURS_PER_MONTH, ClusterPlan, plan
+from paceline.planning.traces.synthetic import TrafficPattern, synthesize
 from paceline.planning.traces.trace import Trace
 
 H200 = load_profile("h200-8b")
-LOAD = synthesize(Traffic(30.0, 800, 200), 20.0)
+LOAD = synthesize(TrafficPattern(30.0, 800, 200), 20.0)
 SHORT = LOAD.first(4.0)
 OBJECTIVE = Objective(ttft=0.3, tpot=0.005, share=0.95)
 ALPHA = Speculation((0.8,))
-LIMITS = Limits(workers=12)
+LIMITS = ClusterLimits(workers=12)
 
 
 def prices(target: float, draft: float) -> WorkerProfile:
-    return replace(H200, price_per_hour=Figure(target, "assumed"), draft_price_per_hour=Figure(draft, "assumed"))
+    return replace(
+        H200, price_per_hour=ProfileValue(target, "assumed"), draft_price_per_hour=ProfileValue(draft, "assumed")
+    )
 
 
 def planned(
     trace: Trace = LOAD,
     objective: Objective = OBJECTIVE,
-    limits: Limits = LIMITS,
+    limits: ClusterLimits = LIMITS,
     profile: WorkerProfile = H200,
     speculation: Speculation | None = ALPHA,
-) -> Plan:
+) -> ClusterPlan:
     return plan(profile, trace, objective, limits, speculation)
 
 
 @pytest.fixture(scope="module")
-def usual() -> Plan:
+def usual() -> ClusterPlan:
     return planned()
 
 
-def cost(one: Plan) -> float:
+def cost(one: ClusterPlan) -> float:
     return one.choice.candidate.dollars_per_hour
 
 
-def test_the_choice_meets_the_objective_and_nothing_cheaper_that_was_tried_does(usual: Plan) -> None:
+def test_the_choice_meets_the_objective_and_nothing_cheaper_that_was_tried_does(usual: ClusterPlan) -> None:
     one = usual
     assert one.is_met
     assert one.choice.attainment >= OBJECTIVE.share
@@ -53,7 +55,7 @@ def test_the_choice_meets_the_objective_and_nothing_cheaper_that_was_tried_does(
     assert all(other.attainment < OBJECTIVE.share for other in cheaper)
 
 
-def test_drafts_save_money_under_a_tight_time_per_token(usual: Plan) -> None:
+def test_drafts_save_money_under_a_tight_time_per_token(usual: ClusterPlan) -> None:
     one = usual
     assert one.choice.candidate.placement != "none"
     assert one.plain is not None
@@ -97,7 +99,7 @@ def test_cost_grows_with_prices() -> None:
 def test_no_plan_is_over_its_limits() -> None:
     dice = random.Random(0)
     for _ in range(12):
-        limits = Limits(dice.randint(1, 6), dice.uniform(2.7, 15.0))
+        limits = ClusterLimits(dice.randint(1, 6), dice.uniform(2.7, 15.0))
         objective = Objective(dice.uniform(0.02, 1.0), dice.uniform(0.002, 0.02), dice.uniform(0.5, 1.0))
         one = planned(SHORT, objective, limits)
         for tried in one.evaluations:
@@ -107,7 +109,7 @@ def test_no_plan_is_over_its_limits() -> None:
 
 
 def test_an_objective_that_cannot_be_met_is_reported_with_the_best_cluster() -> None:
-    one = planned(SHORT, Objective(ttft=0.001), Limits(2))
+    one = planned(SHORT, Objective(ttft=0.001), ClusterLimits(2))
     assert not one.is_met
     assert one.saving_per_month is None
     assert one.choice.attainment == max(other.attainment for other in one.evaluations)
@@ -125,27 +127,27 @@ def test_an_objective_that_cannot_be_met_is_reported_with_the_best_cluster() -> 
     ],
 )
 def test_a_cluster_in_words(targets: int, drafts: int, placement: Placement, words: str) -> None:
-    assert str(Candidate(targets, drafts, placement, 1.0)) == words
+    assert str(ClusterCandidate(targets, drafts, placement, 1.0)) == words
 
 
 def test_a_limit_below_one_worker_is_an_error() -> None:
     with pytest.raises(InvalidRequest, match="one target worker costs"):
-        planned(limits=Limits(4, 1.0))
+        planned(limits=ClusterLimits(4, 1.0))
 
 
 @pytest.mark.parametrize("values", [(0, 1.0), (1, -1.0), (1, float("nan"))])
 def test_limits_that_cannot_be_are_refused(values: tuple[int, float]) -> None:
     with pytest.raises(InvalidRequest, match="limits must be"):
-        Limits(*values)
+        ClusterLimits(*values)
 
 
 def test_candidates_are_ordered_by_cost_and_include_every_placement() -> None:
-    found = candidates(H200, ALPHA, Limits(8), 2)
+    found = candidates(H200, ALPHA, ClusterLimits(8), 2)
     costs = [one.dollars_per_hour for one in found]
     assert costs == sorted(costs)
     assert {one.placement for one in found} == {"none", "device", "pool"}
     assert min(one.targets for one in found) == 2
-    assert {one.placement for one in candidates(H200, None, Limits(8), 1)} == {"none"}
+    assert {one.placement for one in candidates(H200, None, ClusterLimits(8), 1)} == {"none"}
 
 
 def test_the_lower_bound_is_below_the_plan_and_grows_with_load() -> None:

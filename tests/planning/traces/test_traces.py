@@ -5,7 +5,7 @@ from statistics import mean, pstdev
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.planning.traces.synthetic import Traffic, synthesize
+from paceline.planning.traces.synthetic import TrafficPattern, synthesize
 from paceline.planning.traces.trace import Trace, TraceRequest
 from paceline.planning.traces.trace_file import load_trace
 
@@ -73,17 +73,17 @@ def test_a_scaled_trace_has_copies_with_prefixes_of_their_own() -> None:
 
 
 def test_synthetic_traffic_has_the_rate_and_lengths_that_it_names() -> None:
-    trace = synthesize(Traffic(50.0, 400, 100, prefix_tokens=160, prefix_groups=3), 100.0)
+    trace = synthesize(TrafficPattern(50.0, 400, 100, prefix_tokens=160, prefix_groups=3), 100.0)
     assert len(trace.requests) == pytest.approx(5000, rel=0.05)
     assert mean(one.prompt_tokens for one in trace.requests) == pytest.approx(400, rel=0.02)
     assert mean(one.output_tokens for one in trace.requests) == pytest.approx(100, rel=0.03)
     assert {one.blocks for one in trace.requests} == {tuple(range(1 + 10 * g, 11 + 10 * g)) for g in range(3)}
-    assert trace == synthesize(Traffic(50.0, 400, 100, prefix_tokens=160, prefix_groups=3), 100.0)
+    assert trace == synthesize(TrafficPattern(50.0, 400, 100, prefix_tokens=160, prefix_groups=3), 100.0)
 
 
 @pytest.mark.parametrize("burst", [0.0, 0.5, 1.0, 3.0])
 def test_bursts_are_the_deviation_of_gaps(burst: float) -> None:
-    arrivals = [one.arrival for one in synthesize(Traffic(20.0, 10, 1, burst=burst), 500.0).requests]
+    arrivals = [one.arrival for one in synthesize(TrafficPattern(20.0, 10, 1, burst=burst), 500.0).requests]
     gaps = [b - a for a, b in pairwise(arrivals)]
     assert pstdev(gaps) / mean(gaps) == pytest.approx(burst, rel=0.1, abs=1e-9)
 
@@ -101,4 +101,4 @@ def test_bursts_are_the_deviation_of_gaps(burst: float) -> None:
 )
 def test_traffic_that_cannot_be_is_refused(values: dict) -> None:
     with pytest.raises(InvalidRequest):
-        Traffic(**({"rate": 1.0, "prompt_tokens": 10, "output_tokens": 5} | values))
+        TrafficPattern(**({"rate": 1.0, "prompt_tokens": 10, "output_tokens": 5} | values))

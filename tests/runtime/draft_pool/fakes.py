@@ -9,7 +9,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_pool.connection import DraftAddress, DraftConnection, DraftCounters
 from paceline.runtime.draft_pool.connections import DraftConnections
 from paceline.runtime.wire.messages import FromDraft, Load
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 
 
 @dataclass(eq=False)
@@ -76,6 +76,6 @@ class FakeConnections:
         return cast(DraftConnections, self)
 
 
-def progress(number: int, *ids: int, depth: int = 3, max_levels: int | None = None) -> Progress:
+def progress(number: int, *ids: int, depth: int = 3, max_levels: int | None = None) -> SequenceProgress:
     sampling = SamplingParams(temperature=0.0)
-    return Progress(number, ids or (1, 2), depth, sampling, 1, 0, 1, "coupled", max_levels=max_levels)
+    return SequenceProgress(number, ids or (1, 2), depth, sampling, 1, 0, 1, "coupled", max_levels=max_levels)

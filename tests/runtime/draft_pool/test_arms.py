@@ -11,13 +11,13 @@ from paceline.cluster.pairing.draft_trial import TrialLimits
 from paceline.core.clock import WallClock
 from paceline.core.traffic import TrafficClass
 from paceline.engine.loop import EngineLoop
-from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
+from paceline.runtime.draft_pool.arms import PoolDrafts, TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.wire.gateway_messages import WorkerAddress
-from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, StepObservation
 from paceline.speculation.depth.simple_rules import FixedDepth
 from tests.fakes import request, run, tiny_engine, tiny_model
 from tests.runtime.draft_pool.test_proposer import VOCAB, progress
@@ -70,7 +70,7 @@ def decode(proposer: PoolProposer, depths: dict[int, int], rounds: int = 6) -> N
 
 def test_sequences_without_drafts_count_for_the_draft_that_does_not_pay() -> None:
     with trial_pool() as (proposer, _, _):
-        tried = {number for number in NUMBERS if proposer._arms.draws_trial(number)}
+        tried = {number for number in NUMBERS if proposer._pool_drafts.draws_trial(number)}
         decode(proposer, {number: 3 if number in tried else 0 for number in NUMBERS})
         proposer.close(list(NUMBERS))
         sums = {drafter.name: drafter.goodput for drafter in proposer.status().drafters}
@@ -100,11 +100,11 @@ def test_request_that_allows_no_drafts_is_not_measured() -> None:
 def test_gain_of_one_draft_does_not_decide_for_the_other() -> None:
     with trial_pool() as (proposer, old, new):
         decode(proposer, dict.fromkeys(NUMBERS, 3))
-        current, candidate = proposer._arms.current.statistics, proposer._arms.candidate.statistics
+        current, candidate = proposer._pool_drafts.current.statistics, proposer._pool_drafts.candidate.statistics
         assert current.gain <= 1.0
         assert candidate.gain > 2.0
         assert proposer.set_workers([DraftAddress("new", new.address)]) is TrialChange.KEPT
-        assert proposer._arms.current.statistics is candidate
+        assert proposer._pool_drafts.current.statistics is candidate
         assert old.name not in {one.where.name for one in proposer.connections}
 
 
@@ -113,7 +113,7 @@ def test_traffic_class_of_a_sequence_is_that_of_its_draft() -> None:
         refine = proposer.traits.traffic_class
         assert refine is not None
         for number in NUMBERS:  # also before the first step
-            assert refine(CHAT, number) == CHAT._replace(on_trial=proposer._arms.draws_trial(number))
+            assert refine(CHAT, number) == CHAT._replace(on_trial=proposer._pool_drafts.draws_trial(number))
         proposer.set_workers([old])
         assert {refine(CHAT, number) for number in NUMBERS} == {CHAT}
         assert proposer.set_workers([old, new]) is TrialChange.BEGUN
@@ -121,7 +121,7 @@ def test_traffic_class_of_a_sequence_is_that_of_its_draft() -> None:
 
 
 def test_equal_lists_are_no_change() -> None:
-    assert DraftArms().set_connections([]) is TrialChange.NONE
+    assert PoolDrafts().set_connections([]) is TrialChange.NONE
 
 
 class DeclinesPoorDrafts(FixedDepth):
@@ -136,7 +136,7 @@ class DeclinesPoorDrafts(FixedDepth):
             if one.drafted:
                 self._rounds[one.traffic].append(one.accepted > 0)
 
-    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+    def decide(self, batch: Sequence[DepthCandidate]) -> list[int]:
         poor = {name for name, hits in self._rounds.items() if len(hits) >= 32 and sum(hits) < 0.5 * len(hits)}
         depths = super().decide(batch)
         return [0 if one.traffic in poor else depth for one, depth in zip(batch, depths, strict=True)]

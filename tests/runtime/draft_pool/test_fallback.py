@@ -7,7 +7,7 @@ import torch
 from paceline.runtime.draft_pool.drafts import DraftChain
 from paceline.runtime.draft_pool.fallback import FallbackDrafts
 from paceline.speculation.drafts import DraftBatch, DraftProbs
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 from tests.runtime.draft_pool.fakes import progress
 
 
@@ -16,11 +16,11 @@ class Local:
 
     def __init__(self, answer: DraftBatch) -> None:
         self.traits, self.answer = ProposerTraits(), answer
-        self.observed: list[Progress] = []
+        self.observed: list[SequenceProgress] = []
         self.collected: list[tuple[Sequence[int], float]] = []
         self.closed: list[int] = []
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self.observed += batch
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:

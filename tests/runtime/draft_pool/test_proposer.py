@@ -14,14 +14,14 @@ from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.wire.transport import wait_any
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from tests.runtime.pools import PASS_SECONDS, ScriptedCore, draft_worker, lockstep, never_lose_workers, pool
 
 VOCAB = 1000
 
 
-def progress(*ids: int, number: int = 7, depth: int = 3) -> Progress:
-    return Progress(number, ids, depth, SamplingParams(temperature=0.0), 1, 0, 1, "coupled")
+def progress(*ids: int, number: int = 7, depth: int = 3) -> SequenceProgress:
+    return SequenceProgress(number, ids, depth, SamplingParams(temperature=0.0), 1, 0, 1, "coupled")
 
 
 def test_network_cost_is_at_most_one_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_draft_on_trial_gets_a_share_of_the_sequences_and_its_goodput_is_measure
                         break
                     committed.append(token + 1)
                 ids[number] += tuple(committed)
-        trial = {number for number in numbers if proposer._arms.draws_trial(number)}
+        trial = {number for number in numbers if proposer._pool_drafts.draws_trial(number)}
         assert 10 <= len(trial) <= 50
         by_name = {drafter.name: drafter.sequences for drafter in proposer.status().drafters}
         assert by_name == {"old": 120 - len(trial), "new": len(trial)}

@@ -11,7 +11,7 @@ from paceline.runtime.draft_pool.connection import DraftConnection, DraftCounter
 from paceline.runtime.draft_pool.sequence import PoolSequence
 from paceline.runtime.draft_worker.branches import BranchKey, pack
 from paceline.runtime.wire.messages import Load, RoundDraft, SequenceBranches
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 
 OFFERED = [11, 12, 13]
 
@@ -38,7 +38,7 @@ class Driver:
     def __init__(self) -> None:
         self.ids = [1, 2]
         self.connection = FakeConnection()
-        progress = Progress(7, self.ids, 3, SamplingParams(temperature=0.0, stop=("x",)), 1, 0, 1, "coupled")
+        progress = SequenceProgress(7, self.ids, 3, SamplingParams(temperature=0.0, stop=("x",)), 1, 0, 1, "coupled")
         self.sequence = PoolSequence(progress, 1000)
         self.opened = self.sequence.open_at(cast(DraftConnection, self.connection))
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 from paceline.core.clock import VirtualClock
-from paceline.runtime.draft_pool.arms import DraftArms
+from paceline.runtime.draft_pool.arms import PoolDrafts
 from paceline.runtime.draft_pool.drafts import DraftChain
 from paceline.runtime.draft_pool.inbox import PoolInbox
 from paceline.runtime.draft_pool.sequence import PoolSequence
@@ -16,11 +16,11 @@ class Case:
     """One sequence with a requested draft. `arrive` is called in every wait."""
 
     def __init__(self) -> None:
-        self.clock, self.connection, self.arms = VirtualClock(100.0), FakeConnection(), DraftArms()
+        self.clock, self.connection, self.pool_drafts = VirtualClock(100.0), FakeConnection(), PoolDrafts()
         self.waits: list[float] = []
         self.arrive: Callable[[], None] = lambda: None
         connections = FakeConnections(self.connection).as_connections()
-        self.waiting = DraftWait(cast(PoolInbox, self), connections, self.arms, self.clock)
+        self.waiting = DraftWait(cast(PoolInbox, self), connections, self.pool_drafts, self.clock)
         self.sequence = PoolSequence(progress(7), 1000)
         self.sequence.open_at(self.connection.as_connection())
         self.sequence.start_round(3, 100.0)
@@ -55,7 +55,7 @@ def test_there_is_no_wait_for_a_silent_worker() -> None:
 
 def test_there_is_no_wait_for_drafts_that_cost_more_than_they_gain() -> None:
     case = Case()
-    case.arms.observe_step(0.25)  # one more token a step is worth a wait of one step
+    case.pool_drafts.observe_step(0.25)  # one more token a step is worth a wait of one step
     case.waiting.wait([case.sequence], 100.5)
     assert case.waits == []
 

@@ -6,12 +6,12 @@ import random
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.runtime.draft_worker.gap_odds import EDGES, GapOdds
+from paceline.runtime.draft_worker.gap_odds import EDGES, ScoreGapAcceptance
 
 
 def learned(odds_of, gaps, rounds=3000, depth=4, window=512.0):
     """Odds after rounds in which the target agrees with a token of gap g with probability `odds_of(g)`."""
-    chance, odds = random.Random(1), GapOdds(window)
+    chance, odds = random.Random(1), ScoreGapAcceptance(window)
     agreed = tested = 0
     for _ in range(rounds):
         drawn = [chance.choice(gaps) for _ in range(depth)]
@@ -40,7 +40,7 @@ def test_follows_a_draft_that_becomes_worse():
 
 @pytest.mark.parametrize("average", [0.0, 0.3, 0.7, 1.0])
 def test_average_without_evidence_or_gap(average):
-    odds = GapOdds()
+    odds = ScoreGapAcceptance()
     assert odds.alpha(average, 0.1) == average
     odds.observe([], 0)
     odds.observe([None, math.nan], 1)
@@ -75,7 +75,7 @@ def test_infinite_gaps_are_the_largest():
 
 
 def test_only_tested_tokens_count():
-    one, other = GapOdds(), GapOdds()
+    one, other = ScoreGapAcceptance(), ScoreGapAcceptance()
     one.observe([0.1, 3.0], 1)
     other.observe([0.1, 3.0, 0.1, 0.1], 1)
     assert one.alpha(0.7, 0.1) == other.alpha(0.7, 0.1)
@@ -83,4 +83,4 @@ def test_only_tested_tokens_count():
 
 def test_window_must_hold_rounds():
     with pytest.raises(InvalidConfig):
-        GapOdds(1.0)
+        ScoreGapAcceptance(1.0)

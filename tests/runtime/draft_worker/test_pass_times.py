@@ -2,11 +2,11 @@
 
 import pytest
 
-from paceline.runtime.draft_worker.pass_times import PassTimes
+from paceline.runtime.draft_worker.pass_times import DraftPassTimes
 
 
 def test_the_average_moves_by_a_tenth() -> None:
-    times = PassTimes()
+    times = DraftPassTimes()
     assert times.average == 0.0
     times.observe(1.0, is_urgent=True)
     assert times.average == 1.0
@@ -15,7 +15,7 @@ def test_the_average_moves_by_a_tenth() -> None:
 
 
 def test_a_pass_ahead_delays_the_next_messages_by_half_of_it() -> None:
-    times = PassTimes()
+    times = DraftPassTimes()
     times.observe(3.0, is_urgent=False)
     assert times.ahead_delay == 0.0  # the time of an urgent pass is not known
     times.observe(2.0, is_urgent=True)
@@ -25,6 +25,6 @@ def test_a_pass_ahead_delays_the_next_messages_by_half_of_it() -> None:
 
 
 def test_an_urgent_pass_delays_no_message() -> None:
-    times = PassTimes()
+    times = DraftPassTimes()
     times.observe(2.0, is_urgent=True)
     assert times.ahead_delay == 0.0

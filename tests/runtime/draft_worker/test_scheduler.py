@@ -28,7 +28,7 @@ def is_small(drafted):
 def learned(core_class, num_rounds=200):
     """A scheduler after rounds in which the target agrees with all tokens but every fourth; there it takes one of three
     alternatives."""
-    scheduler = DraftScheduler(core_class(lambda ids: ids[-1] + 1), 10_000, DraftLimits(ahead_nodes=5 * DEPTH))
+    scheduler = DraftScheduler(core_class(lambda ids: ids[-1] + 1), 10_000, DraftLimits(max_branch_tokens=5 * DEPTH))
     target = TargetSession("target", 0.0)
     scheduler.targets[b"target"] = target
     assert scheduler.open(target, Open(0, 1, [1], 1, SamplingParams(), 1)) is None
@@ -51,7 +51,7 @@ def learned(core_class, num_rounds=200):
 
 def run_pass(scheduler):
     branches = scheduler.schedule()
-    for branch, drafted in zip(branches, scheduler._core.step(branches), strict=True):
+    for branch, drafted in zip(branches, scheduler._backend.step(branches), strict=True):
         branch.append(drafted)
 
 
@@ -96,7 +96,7 @@ def test_more_rounds_are_ready_by_gap():
 
 @pytest.mark.parametrize("nodes", [0, 5 * DEPTH])
 def test_tokens_are_ranked_only_where_outcomes_are_prepared(nodes):
-    scheduler = DraftScheduler(ScriptedCore(lambda ids: ids[-1] + 1), 100, DraftLimits(ahead_nodes=nodes))
+    scheduler = DraftScheduler(ScriptedCore(lambda ids: ids[-1] + 1), 100, DraftLimits(max_branch_tokens=nodes))
     target = scheduler.targets[b"target"] = TargetSession("target", 0.0)
     assert scheduler.open(target, Open(0, 1, [1], 1, SamplingParams(), 1)) is None
     assert scheduler.start_round(target, RoundRequest(1, 1, 1, [], DEPTH)) is None

@@ -8,7 +8,7 @@ import pytest
 from paceline.cluster.pairing.fanout import Outcome
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_worker.core import DraftBranch
-from paceline.runtime.draft_worker.state import MAX_IDLE_PASSES, DraftState, VerifyOutcome
+from paceline.runtime.draft_worker.state import MAX_IDLE_PASSES, DraftedSequence, VerifyOutcome
 from paceline.speculation.proposers.model_drafter import SequenceParams
 from tests.runtime.pools import ScriptedCore
 
@@ -23,7 +23,7 @@ class Driver:
         self.verified = []
         numbers = itertools.count(1)
         params = SequenceParams(SamplingParams(), 1, 0, 2, rule, "")
-        self.state = DraftState(DraftBranch(0, params, [10, 20], 2), self.core, lambda: next(numbers))
+        self.state = DraftedSequence(DraftBranch(0, params, [10, 20], 2), self.core, lambda: next(numbers))
         self.outcomes = [Outcome(*outcome, 0.1) for outcome in outcomes]
         self.round = 0
 

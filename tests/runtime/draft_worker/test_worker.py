@@ -92,7 +92,7 @@ def serving(limits=None, clock=None, core=None):
 
 @pytest.fixture
 def worker():
-    with serving(DraftLimits(ahead_nodes=0)) as worker:
+    with serving(DraftLimits(max_branch_tokens=0)) as worker:
         yield worker
 
 
@@ -124,7 +124,7 @@ def test_alternatives_are_sent_on_request(target):
 
 
 def test_worker_learns_acceptance():
-    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Target(worker)) as target:
+    with serving(DraftLimits(max_branch_tokens=32)) as worker, closing(Target(worker)) as target:
         target.greet()
         target.open(1, 5)
         target.advance(1, 1, 1)
@@ -142,7 +142,7 @@ def test_worker_learns_acceptance():
 
 
 def test_under_rejection_drafts_are_made_ahead_but_not_sent_ahead():
-    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Target(worker)) as target:
+    with serving(DraftLimits(max_branch_tokens=32)) as worker, closing(Target(worker)) as target:
         target.greet()
         target.open(1, 5, 6, rule="rejection")
         target.open(2, 5, 6)
@@ -161,7 +161,7 @@ def test_under_rejection_drafts_are_made_ahead_but_not_sent_ahead():
 
 
 def test_branches_are_sent_before_they_are_requested():
-    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Target(worker)) as target:
+    with serving(DraftLimits(max_branch_tokens=32)) as worker, closing(Target(worker)) as target:
         target.greet()
         target.open(1, 5, 6)
         target.advance(1, 1, 2, send_ahead=True)
@@ -276,7 +276,7 @@ def test_invalid_sequence_is_rejected(target, message):
 
 def test_full_worker_is_busy_until_a_sequence_closes():
     with (
-        serving(DraftLimits(max_sequences=2, max_tokens=100, ahead_nodes=0)) as worker,
+        serving(DraftLimits(max_sequences=2, max_tokens=100, max_branch_tokens=0)) as worker,
         closing(Target(worker)) as target,
     ):
         target.greet()
@@ -328,7 +328,7 @@ def test_targets_share_a_batch_round_robin():
     """One target with many sequences, one with a single sequence, and four branches per pass."""
     core = ScriptedCore(lambda ids: 1)
     with (
-        serving(DraftLimits(max_batch=4, ahead_nodes=0), core=core) as worker,
+        serving(DraftLimits(max_batch=4, max_branch_tokens=0), core=core) as worker,
         closing(Target(worker)) as many,
         closing(Target(worker)) as few,
     ):
@@ -351,7 +351,7 @@ def test_targets_share_a_batch_round_robin():
 def test_sequences_of_different_targets_share_a_pass():
     core = ScriptedCore(lambda ids: 1)
     with (
-        serving(DraftLimits(ahead_nodes=0), core=core) as worker,
+        serving(DraftLimits(max_branch_tokens=0), core=core) as worker,
         closing(Target(worker)) as one,
         closing(Target(worker)) as two,
     ):
@@ -369,7 +369,7 @@ def test_sequences_of_different_targets_share_a_pass():
 
 def test_ready_draft_does_not_wait_for_others():
     core = ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
-    with serving(DraftLimits(ahead_nodes=16), core=core) as worker, closing(Target(worker)) as target:
+    with serving(DraftLimits(max_branch_tokens=16), core=core) as worker, closing(Target(worker)) as target:
         target.greet()
         for number in (1, 2):
             target.open(number, 5, 6)
@@ -397,7 +397,7 @@ def num_passes_ahead(worker, limit=100):
 
 
 def test_drafting_ahead_pauses_without_hits_and_resumes_with_hits():
-    with serving(DraftLimits(ahead_nodes=9)) as worker, closing(Target(worker)) as target:
+    with serving(DraftLimits(max_branch_tokens=9)) as worker, closing(Target(worker)) as target:
         target.greet()
         target.open(1, 5)
         length, round_, passes_ahead = 1, 0, []
@@ -444,7 +444,7 @@ def test_drafting_ahead_pauses_if_it_delays_requests(seconds, pauses):
             return super().step(branches)
 
     core = TimedCore(lambda ids: (ids[-1] + 1) % VOCAB)
-    with serving(DraftLimits(ahead_nodes=3), clock, core) as worker, closing(Target(worker)) as target:
+    with serving(DraftLimits(max_branch_tokens=3), clock, core) as worker, closing(Target(worker)) as target:
         target.greet()
         target.open(1, 5)
         tokens, length = [], 1
@@ -464,12 +464,12 @@ def test_failed_pass_closes_its_sequences_only(worker, target, caplog):
         raise RuntimeError("the device is gone")
 
     target.open(1, 5)
-    worker._core.step, good = fail, worker._core.step
+    worker._backend.step, good = fail, worker._backend.step
     target.advance(1, 1, 1)
     error = target.receive(Error)
     assert (error.code, error.sequences) == (ErrorCode.UNKNOWN_SEQUENCE, [1])
     assert "the device is gone" in caplog.text
-    worker._core.step = good
+    worker._backend.step = good
     target.open(1, 5)
     target.advance(1, 1, 1)
     assert target.receive(Drafts).drafts[0].tokens == [6, 7, 8]

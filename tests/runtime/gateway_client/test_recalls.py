@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import GenerationFailed
-from paceline.runtime.gateway_client.recalls import RecallAnswers, Recalls
+from paceline.runtime.gateway_client.recalls import TokensReplies, TokensRequests
 from paceline.runtime.gateway_client.target_pool import TargetPool
-from paceline.runtime.wire.target_messages import Recalled
+from paceline.runtime.wire.target_messages import TokensReply
 from tests.engine.harness import PROMPT, SAMPLED, engine_of, outputs_of, request, tokens_of
 from tests.runtime.target_harness import Members, StreamReader, WorkerThread, cluster, pool_of, until
 
@@ -27,17 +27,17 @@ def test_a_second_gateway_continues_a_stream_of_the_first() -> None:
             assert worker.gate.reached.wait(20)
             reader.read()
             seen = len(reader.outputs[0].tokens)
-            recalled = second.recall("key").result(20)
-            assert recalled is not None
-            assert recalled.choices[0][:seen] == expected[:seen]
-            assert second.recall("other").result(20) is None
+            reply = second.request_tokens("key").result(20)
+            assert reply is not None
+            assert reply.choices[0][:seen] == expected[:seen]
+            assert second.request_tokens("other").result(20) is None
             with pytest.raises(GenerationFailed, match="resumed"):  # it does not run twice
                 reader.read_all()
-            sampling = replace(REQUEST.sampling, seed=recalled.seed)
+            sampling = replace(REQUEST.sampling, seed=reply.seed)
             rest = StreamReader(second, replace(REQUEST, sampling=sampling, committed=(tuple(expected[:seen]),)))
             worker.gate.open()
             assert expected[:seen] + tokens_of(rest.read_all(), "r") == expected
-            again = second.recall("key").result(20)  # also a finished stream is kept
+            again = second.request_tokens("key").result(20)  # also a finished stream is kept
             assert again is not None
             assert again.choices == [expected]
         finally:
@@ -45,19 +45,19 @@ def test_a_second_gateway_continues_a_stream_of_the_first() -> None:
 
 
 def test_the_longest_answer_counts() -> None:
-    future: Future[Recalled | None] = Future()
-    answers = RecallAnswers(3, deadline=5.0, future=future)
-    for answer in (Recalled(1, None, []), Recalled(1, 7, [[1, 2], [3]]), Recalled(1, 7, [[1], []])):
+    future: Future[TokensReply | None] = Future()
+    answers = TokensReplies(3, deadline=5.0, future=future)
+    for answer in (TokensReply(1, None, []), TokensReply(1, 7, [[1, 2], [3]]), TokensReply(1, 7, [[1], []])):
         assert not answers.is_complete(0.0)
         answers.add(answer)
     assert answers.is_complete(0.0)
     answers.finish()
-    assert future.result() == Recalled(1, 7, [[1, 2], [3]])
+    assert future.result() == TokensReply(1, 7, [[1, 2], [3]])
 
 
 def test_a_worker_that_does_not_answer_ends_no_recall() -> None:
-    future: Future[Recalled | None] = Future()
-    answers = RecallAnswers(1, deadline=5.0, future=future)
+    future: Future[TokensReply | None] = Future()
+    answers = TokensReplies(1, deadline=5.0, future=future)
     assert not answers.is_complete(4.9)
     assert answers.is_complete(5.0)
     answers.finish()
@@ -65,11 +65,11 @@ def test_a_worker_that_does_not_answer_ends_no_recall() -> None:
 
 
 def test_a_late_answer_is_ignored() -> None:
-    recalls = Recalls({})
-    futures: list[Future[Recalled | None]] = [Future(), Future()]
+    requests = TokensRequests({})
+    futures: list[Future[TokensReply | None]] = [Future(), Future()]
     for future in futures:
-        recalls.start("key", future, now=1.0)
-    recalls.finish_complete(1.0)  # there is no worker to ask
+        requests.start("key", future, now=1.0)
+    requests.finish_complete(1.0)  # there is no worker to ask
     assert [future.result(0) for future in futures] == [None, None]
-    recalls.add(Recalled(1, 7, [[1]]))
-    recalls.finish_all()
+    requests.add(TokensReply(1, 7, [[1]]))
+    requests.finish_all()

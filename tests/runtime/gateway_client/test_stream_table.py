@@ -51,7 +51,7 @@ class Events:
         for attempt, stream in list(self.targets[name].streams.items()):
             if not stream.has_started and not stream.request.id.startswith("poison"):
                 start = len((stream.remaining().committed or ((),))[0] or ())
-                self.table.take_output(self.targets[name], Output(attempt, 0, start, (3,), (Origin.PLAIN,)))
+                self.table.handle_output(self.targets[name], Output(attempt, 0, start, (3,), (Origin.PLAIN,)))
 
     def die(self, name: str) -> None:
         self.table.release(self.targets[name], "restarted", has_died=True)

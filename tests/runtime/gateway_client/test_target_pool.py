@@ -11,7 +11,7 @@ from paceline.core.errors import EngineClosed, InvalidRequest
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
-from paceline.engine.isolation.step_watch import StepWatch
+from paceline.engine.isolation.step_watch import StepTimePrediction
 from paceline.runtime.deploy.directory import Member, Phase
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.wire.target_messages import Outputs
@@ -301,7 +301,7 @@ def test_listener_that_raises_ends_its_own_request_only() -> None:
         until(lambda: "bad" not in pool._streams._streams)
 
 
-class MeasuredWatch(StepWatch):
+class MeasuredWatch(StepTimePrediction):
     """A watch that has measured steps of every size."""
 
     def begin(self, num_tokens: int, now: float) -> None:

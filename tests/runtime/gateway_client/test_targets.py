@@ -125,7 +125,7 @@ def test_a_worker_that_joins_later_gets_the_list_and_the_flags(targets: Targets,
     targets.send_flags(flags)
     targets.connect((member("a"), member("p", "prefill")))
     sent.clear()
-    assert targets.take_welcome(targets["a"], WELCOME)
+    assert targets.handle_welcome(targets["a"], WELCOME)
     assert sent == [("a", WorkerList([], [address("p")])), ("a", SetFlags(flags))]
     assert targets.first_welcome is WELCOME
 
@@ -133,21 +133,21 @@ def test_a_worker_that_joins_later_gets_the_list_and_the_flags(targets: Targets,
 def test_a_welcome_of_another_version_is_not_taken(targets: Targets, sent: Sent) -> None:
     targets.connect((member("a"),))
     sent.clear()
-    assert not targets.take_welcome(targets["a"], msgspec.structs.replace(WELCOME, version=VERSION + 1))
+    assert not targets.handle_welcome(targets["a"], msgspec.structs.replace(WELCOME, version=VERSION + 1))
     assert targets["a"].welcome is None
     assert sent == []
 
 
 def test_other_weights_are_refused_within_a_pool_and_revision(targets: Targets) -> None:
     targets.connect((member("a"), member("b"), replace(member("c"), revision=1), replace(member("d"), pool="more")))
-    assert targets.take_welcome(targets["a"], WELCOME)
+    assert targets.handle_welcome(targets["a"], WELCOME)
     other = msgspec.structs.replace(WELCOME, weights="2")
-    assert not targets.take_welcome(targets["b"], other)
+    assert not targets.handle_welcome(targets["b"], other)
     assert targets["b"].refusal == "its weights are 2, those of a are 1"
     assert targets["b"].welcome is None
     for name in "cd":
-        assert targets.take_welcome(targets[name], other)
-    assert targets.take_welcome(targets["b"], WELCOME)  # restarted with the right ones
+        assert targets.handle_welcome(targets[name], other)
+    assert targets.handle_welcome(targets["b"], WELCOME)  # restarted with the right ones
     assert targets["b"].refusal == ""
 
 
@@ -155,7 +155,7 @@ def test_capacity_and_reports_are_those_of_usable_targets(targets: Targets) -> N
     targets.connect((member("a"), member("b")))
     assert targets.max_num_seqs == 1
     for target in targets.values():
-        targets.take_welcome(target, WELCOME)
+        targets.handle_welcome(target, WELCOME)
         target.state = WorkerState.READY
         target.report = StatusReport(9, target.name, STATUS)
     assert targets.max_num_seqs == 16

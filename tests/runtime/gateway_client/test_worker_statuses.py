@@ -41,12 +41,12 @@ def test_rows_of_targets_and_draft_workers() -> None:
         starting = worker_statuses([target, draft], [connection])
         assert [row.state for row in starting] == ["joining", "joining"]
         connection.poll(0.0)
-        connection.take_heartbeat(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.2)
+        connection.handle_heartbeat(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.2)
         assert connection.round_trip is None  # it had to connect first
         connection.welcome = Welcome(VERSION, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
         connection.report = StatusReport(9, "target-0", STATUS)
         connection.poll(1.0)
-        connection.take_heartbeat(Heartbeat(2, 9, 5, True, 3, 1, 10, 100), 1.004)
+        connection.handle_heartbeat(Heartbeat(2, 9, 5, True, 3, 1, 10, 100), 1.004)
         connection.poll(1.1)
         rows = worker_statuses([target, draft, unseen], [connection])
         connection.health.disconnected()
@@ -68,12 +68,12 @@ def test_a_worker_that_drains_and_exits_is_not_called_suspected() -> None:
     member = Member("target-0", "target", "target", "tcp://127.0.0.1:1")
     connection = TargetConnection(member, HealthConfig(heartbeat=0.5, misses=4), None, 1)
     try:
-        connection.take_heartbeat(Heartbeat(1, 9, 5, False, 0, 0, 0, 100), 0.0)
+        connection.handle_heartbeat(Heartbeat(1, 9, 5, False, 0, 0, 0, 100), 0.0)
         connection.poll(0.0)
         assert connection.condition == "is ready"
         connection.poll(3.0)
         assert connection.condition == "is suspected"
-        connection.take_heartbeat(Heartbeat(2, 9, 5, False, 0, 0, 0, 100, is_draining=True), 4.0)
+        connection.handle_heartbeat(Heartbeat(2, 9, 5, False, 0, 0, 0, 100, is_draining=True), 4.0)
         connection.poll(7.0)
         assert connection.condition == "does not answer while it drains"
         connection.health.disconnected()

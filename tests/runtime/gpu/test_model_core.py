@@ -1,4 +1,4 @@
-"""The draft core on a GPU, or with interpreted GPU kernels, drafts what the same model drafts on the CPU."""
+"""The draft backend on a GPU, or with interpreted GPU kernels, drafts what the same model drafts on the CPU."""
 
 import threading
 from dataclasses import replace
@@ -10,7 +10,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import ModelRunner
 from paceline.runtime.draft_worker.core import DraftBranch
-from paceline.runtime.draft_worker.model_core import ModelCore
+from paceline.runtime.draft_worker.model_core import ModelDraftBackend
 from paceline.speculation.proposers.model_drafter import SequenceParams
 from tests.fakes import TINY, tiny_model
 
@@ -20,7 +20,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 def core(runner_kind, device):
     size = SMALL.vocab_size
-    return ModelCore(runner_kind(tiny_model(config=SMALL, device=device), 64), 64, size, size)
+    return ModelDraftBackend(runner_kind(tiny_model(config=SMALL, device=device), 64), 64, size, size)
 
 
 def branch(number, ids, committed):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.engine.hooks.handoff_plan import NumberPart, pack_numbers, unpack_numbers
-from paceline.engine.hooks.imports import Imports, PromptImport
+from paceline.engine.hooks.imports import KvImports, PromptImport
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.kv_blocks import HeadShare, copy_blocks, planes
 from paceline.runtime.handoff.cache_memory import PeerCaches, share_cache
@@ -167,10 +167,10 @@ def test_blocks_are_divided_among_the_shares_of_ranks() -> None:
 def test_numbers_beyond_the_cache_of_the_source_are_refused() -> None:
     memory, other = pair()
     engine = tiny_engine(MODEL)
-    incoming = engine.hooks.get(Imports).reserve("r", REQUESTS[0].prompt_ids, "")
+    incoming = engine.hooks.get(KvImports).reserve("r", REQUESTS[0].prompt_ids, "")
     assert incoming is not None
     caches = PeerCaches(engine.runner, memory)
     sources = caches.open(share_cache(tiny_engine(MODEL).runner, other))
     with pytest.raises(ValueError, match="invalid block numbers"):
         incoming.copy(NumberPart(0, 1), pack_numbers([10**6]), sources)
-    engine.hooks.get(Imports).release(incoming)
+    engine.hooks.get(KvImports).release(incoming)

@@ -10,7 +10,7 @@ from paceline.core.status.draft import DraftSwapStatus
 from paceline.engine.loop import EngineLoop
 from paceline.models.drafts.exchange import AnyDraft
 from paceline.runtime.target_worker.draft_swaps import DraftSwaps
-from paceline.runtime.target_worker.draft_switchback import DraftSwitchback
+from paceline.runtime.target_worker.draft_switchback import AlternatingDraftTrial
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, StatusRequest, SwapDraft
 from paceline.runtime.wire.messages import VERSION, Hello
@@ -27,7 +27,7 @@ class Worker:
     """A loop whose draft is bad, and its swaps."""
 
     def __init__(self, load: Callable[[str], AnyDraft], clock: StepClock | None = None) -> None:
-        self.hook = DraftSwitchback(clock or StepClock(), seed=0)
+        self.hook = AlternatingDraftTrial(clock or StepClock(), seed=0)
         self.loop = EngineLoop(tiny_engine(TARGET, draft_model(tiny_model(seed=5)), hooks=(self.hook,)))
         self.swaps = DraftSwaps(self.hook, self.loop, "old", load)
 
@@ -162,7 +162,7 @@ def test_a_trial_without_traffic_ends_with_its_time(make: Callable[..., Worker])
 
 
 def test_a_gateway_starts_and_follows_a_swap_over_the_wire() -> None:
-    hook = DraftSwitchback(StepClock(), seed=0)
+    hook = AlternatingDraftTrial(StepClock(), seed=0)
     tokenizer = engine_of(tokenizer=True).tokenizer
     loop = EngineLoop(tiny_engine(TARGET, draft_model(tiny_model(seed=5)), hooks=(hook,), tokenizer=tokenizer))
     swaps = DraftSwaps(hook, loop, "old", lambda name: tiny_eagle(TARGET))

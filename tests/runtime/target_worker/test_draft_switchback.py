@@ -11,7 +11,7 @@ from paceline.core.traffic import TRIAL_LABEL
 from paceline.engine.engine import Engine
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.exchange import AnyDraft, own_tensors
-from paceline.runtime.target_worker.draft_switchback import MIN_PERIODS, DraftSwitchback
+from paceline.runtime.target_worker.draft_switchback import MIN_PERIODS, AlternatingDraftTrial
 from paceline.speculation.proposer import Proposer
 from tests.fakes import StepClock, draft_model, request, run, tiny_engine, tiny_model
 from tests.heads import distilled, eagle, medusa, tiny_distilled, tiny_eagle, tiny_medusa
@@ -40,14 +40,14 @@ def requests(count: int, tokens: int = 12) -> list[Request]:
 
 def trial(
     proposer: Proposer, candidate: AnyDraft, period: float = PERIOD, seconds: float = 60.0
-) -> tuple[Engine, DraftSwitchback]:
-    hook = DraftSwitchback(StepClock(), seed=0)
+) -> tuple[Engine, AlternatingDraftTrial]:
+    hook = AlternatingDraftTrial(StepClock(), seed=0)
     engine = tiny_engine(TARGET, proposer, hooks=(hook,))
     hook.begin(candidate, seconds, period)
     return engine, hook
 
 
-def serve(engine: Engine, hook: DraftSwitchback, asked: list[Request]) -> dict[str, list[int]]:
+def serve(engine: Engine, hook: AlternatingDraftTrial, asked: list[Request]) -> dict[str, list[int]]:
     """A few requests at a time until the trial ends, then the rest of those that run."""
     tokens: dict[str, list[int]] = {one.id: [] for one in asked}
     pending = list(asked)
@@ -106,7 +106,7 @@ def test_sequences_in_flight_keep_their_text_through_many_exchanges(proposer: Pr
 
 
 def test_only_sequences_that_begin_in_a_period_count() -> None:
-    hook = DraftSwitchback(StepClock(), seed=0)
+    hook = AlternatingDraftTrial(StepClock(), seed=0)
     engine = tiny_engine(TARGET, draft_model(good()), hooks=(hook,))
     engine.add(requests(1, tokens=100)[0])
     for _ in range(3):
@@ -166,7 +166,7 @@ def test_acceptance_is_learned_apart_and_adopted_by_a_draft_that_is_kept() -> No
 
 
 def test_an_engine_without_a_draft_has_nothing_to_exchange() -> None:
-    hook = DraftSwitchback()
+    hook = AlternatingDraftTrial()
     tiny_engine(TARGET, hooks=(hook,))
     assert hook.weights is None
     assert hook.method == ""

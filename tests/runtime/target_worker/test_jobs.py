@@ -5,17 +5,17 @@ from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
-from paceline.runtime.target_worker.jobs import MAX_REASON, GatewayJobs, Job
+from paceline.runtime.target_worker.jobs import MAX_REASON, GatewaySession, Submission
 from paceline.runtime.wire.messages import MAX_OUTPUTS
 from paceline.runtime.wire.target_messages import FailureKind, Outputs, RequestFailed
 
 
-def job_of(gateway: GatewayJobs, attempt: int = 1, request: Request | None = None) -> Job:
-    job = gateway.jobs[attempt] = Job(b"g", attempt, request or Request("r", (1, 2), SamplingParams()))
+def job_of(gateway: GatewaySession, attempt: int = 1, request: Request | None = None) -> Submission:
+    job = gateway.jobs[attempt] = Submission(b"g", attempt, request or Request("r", (1, 2), SamplingParams()))
     return job
 
 
-def add_events(gateway: GatewayJobs, *events: tuple[Job, OutputEvent]) -> None:
+def add_events(gateway: GatewaySession, *events: tuple[Submission, OutputEvent]) -> None:
     for job, event in events:
         gateway.add(job, event)
 
@@ -25,14 +25,14 @@ def step(*tokens: int, choice: int = 0, end: bool = False) -> StepOutput:
     return StepOutput("r", choice, choice, tokens, (Origin.PLAIN,) * len(tokens), finish_reason=reason)
 
 
-def sent(gateway: GatewayJobs) -> list[Outputs | RequestFailed]:
+def sent(gateway: GatewaySession) -> list[Outputs | RequestFailed]:
     messages: list[Outputs | RequestFailed] = []
     gateway.flush(lambda message: messages.append(message) is None)
     return messages
 
 
 def test_outputs_have_start_positions_and_the_last_ends_the_job() -> None:
-    gateway = GatewayJobs()
+    gateway = GatewaySession()
     job = job_of(gateway)
     add_events(gateway, (job, step(5, 6)), (job, step(7)))
     add_events(gateway, (job, step(8, end=True)))
@@ -42,7 +42,7 @@ def test_outputs_have_start_positions_and_the_last_ends_the_job() -> None:
 
 
 def test_continued_job_starts_after_the_committed_tokens() -> None:
-    gateway = GatewayJobs()
+    gateway = GatewaySession()
     request = Request("r", (1, 2), SamplingParams(n=3), committed=((9, 9), None, ()))
     job = job_of(gateway, request=request)
     add_events(gateway, (job, step(5, choice=0, end=True)), (job, step(6, choice=2)))
@@ -55,7 +55,7 @@ def test_continued_job_starts_after_the_committed_tokens() -> None:
 
 
 def test_events_of_a_replaced_job_are_dropped() -> None:
-    gateway = GatewayJobs()
+    gateway = GatewaySession()
     old = job_of(gateway)
     new = job_of(gateway)
     add_events(gateway, (old, step(5)), (old, PacelineError("gone")))
@@ -63,7 +63,7 @@ def test_events_of_a_replaced_job_are_dropped() -> None:
 
 
 def test_error_ends_a_job_and_marks_invalid_requests() -> None:
-    gateway = GatewayJobs()
+    gateway = GatewaySession()
     add_events(
         gateway, (job_of(gateway, 1), PacelineError("broken")), (job_of(gateway, 2), InvalidRequest("no", field="n"))
     )
@@ -75,7 +75,7 @@ def test_error_ends_a_job_and_marks_invalid_requests() -> None:
 
 
 def test_error_message_is_valid_text_of_bounded_length() -> None:
-    gateway = GatewayJobs()
+    gateway = GatewaySession()
     gateway.fail(1, PacelineError("\ud800" * (MAX_REASON + 1)))
     (message,) = sent(gateway)
     assert isinstance(message, RequestFailed)
@@ -83,7 +83,7 @@ def test_error_message_is_valid_text_of_bounded_length() -> None:
 
 
 def test_unsent_messages_stay_in_order_and_bounded() -> None:
-    gateway = GatewayJobs()
+    gateway = GatewaySession()
     job = job_of(gateway)
     add_events(gateway, *((job, step(i % 100)) for i in range(MAX_OUTPUTS + 1)))
     gateway.fail(7, PacelineError("busy"))

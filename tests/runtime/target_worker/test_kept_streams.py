@@ -1,6 +1,6 @@
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.target_worker.kept_streams import KeptStreams
+from paceline.runtime.target_worker.kept_streams import ResumableStreams
 
 
 def request(key: str, **values: object) -> Request:
@@ -8,7 +8,7 @@ def request(key: str, **values: object) -> Request:
 
 
 def test_tokens_are_kept_for_a_while_after_the_end() -> None:
-    streams, running = KeptStreams(seconds=60), [True]
+    streams, running = ResumableStreams(seconds=60), [True]
     stream = streams.keep(request("a", committed=((5, 6),)), lambda: running[0])
     stream.add(0, [7])
     streams.expire(1000.0)
@@ -23,14 +23,14 @@ def test_tokens_are_kept_for_a_while_after_the_end() -> None:
 
 
 def test_the_newest_stream_of_a_key_counts() -> None:
-    streams = KeptStreams()
+    streams = ResumableStreams()
     streams.keep(request("a"), lambda: True).add(0, [1])
     second = streams.keep(request("a"), lambda: True)
     assert streams.find("a") is second
 
 
 def test_too_many_tokens_drop_the_oldest_ended_stream() -> None:
-    streams = KeptStreams(max_tokens=10)
+    streams = ResumableStreams(max_tokens=10)
     streams.keep(request("running"), lambda: True).add(0, range(8))
     streams.keep(request("old"), lambda: False).add(0, range(2))
     streams.keep(request("new"), lambda: False).add(0, range(2))

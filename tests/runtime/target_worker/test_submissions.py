@@ -13,12 +13,12 @@ from paceline.core.output import OutputListener, StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sequence import Origin
 from paceline.runtime.target_worker import submissions
-from paceline.runtime.target_worker.gateways import Gateways
-from paceline.runtime.target_worker.jobs import GatewayJobs
+from paceline.runtime.target_worker.gateways import GatewaySessions
+from paceline.runtime.target_worker.jobs import GatewaySession
 from paceline.runtime.target_worker.kept_streams import KEEP_SECONDS
 from paceline.runtime.target_worker.submissions import Submissions
-from paceline.runtime.wire.gateway_messages import Recall, Submit
-from paceline.runtime.wire.target_messages import FailureKind, Recalled, RequestFailed
+from paceline.runtime.wire.gateway_messages import Submit, TokensRequest
+from paceline.runtime.wire.target_messages import FailureKind, RequestFailed, TokensReply
 from tests.engine.harness import GREEDY, PROMPT, engine_of, request
 from tests.runtime.target_harness import WAIT
 
@@ -54,7 +54,7 @@ class SilentListener:
 class Setup:
     def __init__(self) -> None:
         self.loop = RecordingLoop()
-        self.gateways = Gateways("a", SilentListener(), VirtualClock())  # type: ignore[arg-type]
+        self.gateways = GatewaySessions("a", SilentListener(), VirtualClock())  # type: ignore[arg-type]
         self.gateway = self.gateways.heard(PEER)
         self.woken = threading.Event()
         self.submissions = Submissions(self.loop, None, self.gateways, self.woken.set)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def setup() -> Iterator[Setup]:
     made.submissions.close()
 
 
-def failures(gateway: GatewayJobs) -> list[tuple[int, FailureKind, str]]:
+def failures(gateway: GatewaySession) -> list[tuple[int, FailureKind, str]]:
     return [(one.attempt, one.kind, one.message) for one in gateway.outbox if isinstance(one, RequestFailed)]
 
 
@@ -126,13 +126,13 @@ def test_a_recalled_stream_ends_and_its_tokens_expire(setup: Setup) -> None:
     setup.submit(2, resume_key="other")
     setup.loop.listeners["0"](StepOutput("0", 0, 0, (5, 6), (Origin.PLAIN,) * 2))
     setup.gateways.send_events()
-    assert setup.submissions.recall(Recall(3, "unknown")) == Recalled(3, None, [])
-    assert setup.submissions.recall(Recall(4, "key")) == Recalled(4, 7, [[5, 6]])
+    assert setup.submissions.reply_with_tokens(TokensRequest(3, "unknown")) == TokensReply(3, None, [])
+    assert setup.submissions.reply_with_tokens(TokensRequest(4, "key")) == TokensReply(4, 7, [[5, 6]])
     assert list(setup.loop.listeners) == ["1"]
     assert [(attempt, kind) for attempt, kind, _ in failures(setup.gateway)] == [(1, FailureKind.FAILED)]
     setup.submissions.poll(1.0)
     setup.submissions.poll(1.0 + KEEP_SECONDS)
-    assert setup.submissions.recall(Recall(5, "key")).choices == [[5, 6]]
+    assert setup.submissions.reply_with_tokens(TokensRequest(5, "key")).choices == [[5, 6]]
     setup.submissions.poll(1.0 + KEEP_SECONDS + submissions.EXPIRY_SECONDS)
-    assert setup.submissions.recall(Recall(6, "key")) == Recalled(6, None, [])
+    assert setup.submissions.reply_with_tokens(TokensRequest(6, "key")) == TokensReply(6, None, [])
     assert list(setup.loop.listeners) == ["1"]

@@ -14,7 +14,7 @@ from paceline.server.config.config import SETTINGS, GatewayConfig, ServerConfig
 from paceline.server.config.load import load_config, load_gateway_config
 from paceline.server.config.sampling import SamplingDefaults
 from paceline.server.config.settings import SWITCHES
-from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth.policy import DepthCandidate
 from paceline.speculation.depth_rule import make_breaker, make_depth
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -238,7 +238,7 @@ def test_the_published_template_loads(tmp_path: Path) -> None:
     assert config.sampling == SamplingDefaults(temperature=0.7, top_p=0.9, top_k=50)
     make_breaker(config.engine.speculation)
     depth = make_depth(config.engine.speculation, config.engine.speculation.max_depth or 0)
-    assert depth.decide([Candidate(0, "chat", 99)]) == [6]
+    assert depth.decide([DepthCandidate(0, "chat", 99)]) == [6]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_depth_bounds_reach_the_rules(rule: str, bounds: tuple[int, int], start:
     config = load_config(
         None, {}, {"speculation.depth": rule, "speculation.min_depth": minimum, "speculation.max_depth": maximum}
     )
-    assert make_depth(config.engine.speculation, maximum).decide([Candidate(0, "chat", 99)]) == [start]
+    assert make_depth(config.engine.speculation, maximum).decide([DepthCandidate(0, "chat", 99)]) == [start]
 
 
 def test_adaptive_draft_false_is_the_fixed_rule(tmp_path: Path) -> None:

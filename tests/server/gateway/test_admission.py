@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.server.auth.api_keys import ApiKey, KeyShare
-from paceline.server.gateway.admission import OUTPUT_COST, AdmissionEntry, AdmissionQueue, Capacity, kv_needed
+from paceline.server.gateway.admission import OUTPUT_COST, AdmissionEntry, AdmissionLimits, AdmissionQueue, kv_needed
 
-CAPACITY = Capacity(max_running=4, ahead=0, kv_tokens=100_000, max_waiting=8, max_waiting_tokens=50_000)
+CAPACITY = AdmissionLimits(max_running=4, ahead=0, kv_tokens=100_000, max_waiting=8, max_waiting_tokens=50_000)
 
 
 def key(name: str, **share: float) -> ApiKey:
@@ -22,7 +22,7 @@ def entry(owner: ApiKey, tokens: int = 100, priority: int = 0, choices: int = 1,
     return AdmissionEntry("", owner, priority, choices, tokens, kv_needed(tokens, output, choices))
 
 
-def serve(queue: AdmissionQueue, capacity: Capacity, steps: int, output: int = 100) -> Counter[str]:
+def serve(queue: AdmissionQueue, capacity: AdmissionLimits, steps: int, output: int = 100) -> Counter[str]:
     """Tokens served by key while `steps` entries run one after the other."""
     served: Counter[str] = Counter()
     running = [*queue._running, *queue.take(capacity)]

@@ -25,7 +25,7 @@ from paceline.core.status.worker import ClusterStatus, WorkerLife, WorkerStatus
 from paceline.server.learning.routes import LearningMetrics
 from paceline.server.learning.sample_ring import SampleRing
 from paceline.server.metrics.metrics import Metrics
-from paceline.server.plan_board import PlanBoard, PlannedSizes
+from paceline.server.plan_board import PlannedSizes, PlannerStatus
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -275,7 +275,7 @@ def test_the_documentation_lists_every_metric() -> None:
     metrics.record_submit(make_request())
     metrics.record_outputs([(make_request(), make_output(2, drafted=1, accepted=1))], 0.0)
     metrics.record_rejection("overloaded")
-    board, sizes = PlanBoard(), {"target": 1}
+    board, sizes = PlannerStatus(), {"target": 1}
     board.add(
         PlannedSizes(
             time=0.0, sizes=sizes, before=sizes, cause="hold", reason="", load=1.0, forecast=1.0, capacity=1.0,

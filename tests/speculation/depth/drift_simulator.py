@@ -3,7 +3,7 @@
 import random
 
 from paceline.core.traffic import TrafficClass
-from paceline.speculation.depth.drift import Change, DriftTest
+from paceline.speculation.depth.drift import AcceptanceChange, DriftTest
 from tests.traffic import CHAT
 
 
@@ -17,9 +17,9 @@ class Traffic:
         self._number = 0
         self._live: list[list[float]] = []
 
-    def run(self, level: float, requests: int, traffic: TrafficClass = CHAT) -> list[tuple[int, Change]]:
+    def run(self, level: float, requests: int, traffic: TrafficClass = CHAT) -> list[tuple[int, AcceptanceChange]]:
         """Changes found, each with the number of requests that had ended by then."""
-        found: list[tuple[int, Change]] = []
+        found: list[tuple[int, AcceptanceChange]] = []
         ended = 0
         while ended < requests:
             while len(self._live) < self._batch:

@@ -18,7 +18,7 @@ from paceline.speculation.depth.acceptance import expected_tokens
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import (
-    Candidate,
+    DepthCandidate,
     DepthPolicy,
     DraftingObservation,
     RoundObservation,
@@ -123,7 +123,7 @@ class Totals:
         return self.plain_seconds / self.seconds
 
 
-def decided(policy: DepthPolicy, batch: list[Candidate]) -> list[int]:
+def decided(policy: DepthPolicy, batch: list[DepthCandidate]) -> list[int]:
     """The depths, as the engine requests them."""
     return [0] * len(batch) if policy.skip_step(len(batch)) else policy.decide(batch)
 
@@ -165,7 +165,7 @@ class Simulation:
         self.take(self.depths, totals, self.world)
 
     def decide(self) -> list[int]:
-        return decided(self.policy, [Candidate(i, self.traffic, LIMIT, self.context) for i in range(self.batch)])
+        return decided(self.policy, [DepthCandidate(i, self.traffic, LIMIT, self.context) for i in range(self.batch)])
 
     def take(
         self,
@@ -278,7 +278,9 @@ class PrefillSimulation(Simulation):
         sizes = [self._prompt + int(count) for count in self._num_output]
         left = [max(1, self._tokens - int(count)) for count in self._num_output]
         facts = zip(self._ids, sizes, left, strict=True)
-        requested = self.depths = decided(self.policy, [Candidate(i, self.traffic, LIMIT, *rest) for i, *rest in facts])
+        requested = self.depths = decided(
+            self.policy, [DepthCandidate(i, self.traffic, LIMIT, *rest) for i, *rest in facts]
+        )
         new = [i for i, depth in enumerate(requested) if depth and self._ids[i] not in self._prefilled]
         self._prefilled.update(self._ids[i] for i in new)
         num_tokens = sum(sizes[i] for i in new)
@@ -408,7 +410,7 @@ def microseconds(categories: int) -> float:
     """CPU time of one `decide` for 64 sequences, up to 8 drafts each, after new measurements; the fastest of 300."""
     policy = calibrated(World(roofline))
     simulation = Simulation(policy, World(roofline), 0.7, 64)
-    batch = [Candidate(i, traffic_class(f"chat/{i % categories}"), 8) for i in range(64)]
+    batch = [DepthCandidate(i, traffic_class(f"chat/{i % categories}"), 8) for i in range(64)]
     fastest = float("inf")
     for _ in range(300):
         simulation.step(Totals())

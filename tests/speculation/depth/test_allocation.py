@@ -10,14 +10,16 @@ from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.allocation import Value, allocate
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.costs.step_time import Costs, Curve
-from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth.policy import DepthCandidate
 from tests.traffic import CHAT, traffic_class
 
 ONE = traffic_class("one/a"), traffic_class("one/b")
 SEVERAL = traffic_class("one/a"), traffic_class("two/a"), traffic_class("two/b")
 
 
-def rate(batch: list[Candidate], depths: tuple[int, ...], values: dict[TrafficClass, Value], costs: Costs) -> float:
+def rate(
+    batch: list[DepthCandidate], depths: tuple[int, ...], values: dict[TrafficClass, Value], costs: Costs
+) -> float:
     tokens, rows = float(len(batch)), float(len(batch))
     deepest: dict[str, int] = {}
     for candidate, depth in zip(batch, depths, strict=True):
@@ -32,7 +34,7 @@ def rate(batch: list[Candidate], depths: tuple[int, ...], values: dict[TrafficCl
 @pytest.mark.parametrize("seed", range(40))
 def test_finds_the_best_of_all_allocations(seed: int) -> None:
     dice = random.Random(seed)
-    batch = [Candidate(i, dice.choice(ONE), dice.randint(0, 3)) for i in range(5)]
+    batch = [DepthCandidate(i, dice.choice(ONE), dice.randint(0, 3)) for i in range(5)]
     values = {
         # A delivery under 1 puts the last draft before a bend beside it, not on it: there the search is approximate.
         name: Value(tuple(accumulate((dice.uniform(0.4, 1.0) for _ in range(3)), mul)))
@@ -54,7 +56,7 @@ def test_finds_the_best_of_all_allocations(seed: int) -> None:
 
 def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
     """64 sequences, rows free up to 96 and expensive beyond: 32 sequences get one draft."""
-    batch = [Candidate(i, CHAT, 8) for i in range(64)]
+    batch = [DepthCandidate(i, CHAT, 8) for i in range(64)]
     costs = Costs(Curve([(1, 10.0, 1), (96, 10.0, 1), (192, 40.0, 1)]), 1.0, 0.0, 0.0, {"chat": LinearCost(0.1, 0.1)})
     found = allocate(batch, {CHAT: Value((0.8, 0.64, 0.5))}, costs)
     assert found is not None
@@ -62,7 +64,7 @@ def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
 
 
 def test_a_low_delivery_lowers_the_rate() -> None:
-    batch = [Candidate(0, CHAT, 4)]
+    batch = [DepthCandidate(0, CHAT, 4)]
     costs = Costs(Curve([(1, 10.0, 1)]), 1.0, 0.0, 1.0, {"chat": LinearCost(0.0, 0.0)})
     often = allocate(batch, {CHAT: Value((0.8, 0.64))}, costs)
     rarely = allocate(batch, {CHAT: Value((0.8, 0.64), delivery=0.05)}, costs)
@@ -74,14 +76,14 @@ def test_a_low_delivery_lowers_the_rate() -> None:
 
 def test_no_allocation_if_no_candidate_may_draft() -> None:
     costs = Costs(Curve([(1, 1.0, 1)]), 1.0, 0.0, 0.0, {})
-    assert allocate([Candidate(0, CHAT, 0)], {CHAT: Value((0.8,))}, costs) is None
+    assert allocate([DepthCandidate(0, CHAT, 0)], {CHAT: Value((0.8,))}, costs) is None
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_several_methods_are_near_the_best(seed: int) -> None:
     """Methods take turns in the search, which is then approximate."""
     dice = random.Random(seed)
-    batch = [Candidate(i, dice.choice(SEVERAL), dice.randint(0, 4)) for i in range(5)]
+    batch = [DepthCandidate(i, dice.choice(SEVERAL), dice.randint(0, 4)) for i in range(5)]
     values = {
         name: Value(tuple(accumulate((dice.uniform(0.4, 1.0) for _ in range(4)), mul)))
         for name in dict.fromkeys(candidate.traffic for candidate in batch)
@@ -97,14 +99,14 @@ def test_several_methods_are_near_the_best(seed: int) -> None:
 
 
 def test_with_a_long_context_more_rows_pay() -> None:
-    batch, values = [Candidate(0, CHAT, 8)], {CHAT: Value(tuple(0.8**k for k in range(1, 9)))}
+    batch, values = [DepthCandidate(0, CHAT, 8)], {CHAT: Value(tuple(0.8**k for k in range(1, 9)))}
     curve, lines = Curve([(1, 1.0, 1), (9, 9.0, 1)]), {"chat": LinearCost(0.0, 0.5)}
     found = [allocate(batch, values, Costs(curve, 1.0, context, 0.0, lines)) for context in (0.0, 50.0)]
     assert [plan is not None and plan.depths for plan in found] == [[1], [8]]
 
 
 def test_an_expensive_method_does_not_draft_beside_a_cheap_one() -> None:
-    batch = [Candidate(0, traffic_class("ngram/chat"), 4), Candidate(1, traffic_class("eagle/chat"), 4)]
+    batch = [DepthCandidate(0, traffic_class("ngram/chat"), 4), DepthCandidate(1, traffic_class("eagle/chat"), 4)]
     values = {traffic_class("ngram/chat"): Value((0.8, 0.6)), traffic_class("eagle/chat"): Value((0.8, 0.6))}
     curve = Curve([(1, 10.0, 1)])
     cheap, expensive = LinearCost(0.1, 0.0), LinearCost(9.0, 0.5)
@@ -119,7 +121,7 @@ def test_an_expensive_method_does_not_draft_beside_a_cheap_one() -> None:
 def test_the_size_of_a_tree_depends_on_the_cost_of_a_row() -> None:
     """Late nodes are rarely accepted; cheap rows are used for them all the same."""
     survival = tuple(0.5 / (1 + r) for r in range(31))
-    batch = [Candidate(0, traffic_class("eagle/chat"), 31)]
+    batch = [DepthCandidate(0, traffic_class("eagle/chat"), 31)]
     for per_row, least, most in ((0.0, 31, 31), (0.2, 6, 20), (2.0, 1, 3)):
         costs = Costs(
             Curve([(1, 10.0, 1), (64, 10.0 + 63 * per_row, 1)]), 1.0, 0.0, 0.0, {"eagle": LinearCost(1.0, 0.0)}

@@ -9,7 +9,7 @@ from paceline.speculation.depth.costs.start_costs import DraftPrefillCost, Switc
 from paceline.speculation.depth.costs.step_time import StepTime
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth.policy import Candidate, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, RoundObservation, StepObservation
 from paceline.speculation.depth.prompt_load import QUIET_STEPS, PromptLoad
 from tests.traffic import traffic_class
 
@@ -24,8 +24,10 @@ def step(prompt_rows: int = 0, batch: int = BATCH, drafting: int = 0) -> StepObs
     return StepObservation(batch, batch, prompt_rows, (), 5e-3, 0.0, rounds)
 
 
-def sequences(count: int = BATCH, prompt: int = PROMPT, made: int = 10, first: int = 0) -> list[Candidate]:
-    return [Candidate(first + i, traffic_class("draft"), 4, prompt + made, OUTPUT - made, prompt) for i in range(count)]
+def sequences(count: int = BATCH, prompt: int = PROMPT, made: int = 10, first: int = 0) -> list[DepthCandidate]:
+    return [
+        DepthCandidate(first + i, traffic_class("draft"), 4, prompt + made, OUTPUT - made, prompt) for i in range(count)
+    ]
 
 
 @dataclass

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.speculation.depth.drift import KEPT, MIN_AFTER, MIN_BEFORE, UNIT, Change, DriftTest
+from paceline.speculation.depth.drift import KEPT, MIN_AFTER, MIN_BEFORE, UNIT, AcceptanceChange, DriftTest
 from tests.speculation.depth.drift_simulator import FIRST, KINDS, Traffic
 from tests.traffic import CHAT, CODE, PROSE
 
@@ -68,7 +68,7 @@ def test_categories_are_separate() -> None:
             assert test.close([number]) == []
 
 
-def units(test: DriftTest, rates: Sequence[float], first: int, rounds: int = 20) -> list[Change]:
+def units(test: DriftTest, rates: Sequence[float], first: int, rounds: int = 20) -> list[AcceptanceChange]:
     """One sequence for each rate."""
     changes = []
     for number, rate in enumerate(rates, start=first):
@@ -106,7 +106,7 @@ def test_a_change_within_one_long_sequence_is_found() -> None:
 
 def test_batches_that_start_together_raise_no_alarm() -> None:
     """64 sequences of 128 tokens each, 20 times over: those with many accepted drafts end first."""
-    test, dice, changes = DriftTest(), random.Random(1), list[Change]()
+    test, dice, changes = DriftTest(), random.Random(1), list[AcceptanceChange]()
     for batch in range(20):
         running = {64 * batch + i: [min(0.99, max(0.4, dice.gauss(0.85, 0.09))), 128] for i in range(64)}
         while running:

@@ -10,7 +10,7 @@ from paceline.speculation.depth import padded_batch
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.goodput import SKIPPED_STEPS, GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 from tests.speculation.depth.simulator import (
     MS,
     GraphSimulation,
@@ -85,7 +85,7 @@ def test_a_fixed_depth_loses_in_the_same_worlds() -> None:
 
 def test_a_calibrated_draft_needs_no_probe() -> None:
     """64 sequences whose drafts pay: with measured costs the second step drafts, without them none of the next hundred."""
-    batch = [Candidate(i, traffic_class("draft"), 4, 300, 100) for i in range(64)]
+    batch = [DepthCandidate(i, traffic_class("draft"), 4, 300, 100) for i in range(64)]
     padded = PaddedBatch(frozenset({"draft"}), lambda count: count, lambda depth: depth)
 
     def depths(policy: GoodputDepth) -> list[int]:
@@ -110,7 +110,7 @@ def test_slow_first_steps_do_not_end_drafting(slow: int) -> None:
     policy.calibrate_drafts("chat", {1: LinearCost(0.6 * MS, 0.14 * MS)})
     depths = []
     for number in range(60):
-        (depth,) = policy.decide([Candidate(0, CHAT, 8, 50 + number, 200)])
+        (depth,) = policy.decide([DepthCandidate(0, CHAT, 8, 50 + number, 200)])
         depths.append(depth)
         passes, drafts = (3.0, 6.0) if number < slow else (1.0, 1.0)
         drafting = DraftingObservation("chat", depth, drafts * (0.6 + 0.14 * depth) * MS)
@@ -179,10 +179,10 @@ def test_each_category_gets_its_own_depth() -> None:
     policy = GoodputDepth()
     policy.calibrate({1: 15 * MS, 64: 15 * MS})
     batch = [
-        Candidate(0, CODE, 8),
-        Candidate(1, POETRY, 8),
-        Candidate(2, CODE, 2),
-        Candidate(3, CODE, 0),
+        DepthCandidate(0, CODE, 8),
+        DepthCandidate(1, POETRY, 8),
+        DepthCandidate(2, CODE, 2),
+        DepthCandidate(3, CODE, 0),
     ]
     for i in range(300):
         rounds = (
@@ -201,7 +201,7 @@ def test_each_category_gets_its_own_depth() -> None:
 def test_a_category_without_rounds_is_probed_while_another_drafts() -> None:
     policy = GoodputDepth()
     policy.calibrate({1: 15 * MS, 64: 15 * MS})
-    batch = [Candidate(0, CODE, 8), Candidate(1, POETRY, 8)]
+    batch = [DepthCandidate(0, CODE, 8), DepthCandidate(1, POETRY, 8)]
     probes = 0
     for i in range(1500):
         depths = policy.decide(batch)
@@ -228,7 +228,7 @@ def test_empty_and_forbidden_batches() -> None:
     policy = calibrated(World())
     assert policy.decide([]) == []
     for _ in range(50):
-        assert policy.decide([Candidate(0, CHAT, 0)]) == [0]
+        assert policy.decide([DepthCandidate(0, CHAT, 0)]) == [0]
 
 
 def test_decides_in_a_small_part_of_a_millisecond() -> None:
@@ -355,7 +355,7 @@ def declined(batch: int) -> GoodputDepth:
     simulation.run(600)
     while policy.skip_step(batch):
         pass
-    while any(policy.decide([Candidate(i, simulation.traffic, 8) for i in range(batch)])):
+    while any(policy.decide([DepthCandidate(i, simulation.traffic, 8) for i in range(batch)])):
         simulation.run(1)
     return policy
 
@@ -378,12 +378,12 @@ def test_the_decision_does_not_hold_after_a_drafting_step() -> None:
 
 
 def test_it_skips_steps_again_when_the_probed_sequences_are_gone() -> None:
-    policy, batch = GoodputDepth(), [Candidate(0, CHAT, 8)]
+    policy, batch = GoodputDepth(), [DepthCandidate(0, CHAT, 8)]
     simulation = Simulation(policy, World(draft=40 * MS), alpha=0.05)
     simulation.run(500)
     while policy.skip_step(1) or not any(policy.decide(batch)):
         simulation.take([0], Totals(), simulation.world)
-    others = [Candidate(1, CHAT, 0)]  # drafting is forbidden for it
+    others = [DepthCandidate(1, CHAT, 0)]  # drafting is forbidden for it
     skipped = 0
     for _ in range(20):
         if policy.skip_step(1):
@@ -394,7 +394,7 @@ def test_it_skips_steps_again_when_the_probed_sequences_are_gone() -> None:
 
 
 def test_no_step_is_skipped_while_a_probe_is_pending() -> None:
-    policy, batch = GoodputDepth(), [Candidate(0, CHAT, 8)]
+    policy, batch = GoodputDepth(), [DepthCandidate(0, CHAT, 8)]
     simulation = Simulation(policy, World(draft=40 * MS), alpha=0.05)
     probes = 0
     for _ in range(2000):
@@ -418,7 +418,7 @@ class TwoClasses(Simulation):
     num_probes = 0
 
     def decide(self) -> list[int]:
-        depths = self.policy.decide([Candidate(0, DRAFT_CODE, 8), Candidate(1, DRAFT_CHAT, 8)])
+        depths = self.policy.decide([DepthCandidate(0, DRAFT_CODE, 8), DepthCandidate(1, DRAFT_CHAT, 8)])
         self.num_probes += depths[1] > 0
         return depths
 
@@ -511,8 +511,8 @@ def test_a_long_sequence_drafts_beside_short_ones_that_do_not() -> None:
     depths: list[list[int]] = []
     for step in range(400):
         batch = [
-            Candidate(0, CHAT, 8, 5000, 256),
-            Candidate(1 + step // 4, CHAT, 8, 5000, 4),
+            DepthCandidate(0, CHAT, 8, 5000, 256),
+            DepthCandidate(1 + step // 4, CHAT, 8, 5000, 4),
         ]
         requested = policy.decide(batch)
         depths.append(requested)
@@ -532,7 +532,7 @@ def test_a_batch_in_which_few_would_draft_does_not() -> None:
     """A padded batch has the same rows for all sequences; a batch in which few draft would run on the host."""
     world = World(gpu, draft=0.4 * MS, network=0.0)
     policy = calibrated(world)
-    old = [Candidate(i, CHAT, 8, 5000, 256) for i in range(16)]
+    old = [DepthCandidate(i, CHAT, 8, 5000, 256) for i in range(16)]
     for step in range(300):
         requested = policy.decide(old)
         rounds = tuple(RoundObservation(i, CHAT, depth, depth, depth) for i, depth in enumerate(requested))
@@ -542,7 +542,7 @@ def test_a_batch_in_which_few_would_draft_does_not() -> None:
 
     def with_new(count: int) -> list[int]:
         """Depths after `count` sequences were replaced; the largest of three decisions, since some are baselines."""
-        batch = [*old[count:], *(Candidate(100 + i, CHAT, 8, 5000, 4) for i in range(count))]
+        batch = [*old[count:], *(DepthCandidate(100 + i, CHAT, 8, 5000, 4) for i in range(count))]
         return max((policy.decide(batch) for _ in range(3)), key=sum)
 
     assert all(with_new(0))
@@ -595,7 +595,7 @@ def test_the_shape_is_that_of_the_methods_of_a_batch() -> None:
         good, poor = TrafficClass(method, "good"), TrafficClass(method, "poor")
         policy.restart(good, 0.9)
         policy.restart(poor, 0.3)
-        batch = [Candidate(i, good if i % 2 else poor, 8, 100, 200) for i in range(4)]
+        batch = [DepthCandidate(i, good if i % 2 else poor, 8, 100, 200) for i in range(4)]
         policy.decide(batch)
         policy.observe(StepObservation(4, 4, 0, (), 5 * MS, 0.0, (), slots=4))
         return policy.decide(batch)
@@ -609,8 +609,8 @@ def test_a_padded_batch_drafts_for_an_excluded_sequence_if_its_own_gain_pays() -
     anyway, and its own gain pays for the prefill."""
     world = World(gpu, draft=3.4 * MS, network=0.0)
     batch = [
-        *(Candidate(i, CHAT, 8, 500, 200) for i in range(15)),
-        Candidate(99, CHAT, 8, 5000, 60),
+        *(DepthCandidate(i, CHAT, 8, 500, 200) for i in range(15)),
+        DepthCandidate(99, CHAT, 8, 5000, 60),
     ]
 
     def last_depth(policy: GoodputDepth) -> int:

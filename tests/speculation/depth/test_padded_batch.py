@@ -11,7 +11,7 @@ from paceline.speculation.depth.allocation import Value
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.costs.step_time import Costs, Curve
 from paceline.speculation.depth.padded_batch import FLAT_SHARE, PaddedBatch
-from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth.policy import DepthCandidate
 from tests.traffic import traffic_class
 
 ONE = traffic_class("one")
@@ -35,7 +35,7 @@ def test_finds_the_best_depth_and_for_several_sequences_the_shallowest_of_about_
     shape: PaddedBatch, seed: int, count: int
 ) -> None:
     dice = random.Random(seed)
-    batch = [Candidate(i, dice.choice(CLASSES), dice.randint(count == 1, 6)) for i in range(count)]
+    batch = [DepthCandidate(i, dice.choice(CLASSES), dice.randint(count == 1, 6)) for i in range(count)]
     survival = {name: tuple(accumulate((dice.uniform(0.6, 1) for _ in range(7)), mul)) for name in CLASSES}
     values = {name: Value(survival[name], dice.uniform(0.5, 1.0)) for name in CLASSES}
     expected_costs = costs(dice)
@@ -60,24 +60,26 @@ def test_finds_the_best_depth_and_for_several_sequences_the_shallowest_of_about_
 
 def test_no_allocation_if_no_candidate_may_draft() -> None:
     expected_costs = costs(random.Random(0))
-    assert CHAINS.allocate([Candidate(0, ONE, 0)], {ONE: Value((0.9,))}, expected_costs) is None
-    assert CHAINS.allocate([Candidate(0, traffic_class("two"), 4)], {}, expected_costs) is None
+    assert CHAINS.allocate([DepthCandidate(0, ONE, 0)], {ONE: Value((0.9,))}, expected_costs) is None
+    assert CHAINS.allocate([DepthCandidate(0, traffic_class("two"), 4)], {}, expected_costs) is None
 
 
 @pytest.mark.parametrize(("max_draft_tokens", "deepest"), [(100, 6), (24, 3), (23, 2), (7, None)])
 def test_a_step_has_a_limit_of_draft_tokens(max_draft_tokens: int, deepest: int | None) -> None:
     shape = replace(CHAINS, max_draft_tokens=max_draft_tokens)  # eight slots
     flat = Costs(Curve([(1, 5.0, 1.0), (100, 5.0, 1.0)]), 1.0, 0.0, 0.0, {"one": LinearCost(0.0, 0.0)})
-    found = shape.allocate([Candidate(i, ONE, 6) for i in range(6)], {ONE: Value((0.9,) * 6)}, flat)
+    found = shape.allocate([DepthCandidate(i, ONE, 6) for i in range(6)], {ONE: Value((0.9,) * 6)}, flat)
     assert (None if found is None else max(found.depths)) == deepest
 
 
 def test_drafts_without_value_are_left_out() -> None:
-    found = CHAINS.allocate([Candidate(0, ONE, 4)], {ONE: Value((0.005, 0.001))}, costs(random.Random(0)))
+    found = CHAINS.allocate([DepthCandidate(0, ONE, 4)], {ONE: Value((0.005, 0.001))}, costs(random.Random(0)))
     assert found is None
 
 
 def test_covers_batches_of_its_methods() -> None:
-    assert CHAINS.covers([Candidate(0, traffic_class("one/a"), 4), Candidate(1, traffic_class("one/b"), 2)])
-    assert CHAINS.covers([Candidate(0, traffic_class("one/a"), 4), Candidate(1, traffic_class("two/a"), 0)])
-    assert not CHAINS.covers([Candidate(0, traffic_class("one/a"), 4), Candidate(1, traffic_class("two/a"), 2)])
+    assert CHAINS.covers([DepthCandidate(0, traffic_class("one/a"), 4), DepthCandidate(1, traffic_class("one/b"), 2)])
+    assert CHAINS.covers([DepthCandidate(0, traffic_class("one/a"), 4), DepthCandidate(1, traffic_class("two/a"), 0)])
+    assert not CHAINS.covers(
+        [DepthCandidate(0, traffic_class("one/a"), 4), DepthCandidate(1, traffic_class("two/a"), 2)]
+    )

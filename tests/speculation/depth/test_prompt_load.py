@@ -3,7 +3,7 @@ from paceline.speculation.depth.best_drafts import BestDrafts
 from paceline.speculation.depth.costs.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.costs.step_time import StepTime
 from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.speculation.depth.prompt_load import GENERATION_STEPS, QUIET_STEPS, SHARED_ROWS, WINDOW_STEPS, PromptLoad
 from tests.traffic import traffic_class
 
@@ -53,15 +53,15 @@ def test_prompts_of_a_batch_that_has_just_begun_count_as_one_each() -> None:
     load = PromptLoad()
     for _ in range(WINDOW_STEPS):
         load.observe(step(2000, batch=40))
-    batch = [Candidate(i, DRAFT, 8, 260, 115, 250) for i in range(40)]
+    batch = [DepthCandidate(i, DRAFT, 8, 260, 115, 250) for i in range(40)]
     assert load.rows_per_token(batch) == 250 / 125
-    unknown = [*batch, Candidate(40, DRAFT, 8, 260, None, 250)]
+    unknown = [*batch, DepthCandidate(40, DRAFT, 8, 260, None, 250)]
     assert load.rows_per_token(unknown) == 2000 / 40
 
 
 def test_bursts_of_prompts_count_for_a_generation_of_texts() -> None:
     """40 texts of 250 tokens for 125 tokens each; the steps that compute prompts alone count too."""
-    load, batch = PromptLoad(), [Candidate(i, DRAFT, 8, 260, 115, 250) for i in range(40)]
+    load, batch = PromptLoad(), [DepthCandidate(i, DRAFT, 8, 260, 115, 250) for i in range(40)]
     for rows, decoding in *[(1000, 0)] * 8, (1000, 30), *[(0, 40)] * 100:
         load.observe(step(rows, batch=decoding))
     assert load.lasting_rows_per_token(batch) == 250 / 125
@@ -74,7 +74,7 @@ def test_bursts_of_prompts_count_for_a_generation_of_texts() -> None:
 
 
 def test_few_rows_of_a_long_pass_over_prompts_count_for_a_generation() -> None:
-    load, batch = PromptLoad(), [Candidate(i, DRAFT, 8, 260, 115, 250) for i in range(40)]
+    load, batch = PromptLoad(), [DepthCandidate(i, DRAFT, 8, 260, 115, 250) for i in range(40)]
     for rows, decoding in (8000, 0), (2000, 30), *[(0, 40)] * 100:
         load.observe(step(rows, batch=decoding))
     assert load.lasting_rows_per_token(batch) == 2 * SHARED_ROWS / (30 + 100 * 40)
@@ -83,8 +83,8 @@ def test_few_rows_of_a_long_pass_over_prompts_count_for_a_generation() -> None:
 def test_unknown_lengths_have_no_generation() -> None:
     load = PromptLoad()
     load.observe(step(8000))
-    assert load.lasting_rows_per_token([Candidate(0, DRAFT, 8, 260, None, 250)]) == 0.0
-    assert load.lasting_rows_per_token([Candidate(0, DRAFT, 8, 260, 115)]) == 0.0
+    assert load.lasting_rows_per_token([DepthCandidate(0, DRAFT, 8, 260, None, 250)]) == 0.0
+    assert load.lasting_rows_per_token([DepthCandidate(0, DRAFT, 8, 260, 115)]) == 0.0
 
 
 def test_old_steps_are_forgotten() -> None:
@@ -92,11 +92,11 @@ def test_old_steps_are_forgotten() -> None:
     for _ in range(3 * GENERATION_STEPS):
         load.observe(step(1))
     assert len(load._all_rows) <= 2 * GENERATION_STEPS
-    assert load.lasting_rows_per_token([Candidate(0, DRAFT, 8, 260, 128 - 10, 250)]) == 1 / BATCH
+    assert load.lasting_rows_per_token([DepthCandidate(0, DRAFT, 8, 260, 128 - 10, 250)]) == 1 / BATCH
 
 
 def test_a_batch_grows_if_its_prompts_are_many_for_its_size() -> None:
-    load, batch = PromptLoad(), [Candidate(i, DRAFT, 8, 260, 115, 250) for i in range(40)]
+    load, batch = PromptLoad(), [DepthCandidate(i, DRAFT, 8, 260, 115, 250) for i in range(40)]
     assert not load.is_growing(batch)
     load.expect(1500)
     assert load.is_growing(batch)
@@ -126,7 +126,7 @@ def drafts(prompt_rows: int, prefill_seconds: float = 0.0) -> list[int] | None:
     rounds = tuple(RoundObservation(i, DRAFT, 1, 0) for i in range(BATCH))  # these have their draft prefill
     prefill.observe(StepObservation(BATCH, 2 * BATCH, 0, (), 5e-3, 0.0, rounds))
     best = BestDrafts(acceptance, times, SwitchOnCost(), prefill, load)
-    return best.find([Candidate(i, DRAFT, 4, 300, 100) for i in range(BATCH)], SHAPE)
+    return best.find([DepthCandidate(i, DRAFT, 4, 300, 100) for i in range(BATCH)], SHAPE)
 
 
 def test_drafts_that_pay_alone_may_not_pay_beside_prompts() -> None:

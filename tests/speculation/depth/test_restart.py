@@ -5,7 +5,7 @@ import pytest
 from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.policy import Candidate, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, RoundObservation, StepObservation
 from paceline.speculation.depth.probing import Probing
 from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
 from tests.traffic import traffic_class
@@ -68,7 +68,7 @@ def test_goodput_starts_at_the_new_level() -> None:
 
 @pytest.mark.parametrize("policy", [ThresholdDepth(), AdditiveDepth()])
 def test_the_published_rules_start_again(policy: ThresholdDepth | AdditiveDepth) -> None:
-    candidates = [Candidate(0, A, 32), Candidate(1, B, 32)]
+    candidates = [DepthCandidate(0, A, 32), DepthCandidate(1, B, 32)]
     start = policy.decide(candidates)
     for _ in range(60):
         policy.observe(step((A, 4, 0), (B, 4, 0)))
@@ -81,4 +81,4 @@ def test_the_published_rules_start_again(policy: ThresholdDepth | AdditiveDepth)
 def test_a_fixed_depth_stays() -> None:
     policy = FixedDepth(3)
     policy.restart(A, 0.5)
-    assert policy.decide([Candidate(0, A, 8)]) == [3]
+    assert policy.decide([DepthCandidate(0, A, 8)]) == [3]

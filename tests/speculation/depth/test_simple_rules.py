@@ -4,7 +4,7 @@ import pytest
 
 from paceline.core.errors import InvalidConfig
 from paceline.core.traffic import TrafficClass
-from paceline.speculation.depth.policy import Candidate, DepthPolicy, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, DepthPolicy, RoundObservation, StepObservation
 from paceline.speculation.depth.simple_rules import AdditiveDepth, ThresholdDepth
 from tests.traffic import CHAT, CODE
 
@@ -19,7 +19,7 @@ def depths(policy: DepthPolicy, trace: list[tuple[int, int]]) -> list[int]:
     found = []
     for drafted_accepted in trace:
         policy.observe(step(drafted_accepted))
-        found += policy.decide([Candidate(0, CHAT, 99)])
+        found += policy.decide([DepthCandidate(0, CHAT, 99)])
     return found
 
 
@@ -51,7 +51,11 @@ def test_threshold_forgets_after_a_hundred_rounds() -> None:
 def test_threshold_moves_once_a_step_and_by_category() -> None:
     policy = ThresholdDepth()
     policy.observe(step(*[(5, 5)] * 64))
-    assert policy.decide([Candidate(0, CHAT, 99), Candidate(1, CODE, 99), Candidate(2, CHAT, 3)]) == [6, 5, 3]
+    assert policy.decide([DepthCandidate(0, CHAT, 99), DepthCandidate(1, CODE, 99), DepthCandidate(2, CHAT, 3)]) == [
+        6,
+        5,
+        3,
+    ]
 
 
 def test_additive_by_hand() -> None:
@@ -75,17 +79,17 @@ def test_additive_minimum_is_inclusive_and_validated() -> None:
 def test_additive_counts_a_step_as_one_round() -> None:
     policy = AdditiveDepth()
     policy.observe(step(*[(4, 0)] * 64))
-    assert policy.decide([Candidate(0, CHAT, 99)]) == [6]
+    assert policy.decide([DepthCandidate(0, CHAT, 99)]) == [6]
     policy.observe(step((4, 4), (4, 2)))
-    assert policy.decide([Candidate(0, CHAT, 99)]) == [7]
+    assert policy.decide([DepthCandidate(0, CHAT, 99)]) == [7]
 
 
 @pytest.mark.parametrize("policy", [ThresholdDepth(), AdditiveDepth()])
 def test_plain_rounds_change_nothing(policy: DepthPolicy) -> None:
-    before = policy.decide([Candidate(0, CHAT, 99)])
+    before = policy.decide([DepthCandidate(0, CHAT, 99)])
     for _ in range(20):
         policy.observe(step((0, 0)))
-    assert policy.decide([Candidate(0, CHAT, 99)]) == before
+    assert policy.decide([DepthCandidate(0, CHAT, 99)]) == before
 
 
 def test_bounds_are_parameters() -> None:
@@ -97,6 +101,6 @@ def test_bounds_are_parameters() -> None:
 
 def test_a_rule_starts_within_its_bounds() -> None:
     for rule in (ThresholdDepth, AdditiveDepth):
-        assert rule(most=2).decide([Candidate(0, CHAT, 99)]) == [2]
-        assert rule(least=8).decide([Candidate(0, CHAT, 99)]) == [8]
+        assert rule(most=2).decide([DepthCandidate(0, CHAT, 99)]) == [2]
+        assert rule(least=8).decide([DepthCandidate(0, CHAT, 99)]) == [8]
         assert depths(rule(most=1), [(1, 0)] * 20)[-1] == 1

@@ -2,11 +2,11 @@
 
 import pytest
 
-from paceline.speculation.proposers.choice import EXPLORE_EVERY, Candidate, MethodChoice
+from paceline.speculation.proposers.choice import EXPLORE_EVERY, DraftCandidate, MethodChoice
 
 
-def candidate(sequence_id: int = 0, depth: int = 4, **lookups: int) -> Candidate:
-    return Candidate(sequence_id, depth, lookups)
+def candidate(sequence_id: int = 0, depth: int = 4, **lookups: int) -> DraftCandidate:
+    return DraftCandidate(sequence_id, depth, lookups)
 
 
 def teach(

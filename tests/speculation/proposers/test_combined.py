@@ -7,7 +7,7 @@ import pytest
 from paceline.core.clock import VirtualClock
 from paceline.core.sampling import SamplingParams
 from paceline.speculation.drafts import Draft, DraftBatch, DraftTree, depths
-from paceline.speculation.proposer import HiddenRequest, Progress, ProposerTraits
+from paceline.speculation.proposer import HiddenRequest, ProposerTraits, SequenceProgress
 from paceline.speculation.proposers.choice import EXPLORE_EVERY
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
@@ -20,7 +20,7 @@ TEXT = list(range(100, 2_000))
 def guesser(right: Callable[[int], int], length: int = 4) -> FakeProposer:
     """Drafts `length` tokens, of which the first `right(position)` are those of the text."""
 
-    def guess(progress: Progress) -> tuple[list[int], list[int]]:
+    def guess(progress: SequenceProgress) -> tuple[list[int], list[int]]:
         at, count = len(progress.ids), min(length, progress.depth)
         tokens = [TEXT[at + k] if k < right(at) else 1 for k in range(count)]
         return tokens, list(range(-1, count - 1))
@@ -36,7 +36,7 @@ class Slow(FakeProposer):
         self.clock, self.seconds, self.depths = clock, seconds, list[int]()
         self.traits = ProposerTraits(HiddenRequest((3,), last=True))
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         super().observe(batch)
         self.depths += [progress.depth for progress in batch]
 
@@ -51,7 +51,7 @@ def play(
     """The methods used in `rounds` rounds against the text, 10 ms each."""
     ids, used = TEXT[:5], []
     for _ in range(rounds):
-        proposer.observe([Progress(sequence_id, ids, depth, SamplingParams(), 0, 0, 1, "coupled")])
+        proposer.observe([SequenceProgress(sequence_id, ids, depth, SamplingParams(), 0, 0, 1, "coupled")])
         used.append(proposer.method(sequence_id))
         draft = proposer.collect([sequence_id], 0.0).split().get(sequence_id)
         accepted = 0
@@ -93,7 +93,7 @@ def test_a_lookup_drafts_if_the_model_returns_nothing() -> None:
     clock = VirtualClock()
     empty = FakeProposer(lambda progress: ([], []))
     proposer = CombinedProposer({"lookup": guesser(lambda at: 1, length=2)}, {"empty": empty}, clock)
-    proposer.observe([Progress(0, TEXT[:5], 4, SamplingParams(), 0, 0, 1, "coupled")])
+    proposer.observe([SequenceProgress(0, TEXT[:5], 4, SamplingParams(), 0, 0, 1, "coupled")])
     assert proposer.method(0) == "empty"  # an unknown model is used at once
     assert proposer.collect([0], 0.0).split()[0].tokens == (TEXT[5], 1)
 
@@ -102,7 +102,7 @@ def test_depth_zero_requests_no_drafts() -> None:
     clock = VirtualClock()
     lookup, model = guesser(lambda at: 1), Slow(guesser(lambda at: 1), clock, 1.0)
     proposer = CombinedProposer({"lookup": lookup}, {"model": model}, clock)
-    proposer.observe([Progress(0, TEXT[:5], 0, SamplingParams(), 0, 0, 1, "coupled")])
+    proposer.observe([SequenceProgress(0, TEXT[:5], 0, SamplingParams(), 0, 0, 1, "coupled")])
     assert proposer.collect([0], 0.0).sequence_ids == ()
     assert lookup.progress == {}
     assert model.depths == [0]
@@ -138,7 +138,7 @@ def test_only_the_drafting_part_gets_the_picks_after_its_nodes() -> None:
     play(proposer, clock, 10)
     assert proposer.method(0) == "good"
     ids = TEXT[:60]
-    proposer.observe([Progress(0, ids, 4, SamplingParams(), 0, 0, 1, "coupled", picks=(1, 2, 3))])
+    proposer.observe([SequenceProgress(0, ids, 4, SamplingParams(), 0, 0, 1, "coupled", picks=(1, 2, 3))])
     assert [part.progress[0].picks for part in (good, poor, model)] == [(1, 2, 3), (1,), (1,)]
 
 
@@ -148,7 +148,7 @@ def test_lookahead_learns_from_picks_as_a_part() -> None:
     proposer = CombinedProposer({"ngram": NgramProposer(), "lookahead": LookaheadProposer()}, {}, clock)
     ids, picks, accepted = TEXT[:5], list[int](), 0
     for _ in range(30):
-        proposer.observe([Progress(0, ids, 8, SamplingParams(), 0, 0, 1, "coupled", picks=picks)])
+        proposer.observe([SequenceProgress(0, ids, 8, SamplingParams(), 0, 0, 1, "coupled", picks=picks)])
         draft = proposer.collect([0], 0.0).split().get(0, Draft())
         at = len(ids)
         picks = [TEXT[at], *(TEXT[at + level] for level in depths(draft.parents))]

@@ -13,7 +13,7 @@ from paceline.core.speculation import Verification
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.drafts import Draft, DraftPrefill
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.verification.distribution import log_distribution, pick
 from paceline.speculation.verification.rows import RowContext
@@ -61,21 +61,21 @@ def progress(
     verification: Verification = "coupled",
     salt: str = "",
     num_prompt: int = 1,
-) -> Progress:
-    return Progress(sequence_id, ids, depth, sampling, seed, 0, num_prompt, verification, salt)
+) -> SequenceProgress:
+    return SequenceProgress(sequence_id, ids, depth, sampling, seed, 0, num_prompt, verification, salt)
 
 
-def drafts(drafting: DraftModelProposer, *batch: Progress) -> dict[int, Draft]:
+def drafts(drafting: DraftModelProposer, *batch: SequenceProgress) -> dict[int, Draft]:
     drafting.observe(batch)
     return drafting.collect([one.sequence_id for one in batch], deadline=0.0).split()
 
 
-def draft(drafting: DraftModelProposer, one: Progress) -> list[int]:
+def draft(drafting: DraftModelProposer, one: SequenceProgress) -> list[int]:
     answer = drafts(drafting, one).get(one.sequence_id)
     return [] if answer is None else list(answer.tokens)
 
 
-def expected(one: Progress, model: DecoderModel = MODEL) -> list[int]:
+def expected(one: SequenceProgress, model: DecoderModel = MODEL) -> list[int]:
     """The draft computed with one pass over the whole text for each token."""
     path: list[int] = []
     for _ in range(one.depth):
@@ -172,7 +172,7 @@ def test_draft_prefill_may_take_several_passes() -> None:
     assert passes(drafting)[:4] == [[(0, 20)], [(20, 20)], [(40, 9), (0, 5)], [(49, 1), (5, 1)]]
 
 
-def draft_prefill(drafting: DraftModelProposer, one: Progress) -> DraftPrefill:
+def draft_prefill(drafting: DraftModelProposer, one: SequenceProgress) -> DraftPrefill:
     drafting.observe([one])
     return drafting.collect([one.sequence_id], deadline=0.0).cost.prefill
 

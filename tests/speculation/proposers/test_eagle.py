@@ -9,7 +9,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.drafts.eagle_weights import EagleConfig
 from paceline.speculation.drafts import DraftPrefill, depths
-from paceline.speculation.proposer import Hidden, Progress
+from paceline.speculation.proposer import HiddenRows, SequenceProgress
 from paceline.speculation.proposers.eagle import EagleProposer
 from paceline.speculation.trees.eagle_trees import BRANCHES, LEVELS, WIDTH
 from paceline.speculation.trees.growth import Growth
@@ -55,8 +55,8 @@ def progress(ids, depth, start=0, end=None, sequence_id=0, hidden=True, rule="co
     states = None
     if hidden:
         inner, _ = target_states(TARGET, ids, LAYERS)
-        states = Hidden(start, {layer: inner[layer][start : len(ids) - 1] for layer in LAYERS}, None)
-    return Progress(sequence_id, ids, depth, params, params.seed or 0, 0, 2, rule, salt, states)
+        states = HiddenRows(start, {layer: inner[layer][start : len(ids) - 1] for layer in LAYERS}, None)
+    return SequenceProgress(sequence_id, ids, depth, params, params.seed or 0, 0, 2, rule, salt, states)
 
 
 def reference(p, slots=None, width=WIDTH):

@@ -5,7 +5,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.core.sampling import SamplingParams
 from paceline.kv.block_tables import BlockTables
 from paceline.models.runner import ModelRunner, Span, early_exit
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.proposers.layer_skip import LayerSkipProposer, exits
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.exactness.suite import check_identical, mixed_requests
@@ -53,7 +53,7 @@ def test_weights_and_cache_are_shared():
     assert len(early.cache) == 1
     assert runner.model.config.num_layers == 2  # untouched
     out = runner.forward([Span([0, 1], 0, IDS, 0)], state_layers=(1,))
-    hidden = out.inner[1]
+    hidden = out.hidden_by_layer[1]
     normed = hidden / (hidden.pow(2).mean(-1, keepdim=True) + TINY.rms_eps).sqrt()
     logits = early.forward([Span([0, 1], len(IDS) - 1, IDS[-1:], 1)]).logits
     torch.testing.assert_close(logits, runner.model.logits(normed[-1:]), rtol=1e-4, atol=1e-4)
@@ -67,7 +67,7 @@ def test_drafts_stay_within_the_reserved_slots():
 
     def drafts(ids, depth):
         params = SamplingParams(temperature=0.0)
-        proposer.observe([Progress(0, ids, depth, params, 0, 0, 2, "coupled")])
+        proposer.observe([SequenceProgress(0, ids, depth, params, 0, 0, 2, "coupled")])
         return proposer.collect([0], 0.0).counts
 
     assert drafts(IDS, 5) == ()  # no block table: not started, or preempted

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.sampling import SamplingParams
 from paceline.speculation.drafts import Draft, DraftTree, depths
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.proposers.lookahead import JacobiWindow, LookaheadProposer, NgramPool
 from tests.speculation.proposers.test_ngram import Untouchable
 
@@ -86,7 +86,7 @@ def picks(ids: Sequence[int], found: Draft) -> list[int]:
 def draft(
     proposer: LookaheadProposer, ids: Sequence[int], depth: int, sequence_id: int = 0, picked: Sequence[int] = ()
 ) -> Draft:
-    proposer.observe([Progress(sequence_id, ids, depth, SamplingParams(), 0, 0, 1, "coupled", picks=picked)])
+    proposer.observe([SequenceProgress(sequence_id, ids, depth, SamplingParams(), 0, 0, 1, "coupled", picks=picked)])
     return proposer.collect([sequence_id], 0.0).split().get(sequence_id, Draft())
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.proposer import Hidden, Progress
+from paceline.speculation.proposer import HiddenRows, SequenceProgress
 from paceline.speculation.trees.tree import MAX_NODES
 from tests.exactness.suite import mixed_requests
 from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
@@ -21,8 +21,10 @@ TENSORS = draft_tensors(draft_config(TARGET, "medusa"), reduced=24)
 
 def progress(depth, end=11, hidden=True, sequence_id=0):
     _, last = target_states(TARGET, IDS[: end - 1], ())
-    states = Hidden(end - 4, {}, last[end - 4 :]) if hidden else None
-    return Progress(sequence_id, IDS[:end], depth, SamplingParams(temperature=0.0), 0, 0, 2, "coupled", hidden=states)
+    states = HiddenRows(end - 4, {}, last[end - 4 :]) if hidden else None
+    return SequenceProgress(
+        sequence_id, IDS[:end], depth, SamplingParams(temperature=0.0), 0, 0, 2, "coupled", hidden=states
+    )
 
 
 def paths(draft):

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 from paceline.speculation.proposers.ngram import NgramProposer
 
 
-def progress(ids: Sequence[int], depth: int, sequence_id: int = 0) -> Progress:
-    return Progress(sequence_id, ids, depth, SamplingParams(), 0, 0, 1, "coupled")
+def progress(ids: Sequence[int], depth: int, sequence_id: int = 0) -> SequenceProgress:
+    return SequenceProgress(sequence_id, ids, depth, SamplingParams(), 0, 0, 1, "coupled")
 
 
 def draft(proposer: Proposer, ids: Sequence[int], depth: int, sequence_id: int = 0) -> list[int]:

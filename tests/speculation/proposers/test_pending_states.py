@@ -1,13 +1,13 @@
 import torch
 
-from paceline.models.row_states import RowStates
-from paceline.speculation.proposer import Hidden
+from paceline.models.row_states import HiddenStates
+from paceline.speculation.proposer import HiddenRows
 from paceline.speculation.proposers.pending_states import MAX_VIEWS, SMALL_STEP, PendingStates
 
 
 def states(start, rows):
     values = torch.arange(start, start + rows).float().unsqueeze(1)
-    return Hidden(start, {3: values}, values)
+    return HiddenRows(start, {3: values}, values)
 
 
 def held(pending, sequence_id):
@@ -36,7 +36,7 @@ def test_a_sequence_keeps_its_newest_states():
     pending.add(2, states(0, 10), keep=True)
     (part,) = pending.parts(2)
     assert (part.start, part.end) == (4, 10)
-    assert part.inner[3].squeeze(1).tolist() == [4, 5, 6, 7, 8, 9]
+    assert part.by_layer[3].squeeze(1).tolist() == [4, 5, 6, 7, 8, 9]
     assert part.last is not None
     assert len(part.last) == 6
 
@@ -54,15 +54,15 @@ def test_above_the_bound_the_largest_sequence_forgets():
 def test_kept_states_are_copied():
     whole = torch.zeros(1000, 1)
     pending = PendingStates()
-    pending.add(1, Hidden(0, {0: whole[3:5]}, None), keep=True)
+    pending.add(1, HiddenRows(0, {0: whole[3:5]}, None), keep=True)
     (part,) = pending.parts(1)
-    assert part.inner[0].untyped_storage().nbytes() == 8
+    assert part.by_layer[0].untyped_storage().nbytes() == 8
 
 
 def step_states(position, row, rows):
     """States of one row of a step of several."""
     values = torch.arange(rows).float().reshape(1, rows, 1) + 100 * position
-    return Hidden(position, RowStates(values, (3,), range(row, row + 1)), None)
+    return HiddenRows(position, HiddenStates(values, (3,), range(row, row + 1)), None)
 
 
 def test_states_of_small_steps_are_copied_together():
@@ -73,8 +73,8 @@ def test_states_of_small_steps_are_copied_together():
     pending.add(1, step_states(MAX_VIEWS - 1, 2, 8), keep=True)
     (part,) = pending.parts(1)
     assert (part.start, part.end) == (0, MAX_VIEWS)
-    assert part.inner[3].flatten().tolist() == [100.0 * position + 2 for position in range(MAX_VIEWS)]
-    assert part.inner[3].untyped_storage().nbytes() == 4 * MAX_VIEWS
+    assert part.by_layer[3].flatten().tolist() == [100.0 * position + 2 for position in range(MAX_VIEWS)]
+    assert part.by_layer[3].untyped_storage().nbytes() == 4 * MAX_VIEWS
     assert pending.num_rows == MAX_VIEWS
 
 
@@ -89,7 +89,7 @@ def test_a_row_of_a_large_step_is_copied_at_once():
     pending = PendingStates()
     pending.add(1, step_states(0, 3, SMALL_STEP + 1), keep=True)
     (part,) = pending.parts(1)
-    assert part.inner[3].untyped_storage().nbytes() == 4
+    assert part.by_layer[3].untyped_storage().nbytes() == 4
     whole = step_states(1, 0, 1)
     pending.add(1, whole, keep=True)
     assert pending.parts(1)[-1] is whole  # the only row of its step

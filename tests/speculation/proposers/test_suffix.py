@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.sampling import SamplingParams
 from paceline.speculation.drafts import Draft, depths
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.proposers.suffix import (
     ESCAPE,
     MAX_FOLLOWERS,
@@ -134,8 +134,10 @@ def test_too_small_a_bound_is_rejected() -> None:
 # --- the proposer
 
 
-def progress(ids: Sequence[int], depth: int, sequence_id: int = 0, salt: str = "", num_prompt: int = 1) -> Progress:
-    return Progress(sequence_id, ids, depth, SamplingParams(), 0, 0, num_prompt, "coupled", salt)
+def progress(
+    ids: Sequence[int], depth: int, sequence_id: int = 0, salt: str = "", num_prompt: int = 1
+) -> SequenceProgress:
+    return SequenceProgress(sequence_id, ids, depth, SamplingParams(), 0, 0, num_prompt, "coupled", salt)
 
 
 def draft(proposer: SuffixProposer, *args: object, **options: object) -> Draft:
@@ -170,7 +172,7 @@ def test_an_output_drafts_for_later_requests_of_its_salt_only() -> None:
 
 def test_a_text_that_repeats_an_output_is_kept_but_not_indexed() -> None:
     proposer = SuffixProposer()
-    first = Progress(1, [*PASSAGE, 7, 8], 4, SamplingParams(temperature=0.0), 0, 0, 4, "coupled")
+    first = SequenceProgress(1, [*PASSAGE, 7, 8], 4, SamplingParams(temperature=0.0), 0, 0, 4, "coupled")
     proposer.observe([first])
     proposer.collect([1], 0.0)
     proposer.close([1])

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from paceline.core.sampling import SamplingParams
 from paceline.models.drafts.eagle import EagleRunner
 from paceline.speculation.drafts import DraftTree
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.trees.beams import Beams, CachedSequence, Level, choose
 from paceline.speculation.trees.ranking import RankRules, draft_row
 from tests.fakes import tiny_model
@@ -33,7 +33,9 @@ def test_no_operation_waits(monkeypatch, sampling):
     )  # the reference kernel waits
     runner = EagleRunner(head, 8, 8)
     sequences = [CachedSequence([0, 1], 20, 19), CachedSequence([2], 5, 30)]
-    rows = [draft_row(Progress(i, [1, 2], 9, SamplingParams(**sampling), 1, 0, 1, "coupled"), ()) for i in range(2)]
+    rows = [
+        draft_row(SequenceProgress(i, [1, 2], 9, SamplingParams(**sampling), 1, 0, 1, "coupled"), ()) for i in range(2)
+    ]
     with torch.inference_mode():
         rules = [
             RankRules.of(

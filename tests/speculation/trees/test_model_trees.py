@@ -7,7 +7,7 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
 from paceline.speculation.drafts import Draft
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.trees.growth import Growth
 from paceline.speculation.trees.model_trees import LEVELS, WIDTH
@@ -33,16 +33,16 @@ def progress(
     sampling: SamplingParams = SAMPLINGS[1],
     verification: Verification = "coupled",
     max_levels: int | None = None,
-) -> Progress:
-    return Progress(sequence_id, ids, nodes, sampling, 5, 0, 1, verification, max_levels=max_levels)
+) -> SequenceProgress:
+    return SequenceProgress(sequence_id, ids, nodes, sampling, 5, 0, 1, verification, max_levels=max_levels)
 
 
-def drafts(proposer: DraftModelProposer, *batch: Progress) -> dict[int, Draft]:
+def drafts(proposer: DraftModelProposer, *batch: SequenceProgress) -> dict[int, Draft]:
     proposer.observe(batch)
     return proposer.collect([one.sequence_id for one in batch], 0.0).split()
 
 
-def expected(one: Progress) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def expected(one: SequenceProgress) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The tree from a pass over the whole text for each node."""
     tree = Growth(one.depth, one.max_levels)
     level, nodes = 0, [-1]

@@ -6,7 +6,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.kernels.linear import DenseWeight
 from paceline.models.drafts.vocabulary import DraftVocabulary
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.trees.ranking import draft_row, rank
 from paceline.speculation.verification.distribution import log_distribution, pick
 from tests.exactness.suite import SAMPLINGS
@@ -22,7 +22,7 @@ def vocabulary(ids=None):
 def row(path=(), **sampling):
     sampling.pop("n", None)
     params = SamplingParams(**sampling)
-    return draft_row(Progress(0, [5, 3, 9, 3], 4, params, params.seed or 0, 0, 2, "coupled"), path)
+    return draft_row(SequenceProgress(0, [5, 3, 9, 3], 4, params, params.seed or 0, 0, 2, "coupled"), path)
 
 
 @pytest.mark.parametrize("ids", [None, IDS])

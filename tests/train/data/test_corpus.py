@@ -6,7 +6,7 @@ import pytest
 from paceline.core.errors import InvalidRequest
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.train.data.corpus import HELD_OUT_EVERY, Prompt, RequestLog, read_prompts, split
+from paceline.train.data.corpus import HELD_OUT_EVERY, RequestLog, TrainingPrompt, read_prompts, split
 from paceline.train.data.turn_tokens import turn_tokens
 
 
@@ -26,12 +26,17 @@ def test_prompts_of_every_format(log: RequestLog, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("\n\n".join(map(json.dumps, lines)))
     found = read_prompts(path, log)
-    assert found == [Prompt("a", "log"), Prompt("b", "maths"), Prompt("c", "log"), Prompt("d", "log")]
+    assert found == [
+        TrainingPrompt("a", "log"),
+        TrainingPrompt("b", "maths"),
+        TrainingPrompt("c", "log"),
+        TrainingPrompt("d", "log"),
+    ]
 
 
 def test_line_separators_inside_a_prompt_end_no_line(log: RequestLog, tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(json.dumps({"prompt": "one\u2028two\x85three"}, ensure_ascii=False), "utf-8")
-    assert read_prompts(tmp_path / "log.jsonl", log) == [Prompt("one\u2028two\x85three", "log")]
+    assert read_prompts(tmp_path / "log.jsonl", log) == [TrainingPrompt("one\u2028two\x85three", "log")]
 
 
 def test_prompts_from_a_server_log(tokenizer: Tokenizer, log: RequestLog, tmp_path: Path) -> None:
@@ -50,7 +55,7 @@ def test_prompts_from_a_server_log(tokenizer: Tokenizer, log: RequestLog, tmp_pa
     ]
     path = tmp_path / "server.log"
     path.write_text("\n".join(map(json.dumps, lines)))
-    assert read_prompts(path, log) == [Prompt("why?", "chat"), Prompt("not a chat", "server")]
+    assert read_prompts(path, log) == [TrainingPrompt("why?", "chat"), TrainingPrompt("not a chat", "server")]
     path.write_text(json.dumps(other))
     with pytest.raises(InvalidRequest, match="log_requests: text"):
         read_prompts(path, log)
@@ -72,13 +77,13 @@ def test_file_without_prompts(log: RequestLog, tmp_path: Path) -> None:
 
 
 def test_split_is_complete_and_disjoint() -> None:
-    prompts = [Prompt(str(i), "x") for i in range(100)]
+    prompts = [TrainingPrompt(str(i), "x") for i in range(100)]
     train, held = split(prompts)
     assert sorted(train + held, key=lambda p: int(p.text)) == prompts
     assert len(held) == 100 // HELD_OUT_EVERY
 
 
 def test_duplicates_are_not_in_both_parts() -> None:
-    train, held = split([Prompt(str(i % 20), "x") for i in range(200)])
+    train, held = split([TrainingPrompt(str(i % 20), "x") for i in range(200)])
     assert len(train) + len(held) == 20
     assert not {p.text for p in train} & {p.text for p in held}

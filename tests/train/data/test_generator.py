@@ -5,7 +5,7 @@ import torch
 
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.train.data import generator as module
-from paceline.train.data.corpus import ANSWER_TOKENS, GENERATE, NO_END, Corpus, Prompt, Script
+from paceline.train.data.corpus import ANSWER_TOKENS, GENERATE, NO_END, Corpus, Script, TrainingPrompt
 from paceline.train.data.generator import TextGenerator
 from paceline.train.data.turn_tokens import TurnTokens, turn_tokens
 from paceline.train.drafts.target import Target
@@ -113,7 +113,7 @@ def test_sampling_depends_on_temperature_and_seed(target: Target, turns: TurnTok
 
 
 def test_corpus_scripts_end_the_turn_by_kind(tokenizer: Tokenizer, turns: TurnTokens) -> None:
-    corpus = Corpus(tokenizer, turns, [Prompt("hello", "own")], 0.3)
+    corpus = Corpus(tokenizer, turns, [TrainingPrompt("hello", "own")], 0.3)
     taken = list(itertools.islice(corpus.scripts(5), 400))
     assert taken == list(itertools.islice(corpus.scripts(5), 400))
     share = sum(script.kind == "own" for script in taken) / 400
@@ -124,11 +124,11 @@ def test_corpus_scripts_end_the_turn_by_kind(tokenizer: Tokenizer, turns: TurnTo
         assert script.ids[: len(turns.opening)] == turns.opening
         assert GENERATE not in script.ids
         assert (script.ids[-1] == END) == (script.kind in ("own", "summarization", "translation"))
-    assert corpus.script_for(Prompt("hi", "x")).ids[-3:] == (*tokenizer.encode("hi", add_special=False), END)
+    assert corpus.script_for(TrainingPrompt("hi", "x")).ids[-3:] == (*tokenizer.encode("hi", add_special=False), END)
 
 
 def test_rows_hold_as_many_prompts_as_fit(tokenizer: Tokenizer, turns: TurnTokens) -> None:
-    short, long = Prompt("x" * 20, "short"), Prompt("y" * 900, "long")
+    short, long = TrainingPrompt("x" * 20, "short"), TrainingPrompt("y" * 900, "long")
     taken = list(itertools.islice(Corpus(tokenizer, turns, [short, long], 1.0, length=1024).scripts(0), 50))
     for script in taken:
         count = 1 + script.ids.count(GENERATE)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from paceline.bench.profiling.prompt_passes import BLOCK, MAX_PASS_SECONDS, MAX_ROWS, row_counts
 from paceline.bench.profiling.recorder import RecordedRound, Recorder
-from paceline.bench.profiling.time_estimate import Part, PassTimes, sequences
+from paceline.bench.profiling.time_estimate import Part, ProfilePassTimes, sequences
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
 
@@ -48,7 +48,7 @@ def batch_sizes(most: int) -> list[int]:
     return list(ordered)
 
 
-def expected_parts(llm: "LLM", times: PassTimes, limit: float) -> list[Part]:
+def expected_parts(llm: "LLM", times: ProfilePassTimes, limit: float) -> list[Part]:
     """The measurements with the times that they should take. `limit` is the `seconds` of `measure_profile`."""
     scheduler, tokens = llm.engine.scheduler, prompt_tokens(llm)
     sizes, taken, computed = batch_sizes(scheduler.max_num_seqs), 0.0, 0

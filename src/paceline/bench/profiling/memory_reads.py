@@ -10,7 +10,7 @@ from paceline.core.clock import Clock
 if TYPE_CHECKING:
     import torch
 
-    from paceline.engine.hooks.hook import HookedEngine
+    from paceline.engine.hooks.hook import EngineParts
     from paceline.models.runner import Span
 
 
@@ -28,7 +28,7 @@ class DraftParts:
     """Models without a KV cache: `logits(hidden)`."""
 
 
-def draft_parts(engine: "HookedEngine", methods: Iterable[str] | None = None) -> DraftParts:
+def draft_parts(engine: "EngineParts", methods: Iterable[str] | None = None) -> DraftParts:
     """The parts of these methods, or of all methods, each once."""
     proposers = engine.speculator.proposers
     traits = [proposers[method].traits for method in methods or proposers]
@@ -37,7 +37,7 @@ def draft_parts(engine: "HookedEngine", methods: Iterable[str] | None = None) ->
     return DraftParts(tuple(runners), tuple(heads))
 
 
-def footprint(engine: "HookedEngine", method: str) -> Footprint:
+def footprint(engine: "EngineParts", method: str) -> Footprint:
     """Memory of a method, without the target's."""
     parts = draft_parts(engine, [method])
     shared = {id(layer) for layer in engine.runner.model.layers}

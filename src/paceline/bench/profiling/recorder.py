@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from paceline.bench.profiling.memory_reads import draft_parts, kv_bytes_per_token, weight_reads
 from paceline.bench.profiling.profile import RoundTimes
 from paceline.core.clock import Clock
-from paceline.engine.hooks.hook import HookedEngine, StepHook
+from paceline.engine.hooks.hook import EngineParts, StepHook
 
 if TYPE_CHECKING:
     from paceline.core.sequence import Sequence
@@ -71,12 +71,12 @@ class Recorder(StepHook):
         self.label: str | None = None
         self.rounds: list[RecordedRound] = []
         self._clock = clock
-        self._engine: HookedEngine | None = None
+        self._engine: EngineParts | None = None
         self._started = 0.0
         self._num_sequences = 0
         self._step: _Step | None = None
 
-    def attach(self, engine: HookedEngine) -> None:
+    def attach(self, engine: EngineParts) -> None:
         self._engine = engine
 
     def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
@@ -147,6 +147,8 @@ class Recorder(StepHook):
         )
         batch = sum(row.verdict is not None for row in result.sequences)
         outcomes = tuple(
-            Outcome(row.asked, row.levels, row.num_nodes, row.accepted) for row in result.sequences if row.asked
+            Outcome(row.num_reserved, row.levels, row.num_nodes, row.accepted)
+            for row in result.sequences
+            if row.num_reserved
         )
         self.rounds.append(RecordedRound(step.label, times, batch, result.rows, result.num_tokens - batch, outcomes))

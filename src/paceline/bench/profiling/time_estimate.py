@@ -9,7 +9,7 @@ PRIOR = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class PassTimes:
+class ProfilePassTimes:
     """Times of passes by rows: a line through two measured passes."""
 
     single: float
@@ -32,7 +32,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MeasurementProgress:
     part: str
     """The measurement that begins."""
     done: float
@@ -49,23 +49,23 @@ class TimeEstimate:
         self._total = sum(self._parts.values())
         self._measured: list[str] = []
 
-    def begin(self, name: str, now: float) -> Progress:
+    def begin(self, name: str, now: float) -> MeasurementProgress:
         """A part begins now."""
         progress = self._progress(name, name, now)
         self._measured.append(name)
         return progress
 
-    def leave_out(self, name: str, now: float) -> Progress:
+    def leave_out(self, name: str, now: float) -> MeasurementProgress:
         """A part is not measured."""
         self._parts[name] = 0.0
         return self._progress(name, f"{name}: left out, the time is over", now)
 
-    def _progress(self, name: str, text: str, now: float) -> Progress:
+    def _progress(self, name: str, text: str, now: float) -> MeasurementProgress:
         measured, names = sum(self._parts[part] for part in self._measured), list(self._parts)
         left = sum(self._parts[part] for part in names[names.index(name) :])
         prior = PRIOR * self._total
         factor = (now - self._began + prior) / (measured + prior) if prior else 1.0
-        return Progress(text, 1.0 - left / self._total if self._total else 0.0, factor * left)
+        return MeasurementProgress(text, 1.0 - left / self._total if self._total else 0.0, factor * left)
 
 
 def sequences(count: int) -> str:

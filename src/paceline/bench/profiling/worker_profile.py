@@ -19,9 +19,9 @@ from paceline.bench.profiling.batch_steps import (
 from paceline.bench.profiling.memory_reads import kv_bytes_per_token
 from paceline.bench.profiling.prompt_passes import BLOCK, attention_seconds, draft_prefill_seconds, pass_seconds
 from paceline.bench.profiling.recorder import RecordedRound
-from paceline.bench.profiling.time_estimate import PassTimes, Progress, TimeEstimate
+from paceline.bench.profiling.time_estimate import MeasurementProgress, ProfilePassTimes, TimeEstimate
 from paceline.core.clock import Clock
-from paceline.planning.profiles.curve import Curve, Figure
+from paceline.planning.profiles.curve import ProfileCurve, ProfileValue
 from paceline.planning.profiles.profile import WorkerProfile
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def measure_profile(
     start_seconds: float,
     prices: Prices,
     clock: Clock,
-    on_part: Callable[[Progress], None] = lambda _: None,
+    on_part: Callable[[MeasurementProgress], None] = lambda _: None,
     seconds: float = inf,
     source: str = "paceline profile",
 ) -> WorkerProfile:
@@ -80,13 +80,13 @@ def measure_profile(
     return _to_profile(llm, name, measured, start_seconds, prices, source)
 
 
-def _measure(llm: "LLM", clock: Clock, on_part: Callable[[Progress], None], seconds: float) -> _Measured:
+def _measure(llm: "LLM", clock: Clock, on_part: Callable[[MeasurementProgress], None], seconds: float) -> _Measured:
     """Measures contexts, batches and prompts, in that order."""
     from paceline.engine.sizing.calibration import measure_context  # imports torch
 
     runner, most = llm.engine.runner, llm.engine.scheduler.max_num_seqs
     deadline = clock.now() + seconds
-    times = PassTimes(_decode_seconds(runner, 1, clock), _decode_seconds(runner, most, clock), most)
+    times = ProfilePassTimes(_decode_seconds(runner, 1, clock), _decode_seconds(runner, most, clock), most)
     estimate = TimeEstimate(expected_parts(llm, times, seconds), clock.now())
 
     def begin(name: str, is_measured: bool = True) -> None:
@@ -112,23 +112,23 @@ def _to_profile(
 ) -> WorkerProfile:
     runner, scheduler = llm.engine.runner, llm.engine.scheduler
 
-    def figure(value: float) -> Figure:
-        return Figure(value, "measured", source)
+    def figure(value: float) -> ProfileValue:
+        return ProfileValue(value, "measured", source)
 
-    def assumed(value: float, why: str) -> Figure:
-        return Figure(value, "assumed", why)
+    def assumed(value: float, why: str) -> ProfileValue:
+        return ProfileValue(value, "assumed", why)
 
-    passes = Curve(tuple(_merge(measured.steps, measured.prompts).items()), "measured", source)
+    passes = ProfileCurve(tuple(_merge(measured.steps, measured.prompts).items()), "measured", source)
     # A row of a prompt costs no more than one with logits. A pass of few rows, outside of a graph, may take longer.
     prompts = {rows: min(seconds, passes.at(rows)) for rows, seconds in measured.prompts.items()}
     drafts = measured.drafts
     return WorkerProfile(
         name=name,
         pass_seconds=passes,
-        prompt_seconds=Curve(tuple(prompts.items()), "measured", source),
+        prompt_seconds=ProfileCurve(tuple(prompts.items()), "measured", source),
         context_seconds=figure(measured.context_seconds),
         prompt_context_seconds=figure(measured.attention_seconds),
-        draft_seconds=Curve(tuple(drafts.items()) or ((1, 1.0),), "measured" if drafts else "assumed", source),
+        draft_seconds=ProfileCurve(tuple(drafts.items()) or ((1, 1.0),), "measured" if drafts else "assumed", source),
         draft_prefill_seconds=figure(measured.draft_prefill_seconds),
         kv_bytes_per_token=figure(kv_bytes_per_token(runner)),
         kv_tokens=figure(runner.num_blocks * BLOCK),
@@ -168,7 +168,7 @@ def _draft_seconds(rounds: Iterable[RecordedRound]) -> dict[int, float]:
 
 def _merge(steps: Mapping[int, float], prompts: Mapping[int, float]) -> dict[int, float]:
     """Whole steps up to the rows that were run. Further rows cost at least as much as those of prompts."""
-    curve, largest = Curve(tuple(prompts.items()), "measured"), max(steps, default=0)
+    curve, largest = ProfileCurve(tuple(prompts.items()), "measured"), max(steps, default=0)
     start = max(0.0, steps[largest] - curve.at(largest)) if steps else 0.0
     return _rising(dict(steps) | {rows: start + seconds for rows, seconds in prompts.items() if rows > largest})
 

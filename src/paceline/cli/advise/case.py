@@ -6,7 +6,7 @@ from paceline.bench.calibrate import Trial, calibrate, calibration_config
 from paceline.cli.render import console
 from paceline.cli.render.console import loaded
 from paceline.cluster.cost.advice import POOL
-from paceline.cluster.cost.cost import Footprint, Method, Target
+from paceline.cluster.cost.cost import Footprint, MethodCosts, TargetCosts
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
@@ -34,11 +34,11 @@ class DraftPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AdviceInput:
     """A target and the methods to choose from."""
 
-    target: Target
-    methods: tuple[Method, ...]
+    target: TargetCosts
+    methods: tuple[MethodCosts, ...]
     title: str
 
 
@@ -58,22 +58,22 @@ class GivenFigures:
     def __bool__(self) -> bool:
         return self.alpha is not None or self.draft_ms is not None or self.verify_ms is not None
 
-    def case(self, batch: int, draft: DraftPlacement) -> Case:
+    def case(self, batch: int, draft: DraftPlacement) -> AdviceInput:
         if self.alpha is None or self.draft_ms is None or self.verify_ms is None:
             raise InvalidRequest("given figures need all three of --alpha, --draft-ms and --verify-ms", field="alpha")
         # One figure stands for a pass over drafts of any depth.
         passes = {batch: (self.plain_ms or self.verify_ms) / 1e3, 2 * batch: self.verify_ms / 1e3}
         memory = None if self.device_gb is None else int(self.device_gb * 1e9)
         drafts = {depth: depth * self.draft_ms / 1e3 for depth in (0, MAX_DEPTH)}
-        method = Method(self.method, _alphas(self.alpha), drafts, footprint=_gigabytes(self.draft_gb))
-        return Case(
-            Target(passes, batch, _gigabytes(self.target_gb), memory_bytes=memory),
+        method = MethodCosts(self.method, _alphas(self.alpha), drafts, footprint=_gigabytes(self.draft_gb))
+        return AdviceInput(
+            TargetCosts(passes, batch, _gigabytes(self.target_gb), memory_bytes=memory),
             (method, in_pool(method, draft, batch)) if draft.is_compared else (_placed(method, draft),),
             f"{self.method}, batch {batch}, from given figures",
         )
 
 
-def measured_case(engine: EngineConfig, trial: Trial, draft: DraftPlacement) -> Case:
+def measured_case(engine: EngineConfig, trial: Trial, draft: DraftPlacement) -> AdviceInput:
     """A case from a short run of the model on this machine. With a placement, a pool that drafts with the same model is another
     method."""
     with loaded(calibration_config(engine, trial.max_depth)) as llm, console.err.status("calibrating") as status:
@@ -90,10 +90,10 @@ def measured_case(engine: EngineConfig, trial: Trial, draft: DraftPlacement) -> 
     pools = (
         in_pool(estimate, draft, trial.batch) for estimate in found.methods if estimate.name == "draft_model" and draft
     )
-    return Case(found.target, (*found.methods, *pools), title)
+    return AdviceInput(found.target, (*found.methods, *pools), title)
 
 
-def in_pool(method: Method, placement: DraftPlacement, batch: int) -> Method:
+def in_pool(method: MethodCosts, placement: DraftPlacement, batch: int) -> MethodCosts:
     """The method `pool`, which gets the same drafts from workers with memory of their own. A step that finds the drafts of all
     its sequences ready waits for neither the drafts nor the network."""
     waiting = 1.0 - placement.ready**batch
@@ -105,7 +105,7 @@ def in_pool(method: Method, placement: DraftPlacement, batch: int) -> Method:
     return replace(remote, network_seconds=waiting * remote.network_seconds)
 
 
-def _placed(method: Method, placement: DraftPlacement) -> Method:
+def _placed(method: MethodCosts, placement: DraftPlacement) -> MethodCosts:
     return replace(method, network_seconds=placement.network_seconds, price_per_hour=placement.price_per_hour)
 
 

@@ -7,7 +7,7 @@ from paceline.bench.calibrate import Trial
 from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
 from paceline.cli.advise import options
-from paceline.cli.advise.case import Case, DraftPlacement, GivenFigures, measured_case
+from paceline.cli.advise.case import AdviceInput, DraftPlacement, GivenFigures, measured_case
 from paceline.cli.advise.files import AdviceFiles
 from paceline.cli.options import ENGINE, with_settings
 from paceline.cli.output_files import JsonFile
@@ -68,7 +68,7 @@ def advise_command(
     files.write(advice, case)
 
 
-def _given_case(given: GivenFigures, prompts: Path | None, batch: int, draft: DraftPlacement) -> Case:
+def _given_case(given: GivenFigures, prompts: Path | None, batch: int, draft: DraftPlacement) -> AdviceInput:
     if prompts is not None:
         raise InvalidRequest(f"given figures need no prompts: leave out {prompts}, or the figures", field="prompts")
     return given.case(batch, draft)

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.advise.case import Case
+from paceline.cli.advise.case import AdviceInput
 from paceline.cli.output_files import check_folders, check_plots, print_written, write_json
 from paceline.cluster.cost.advice import Advice
 
@@ -22,7 +22,7 @@ class AdviceFiles:
         check_folders(self.plot, self.html, self.json)
         check_plots(self.plot, self.html)
 
-    def write(self, advice: Advice, case: Case) -> None:
+    def write(self, advice: Advice, case: AdviceInput) -> None:
         if self.plot is not None or self.html is not None:
             self._write_plots(advice, case.title)
         if self.json is not None:
@@ -40,7 +40,7 @@ class AdviceFiles:
             self.html.write_text(page(advice, title, png), "utf-8")
 
 
-def _to_json(advice: Advice, case: Case) -> dict[str, Any]:
+def _to_json(advice: Advice, case: AdviceInput) -> dict[str, Any]:
     return {
         "verdict": advice.verdict,
         "speculate": advice.speculate,

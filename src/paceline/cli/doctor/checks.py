@@ -28,7 +28,7 @@ from paceline.models.loading.load import LoadedModel, open_checkpoint, weight_by
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
 
-class Verdict(Enum):
+class CheckResult(Enum):
     GOOD = "good"
     NOTE = "note"
     PROBLEM = "problem"
@@ -40,18 +40,18 @@ class Check:
 
     name: str
     found: str
-    verdict: Verdict = Verdict.GOOD
+    verdict: CheckResult = CheckResult.GOOD
     advice: str = ""
 
     @classmethod
     def note(cls, name: str, found: str, advice: str) -> "Check":
         """Works, but could be better."""
-        return cls(name, found, Verdict.NOTE, advice)
+        return cls(name, found, CheckResult.NOTE, advice)
 
     @classmethod
     def problem(cls, name: str, found: str, advice: str = "") -> "Check":
         """Does not work as configured."""
-        return cls(name, found, Verdict.PROBLEM, advice)
+        return cls(name, found, CheckResult.PROBLEM, advice)
 
 
 VERSIONS = ("paceline", "torch", "numpy", "safetensors", "tokenizers")

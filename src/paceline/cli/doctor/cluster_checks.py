@@ -7,7 +7,7 @@ from typing import cast
 
 import torch
 
-from paceline.cli.doctor.checks import Check, ModelSketch, Verdict, describe, sketch
+from paceline.cli.doctor.checks import Check, CheckResult, ModelSketch, describe, sketch
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, PacelineError, UnsupportedModel
@@ -39,7 +39,7 @@ class WorkerMemory:
 
 def require_sound(config: ClusterConfig) -> None:
     """Raise `InvalidConfig` with every problem of the cluster."""
-    problems = [check for check in check_cluster(config) if check.verdict is Verdict.PROBLEM]
+    problems = [check for check in check_cluster(config) if check.verdict is CheckResult.PROBLEM]
     if problems:
         lines = [f"{check.name}: {check.found}{f' ({check.advice})' if check.advice else ''}" for check in problems]
         raise InvalidConfig("this cluster cannot start; " + "; ".join(lines))

@@ -34,13 +34,13 @@ def doctor(
     and memory by device. No weights are loaded. Exit status 1: there is a problem.
     """
     with console.err.status("checking"):
-        from paceline.cli.doctor.checks import Verdict, check_machine, check_models
+        from paceline.cli.doctor.checks import CheckResult, check_machine, check_models
         from paceline.cli.doctor.cluster_checks import check_cluster
 
         found = check_models(config.engine) if file is None else check_cluster(load_cluster(file))
         checks = [*check_machine(), *found]
     console.out.print(_table(checks))
-    problems = sum(check.verdict is Verdict.PROBLEM for check in checks)
+    problems = sum(check.verdict is CheckResult.PROBLEM for check in checks)
     if problems:
         console.out.print(f"{problems} problem{'s' if problems > 1 else ''}.", style="bold red")
         raise typer.Exit(1)

@@ -11,7 +11,7 @@ from paceline.cli.live.chosen_cluster import FILE, Ray, cluster_of
 from paceline.cli.live.rollout import replace_workers
 from paceline.cli.live.running import ModelChange, RunningCluster, Surge, Wait, finish, is_settled, wait_until
 from paceline.cli.render import console
-from paceline.cluster.scaling.changes import Plan, applied, plan, with_pools
+from paceline.cluster.scaling.changes import ChangePlan, applied, plan, with_pools
 from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
 
@@ -52,7 +52,7 @@ def apply(
         finish(gateway, pools, wait)
 
 
-def show(changes: Plan) -> None:
+def show(changes: ChangePlan) -> None:
     """Print a plan, one line per pool and action."""
     for change in changes.changes:
         names = ", ".join(change.workers)

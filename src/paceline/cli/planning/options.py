@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from paceline.core.errors import InvalidRequest
-from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.curve import ProfileValue
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.objective import Objective
-from paceline.planning.traces.synthetic import Traffic, synthesize
+from paceline.planning.traces.synthetic import TrafficPattern, synthesize
 from paceline.planning.traces.trace import Trace
 from paceline.planning.traces.trace_file import load_trace
 
@@ -73,8 +73,8 @@ def read_profile(name: str, price: float | None, draft_price: float | None) -> W
     """A shipped profile or a file, with prices of the command line."""
     profile = load_profile(name)
 
-    def figure(known: Figure, value: float | None) -> Figure:
-        return known if value is None else Figure(value, "assumed", "command line")
+    def figure(known: ProfileValue, value: float | None) -> ProfileValue:
+        return known if value is None else ProfileValue(value, "assumed", "command line")
 
     return replace(
         profile,
@@ -83,7 +83,7 @@ def read_profile(name: str, price: float | None, draft_price: float | None) -> W
     )
 
 
-def read_trace(path: Path | None, traffic: Traffic, seconds: float | None, scale: float, seed: int) -> Trace:
+def read_trace(path: Path | None, traffic: TrafficPattern, seconds: float | None, scale: float, seed: int) -> Trace:
     """The first `seconds` of the trace, or synthetic traffic, scaled."""
     if path is None:
         return synthesize(traffic, DEFAULT_SECONDS if seconds is None else seconds, seed).scaled(scale, seed)

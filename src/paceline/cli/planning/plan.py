@@ -11,9 +11,9 @@ from paceline.cli.output_files import JsonFile, check_folders, check_plots, prin
 from paceline.cli.planning import options
 from paceline.cli.render import console
 from paceline.cli.render.simulation import print_plan
-from paceline.planning.sizing.candidate import Limits
-from paceline.planning.sizing.plan import Plan, plan
-from paceline.planning.traces.synthetic import Traffic
+from paceline.planning.sizing.candidate import ClusterLimits
+from paceline.planning.sizing.plan import ClusterPlan, plan
+from paceline.planning.traces.synthetic import TrafficPattern
 
 
 def plan_command(
@@ -51,9 +51,9 @@ def plan_command(
     """
     check_folders(json_file, plot_file)
     check_plots(plot_file)
-    traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
+    traffic = TrafficPattern(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     objective = options.read_objective(ttft_ms, tpot_ms, share)
-    limits = Limits(max_workers, math.inf if max_dollars is None else max_dollars)
+    limits = ClusterLimits(max_workers, math.inf if max_dollars is None else max_dollars)
     worker = options.read_profile(profile, price, draft_price)
     speculation = options.read_speculation(alpha, max_depth, alpha_spread)
     requests = options.read_trace(trace, traffic, seconds, scale, seed)
@@ -75,7 +75,7 @@ def plan_command(
         raise typer.Exit(1)
 
 
-def _to_json(found: Plan) -> dict[str, Any]:
+def _to_json(found: ClusterPlan) -> dict[str, Any]:
     return {
         "is_met": found.is_met,
         "reasons": found.reasons,

@@ -20,7 +20,7 @@ from paceline.planning.autoscaling.decision import HOLD_SECONDS, Decision, Plann
 from paceline.planning.autoscaling.gateway_metrics import MetricsReader, with_wanted
 from paceline.planning.autoscaling.observation import ROLES
 from paceline.planning.autoscaling.planner import Planner
-from paceline.planning.sizing.candidate import Limits
+from paceline.planning.sizing.candidate import ClusterLimits
 from paceline.server.client import ServerClient
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def planner_command(
     settings = PlannerConfig(
         options.read_profile(profile, price, draft_price),
         options.read_objective(ttft_ms, tpot_ms, share),
-        Limits(max_workers, math.inf if max_dollars is None else max_dollars),
+        ClusterLimits(max_workers, math.inf if max_dollars is None else max_dollars),
         options.read_speculation(alpha, max_depth, alpha_spread),
         interval,
         period=season,

@@ -14,7 +14,7 @@ import typer
 
 from paceline.bench.calibrate import calibration_config
 from paceline.bench.profiling.batch_steps import DEPTH
-from paceline.bench.profiling.time_estimate import Progress
+from paceline.bench.profiling.time_estimate import MeasurementProgress
 from paceline.bench.profiling.worker_profile import Prices, measure_profile
 from paceline.cli.options import ENGINE, with_settings
 from paceline.cli.output_files import check_folders
@@ -67,7 +67,7 @@ def profile_command(
         with console.share_bar() as bar:
             task = bar.add_task("measuring", total=1.0, left="")
 
-            def show(progress: Progress) -> None:
+            def show(progress: MeasurementProgress) -> None:
                 left = f"about {describe_seconds(progress.seconds_left)} left"
                 bar.update(task, description=f"measuring: {progress.part}", completed=progress.done, left=left)
                 if not console.err.is_terminal:  # a bar shows nothing in a log

@@ -16,7 +16,7 @@ from paceline.planning.simulation.config import LINK, DepthRule, Mode, Simulatio
 from paceline.planning.simulation.faults import FORMS, parse_fault
 from paceline.planning.simulation.result import summarize
 from paceline.planning.simulation.simulation import simulate
-from paceline.planning.traces.synthetic import Traffic
+from paceline.planning.traces.synthetic import TrafficPattern
 
 Workers = Annotated[int, typer.Option(min=1, help="Target workers.")]
 DraftWorkers = Annotated[int, typer.Option(min=0, help="Draft workers; 0: targets draft on their own device.")]
@@ -82,7 +82,7 @@ def simulate_command(
     """
     files = SimulationFiles(json_file, plot_file, html_file)
     files.check()  # before simulating
-    traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
+    traffic = TrafficPattern(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     speculation = options.read_speculation(alpha, max_depth, alpha_spread)
     config = SimulationConfig(
         profile=options.read_profile(profile, price, draft_price),

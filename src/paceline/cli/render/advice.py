@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.cluster.cost.advice import Advice
-from paceline.cluster.cost.cost import Prospect
+from paceline.cluster.cost.cost import Estimate
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     heading: str
-    cell: Callable[[Prospect], str]
+    cell: Callable[[Estimate], str]
 
 
 def columns(advice: Advice) -> list[Column]:

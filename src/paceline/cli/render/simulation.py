@@ -9,7 +9,7 @@ from rich.table import Table
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import Quantiles, SimulationReport
-from paceline.planning.sizing.plan import Plan
+from paceline.planning.sizing.plan import ClusterPlan
 
 PLACEMENTS = {"none": "-", "device": "target", "pool": "pool"}
 
@@ -78,7 +78,7 @@ def milliseconds(times: Quantiles) -> list[str]:
     return [f"{1000.0 * value:,.2f}" for value in (times.mean, times.p50, times.p90, times.p99)]
 
 
-def print_plan(plan: Plan, objective: Objective, explain: bool, console: Console) -> None:
+def print_plan(plan: ClusterPlan, objective: Objective, explain: bool, console: Console) -> None:
     console.print(
         f"{plan.choice.report.trace}: {describe(objective)}, for {objective.share:.0%}", style="bold", markup=False
     )

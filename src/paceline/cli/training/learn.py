@@ -17,7 +17,7 @@ from paceline.cli.training.plan_options import add_plan
 from paceline.cli.training.train import ProgressBar
 from paceline.core.clock import WallClock
 from paceline.learning.plan import LearnPlan
-from paceline.learning.versions import Lineage, Verdict, VersionFolder
+from paceline.learning.versions import Lineage, TrialResult, VersionFolder
 from paceline.train.progress import PlainProgress, stop_on_interrupt
 
 RUN = "run"
@@ -117,7 +117,7 @@ def _table(lineages: list[Lineage]) -> Table | str:
     return table
 
 
-def _reason(verdict: Verdict | None) -> str:
+def _reason(verdict: TrialResult | None) -> str:
     return "" if verdict is None else verdict.reason
 
 

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.cluster.cost.cost import Method, Prospect, Target, expected_tokens, plain, prospects, speculative_slots
+from paceline.cluster.cost.cost import (
+    Estimate,
+    MethodCosts,
+    TargetCosts,
+    estimates_by_depth,
+    expected_tokens,
+    plain,
+    speculative_slots,
+)
 
 MARGIN = 0.03
 """Minimum gain. The depth rule `goodput` starts drafting at the same gain."""
@@ -44,8 +52,8 @@ class Caution:
 class Advice:
     """`choice` is plain decoding if no method pays. `table` holds plain decoding, then every method by depth."""
 
-    choice: Prospect
-    table: tuple[Prospect, ...]
+    choice: Estimate
+    table: tuple[Estimate, ...]
     verdict: str
     reasons: tuple[str, ...]
     cautions: tuple[Caution, ...]
@@ -56,10 +64,10 @@ class Advice:
         return self.choice.depth > 0
 
 
-def advise(target: Target, methods: Sequence[Method], max_depth: int) -> Advice:
-    """The fastest prospect that fits the device and gains more than `MARGIN`, or none."""
+def advise(target: TargetCosts, methods: Sequence[MethodCosts], max_depth: int) -> Advice:
+    """The fastest estimate that fits the device and gains more than `MARGIN`, or none."""
     baseline = plain(target)
-    by_method = {method.name: prospects(target, method, max_depth) for method in methods}
+    by_method = {method.name: estimates_by_depth(target, method, max_depth) for method in methods}
     every = [estimate for some in by_method.values() for estimate in some]
     table = (baseline, *every)
     if not every:
@@ -89,12 +97,12 @@ def advise(target: Target, methods: Sequence[Method], max_depth: int) -> Advice:
     return Advice(best, table, verdict, tuple(reasons), cautions)
 
 
-def _fastest(candidates: Sequence[Prospect]) -> Prospect:
+def _fastest(candidates: Sequence[Estimate]) -> Estimate:
     """Ties go to the first, which has the smallest depth."""
     return max(candidates, key=lambda estimate: estimate.speedup)
 
 
-def _arithmetic(target: Target, best: Prospect) -> str:
+def _arithmetic(target: TargetCosts, best: Estimate) -> str:
     network = f" + network {_ms(best.network_seconds)}" if best.network_seconds else ""
     return (
         f"A round yields {best.tokens:.2f} tokens (alpha {best.alpha:.2f}) and takes {_ms(best.round_seconds)}: draft "
@@ -103,7 +111,7 @@ def _arithmetic(target: Target, best: Prospect) -> str:
     )
 
 
-def _depth_reasons(depths: Sequence[Prospect], method: Method, best: Prospect) -> list[str]:
+def _depth_reasons(depths: Sequence[Estimate], method: MethodCosts, best: Estimate) -> list[str]:
     reasons = []
     after = next((estimate for estimate in depths if estimate.depth > best.depth), None)
     if after is not None:
@@ -127,13 +135,13 @@ def _depth_reasons(depths: Sequence[Prospect], method: Method, best: Prospect) -
     return reasons
 
 
-def _next_best(by_method: dict[str, list[Prospect]], best: Prospect) -> list[str]:
+def _next_best(by_method: dict[str, list[Estimate]], best: Estimate) -> list[str]:
     others = [_fastest(some) for name, some in by_method.items() if name != best.method and some]
     others = sorted((estimate for estimate in others if estimate.fits), key=lambda estimate: -estimate.speedup)
     return [f"Next best: {_name(estimate)}, {estimate.speedup:.2f}x." for estimate in others[:1]]
 
 
-def _placement(by_method: dict[str, list[Prospect]]) -> list[str]:
+def _placement(by_method: dict[str, list[Estimate]]) -> list[str]:
     """Where to place the draft, if it was priced on the target's device and in a pool."""
     pools = by_method.get(POOL)
     locals_ = [estimate for name, some in by_method.items() if name != POOL for estimate in some]
@@ -161,7 +169,7 @@ def _money(speculative: float, baseline: float) -> str:
     return text
 
 
-def _refusal(target: Target, method: Method, best: Prospect) -> str:
+def _refusal(target: TargetCosts, method: MethodCosts, best: Estimate) -> str:
     """The term that takes the gain: whether the method would pay without it."""
     gain = best.tokens * target.plain_seconds
     without = {
@@ -185,7 +193,7 @@ def _refusal(target: Target, method: Method, best: Prospect) -> str:
     return text
 
 
-def _needed_alpha(target: Target, method: Method, best: Prospect) -> float | None:
+def _needed_alpha(target: TargetCosts, method: MethodCosts, best: Estimate) -> float | None:
     """The alpha at which this depth breaks even. None if there is no such alpha."""
     need = 1.0 + (best.round_seconds / target.plain_seconds - 1.0) / method.delivery
     if method.tokens or need > best.depth + 1:
@@ -197,7 +205,7 @@ def _needed_alpha(target: Target, method: Method, best: Prospect) -> float | Non
     return high
 
 
-def _cautions(target: Target, best: Prospect) -> tuple[Caution, ...]:
+def _cautions(target: TargetCosts, best: Estimate) -> tuple[Caution, ...]:
     """The four failure modes, and passes that grow with their rows."""
     found = []
     if best.depth >= MIN_ACCEPTED and best.accepted < MIN_ACCEPTED:
@@ -247,12 +255,12 @@ def _cautions(target: Target, best: Prospect) -> tuple[Caution, ...]:
     return tuple(found)
 
 
-def _too_large(target: Target, estimate: Prospect) -> str:
+def _too_large(target: TargetCosts, estimate: Estimate) -> str:
     assert target.memory_bytes is not None
     return f"{_name(estimate)} needs {estimate.memory_bytes / 1e9:.1f} GB of the device's {target.memory_bytes / 1e9:.1f} GB."
 
 
-def _name(estimate: Prospect) -> str:
+def _name(estimate: Estimate) -> str:
     return f"{estimate.method} at depth {estimate.depth}"
 
 

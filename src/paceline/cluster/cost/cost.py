@@ -74,7 +74,7 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetCosts:
     """The target model and its load."""
 
     pass_seconds: Mapping[int, float]
@@ -99,7 +99,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class MethodCosts:
     """A method of drafting, with measured or given figures."""
 
     name: str
@@ -130,7 +130,7 @@ class Method:
 
 
 @dataclass(frozen=True, slots=True)
-class Prospect:
+class Estimate:
     """Expected result of one method at one depth; depth 0 is plain decoding."""
 
     method: str
@@ -158,11 +158,11 @@ class Prospect:
         return self.draft_seconds + self.verify_seconds + self.network_seconds
 
 
-def plain(target: Target) -> Prospect:
+def plain(target: TargetCosts) -> Estimate:
     return _prospect(target, PLAIN, 0, 0.0, 1.0, (0.0, target.plain_seconds, 0.0), None)
 
 
-def prospect(target: Target, method: Method, depth: int) -> Prospect:
+def estimate(target: TargetCosts, method: MethodCosts, depth: int) -> Estimate:
     """speedup = E * t_plain / (t_draft(K) + t_verify(B (K + 1)) + t_network).
 
     A round without a draft (1 - delivery of them) yields one token and costs a plain step.
@@ -178,21 +178,21 @@ def prospect(target: Target, method: Method, depth: int) -> Prospect:
     return _prospect(target, method.name, depth, mean_alpha(method.alphas, depth), tokens, times, method)
 
 
-def prospects(target: Target, method: Method, max_depth: int) -> list[Prospect]:
-    """Prospects up to `max_depth`, of every depth for chains and of the measured depths for other methods."""
+def estimates_by_depth(target: TargetCosts, method: MethodCosts, max_depth: int) -> list[Estimate]:
+    """Estimates up to `max_depth`, of every depth for chains and of the measured depths for other methods."""
     depths = sorted(method.tokens) or range(1, max_depth + 1)
-    return [prospect(target, method, depth) for depth in depths if depth <= max_depth]
+    return [estimate(target, method, depth) for depth in depths if depth <= max_depth]
 
 
 def _prospect(
-    target: Target,
+    target: TargetCosts,
     name: str,
     depth: int,
     alpha: float,
     tokens: float,
     times: tuple[float, float, float],
-    method: Method | None,
-) -> Prospect:
+    method: MethodCosts | None,
+) -> Estimate:
     draft, verify, network = times
     rate = tokens / (draft + verify + network)
     per_second = target.batch * rate
@@ -201,7 +201,7 @@ def _prospect(
     shares_device = method is not None and not method.price_per_hour
     memory = target.footprint.bytes(kv_tokens) + (method.footprint.bytes(kv_tokens) if method and shares_device else 0)
     price = target.price_per_hour
-    return Prospect(
+    return Estimate(
         method=name,
         depth=depth,
         alpha=alpha,

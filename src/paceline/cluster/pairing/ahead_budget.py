@@ -25,7 +25,7 @@ NUM_PAUSES = 16
 """Pauses of which the median counts: a target without requests makes a long one."""
 
 
-class AheadBudget:
+class BranchBudget:
     """The decision for all targets of one worker."""
 
     def __init__(self) -> None:

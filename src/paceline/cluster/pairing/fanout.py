@@ -26,7 +26,7 @@ class Outcome:
     probability: float
 
 
-def fan_out(
+def likely_outcomes(
     alphas: Sequence[float], odds: Sequence[float], offered: int, depth: int, nodes: int, continues: bool = True
 ) -> list[Outcome]:
     """The outcomes to draft for, most probable first, in addition to full acceptance, which continues the draft's own chain.

@@ -12,7 +12,7 @@ MIN_ROUNDS = 8.0
 """Rounds in the sums before they say anything."""
 
 
-class TokenRate:
+class TargetTokenRate:
     """The rate of one target, per sequence."""
 
     __slots__ = ("_last", "_rounds", "_seconds", "_tokens")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from paceline.cluster.routing.prefix_tree import KEY_MASK, NONE, PrefixTree, members
-from paceline.cluster.routing.router import Prompt
+from paceline.cluster.routing.router import RoutedPrompt
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
 
 BLOCK_SIZE = 16
@@ -235,7 +235,7 @@ class PeerHint:
     """Leading prompt tokens on its device."""
 
 
-def find_peer(index: KvIndex, prompt: Prompt, chosen: str, workers: Collection[str]) -> PeerHint | None:
+def find_peer(index: KvIndex, prompt: RoutedPrompt, chosen: str, workers: Collection[str]) -> PeerHint | None:
     """The other worker with the longest prefix, if it is `MIN_PEER_TOKENS` longer than that of `chosen`.
 
     Only blocks on the peer's device count: loading and sending those of lower tiers is usually slower than computing them.

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from paceline.cluster.routing.kv_index import KvIndex, Match
 from paceline.cluster.routing.reservations import Reservations
-from paceline.cluster.routing.router import Prompt, WorkerLoad
+from paceline.cluster.routing.router import RoutedPrompt, WorkerLoad
 from paceline.cluster.routing.worker_costs import WorkerCosts
 from paceline.cluster.routing.worker_rates import MIN_TOKENS, RoutedRequest, WorkerRates, measure
 from paceline.core.clock import Clock
@@ -64,9 +64,9 @@ class KvRouter:
         self._costs = WorkerCosts(index, self.rates)
         self._num_decisions = 0
 
-    def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
+    def choose(self, prompt: RoutedPrompt, workers: Sequence[WorkerLoad]) -> str:
         costs, now = self._costs, self._clock.now()
-        if costs.follow(workers):
+        if costs.set_loads(workers):
             costs.forget({request.worker for request in self._requests.values()})
         if now - costs.refreshed >= REFRESH_SECONDS:
             costs.refresh(workers, now)

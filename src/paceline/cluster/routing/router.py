@@ -99,7 +99,7 @@ class WorkerTable(Sequence[WorkerLoad]):
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class RoutedPrompt:
     """A prompt to be routed."""
 
     ids: Sequence[int]
@@ -110,7 +110,7 @@ class Prompt:
 
 
 class Router(Protocol):
-    def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
+    def choose(self, prompt: RoutedPrompt, workers: Sequence[WorkerLoad]) -> str:
         """The name of one of `workers`. There is at least one, in any order."""
         ...
 
@@ -139,7 +139,7 @@ class RoundRobin(LoadRouter):
     def __init__(self) -> None:
         self._last = ""
 
-    def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
+    def choose(self, prompt: RoutedPrompt, workers: Sequence[WorkerLoad]) -> str:
         names = sorted(worker.name for worker in workers)
         self._last = next((name for name in names if name > self._last), names[0])
         return self._last
@@ -148,7 +148,7 @@ class RoundRobin(LoadRouter):
 class LeastLoaded(LoadRouter):
     """Chooses the smallest `assigned / max_num_seqs`; ties go to the freer KV cache, then to the first name."""
 
-    def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
+    def choose(self, prompt: RoutedPrompt, workers: Sequence[WorkerLoad]) -> str:
         return min(workers, key=lambda worker: (worker.assigned / worker.max_num_seqs, worker.kv_use, worker.name)).name
 
 

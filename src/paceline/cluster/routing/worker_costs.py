@@ -96,7 +96,7 @@ class WorkerCosts:
         self._table: WorkerTable | None = None
         self._generation = -1
 
-    def follow(self, loads: Sequence[WorkerLoad]) -> bool:
+    def set_loads(self, loads: Sequence[WorkerLoad]) -> bool:
         """Take over the candidates and their loads. Whether the candidates have changed."""
         if isinstance(loads, WorkerTable):
             changes = loads.take_changes()

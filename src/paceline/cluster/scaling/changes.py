@@ -26,7 +26,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ChangePlan:
     """Changes in the order in which they are made: start, replace one at a time, drain."""
 
     changes: tuple[Change, ...]
@@ -37,7 +37,7 @@ class Plan:
         return tuple(change.pool for change in self.changes if change.action == "replace")
 
 
-def plan(state: DesiredState, config: ClusterConfig) -> Plan:
+def plan(state: DesiredState, config: ClusterConfig) -> ChangePlan:
     """What changes if `config` is applied. Raises `InvalidConfig` for a setting that a running cluster cannot change."""
     before = state.config
     for key in FIXED:
@@ -68,7 +68,7 @@ def plan(state: DesiredState, config: ClusterConfig) -> Plan:
     for name in old_pools.keys() - {pool.name for pool in config.pools}:
         drains.append(Change("drain", _names(state.of_pool(name), ()), name, "the pool is not in the file"))
     check_memory(state, applied(state, config))
-    return Plan((*starts, *replaced, *drains), notes)
+    return ChangePlan((*starts, *replaced, *drains), notes)
 
 
 def _worker_changes(state: DesiredState, goal: WorkerGoal, config: ClusterConfig) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason
-from paceline.endpoints.endpoint import Endpoint, Outcome, Round
+from paceline.endpoints.endpoint import Endpoint, EndpointRound, Outcome
 
 SHARED_PARAMS = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Parameters by which a draft follows the target's noise."""
@@ -33,7 +33,7 @@ class PacelineEndpoint(Endpoint):
     def refusal(self, sampling: SamplingParams) -> str | None:
         return None
 
-    async def verify(self, round_: Round) -> Outcome:
+    async def verify(self, round_: EndpointRound) -> Outcome:
         sampling = round_.sampling
         body: dict[str, Any] = {name: getattr(sampling, name) for name in VERIFIED_PARAMS}
         body |= {

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.core.sampling import SamplingParams
-from paceline.endpoints.endpoint import Endpoint, Outcome, Round
+from paceline.endpoints.endpoint import Endpoint, EndpointRound, Outcome
 from paceline.endpoints.http_client import EndpointFailed
 from paceline.endpoints.picks import accept, pick, refuse_processed
 
@@ -30,7 +30,7 @@ class VllmEndpoint(Endpoint):
     def refusal(self, sampling: SamplingParams) -> str | None:
         return refuse_processed(sampling, self.kind)
 
-    async def verify(self, round_: Round) -> Outcome:
+    async def verify(self, round_: EndpointRound) -> Outcome:
         sampling, start = round_.sampling, len(round_.ids)
         top = 1 if sampling.is_greedy else sampling.top_k
         body = {

@@ -33,7 +33,7 @@ class StepCost:
         return sum(self.draft_seconds.values()) + _seconds(self.prefills)
 
 
-class DraftCosts:
+class DraftCostMeter:
     """Adds up costs while a step is prepared; `take` returns those of the step that was observed."""
 
     def __init__(self, clock: Clock, graph_methods: frozenset[str]) -> None:

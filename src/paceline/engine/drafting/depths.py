@@ -10,9 +10,9 @@ from paceline.core.sequence import Sequence
 from paceline.core.traffic import TrafficClass
 from paceline.engine.drafting.trial_traffic import TrialTraffic
 from paceline.engine.isolation.proposer_guard import ProposerGuard
-from paceline.engine.stats import TrafficClasses
+from paceline.engine.stats import TrafficStatistics
 from paceline.engine.validator import RequestValidator
-from paceline.speculation.depth.policy import Candidate, DepthPolicy
+from paceline.speculation.depth.policy import DepthCandidate, DepthPolicy
 from paceline.speculation.proposer import Proposer
 
 
@@ -22,7 +22,7 @@ class DepthDecisions:
     def __init__(
         self,
         proposers: Mapping[str, Proposer],
-        traffic: TrafficClasses,
+        traffic: TrafficStatistics,
         trials: TrialTraffic,
         guard: ProposerGuard,
         validator: RequestValidator,
@@ -68,7 +68,7 @@ class DepthDecisions:
             return 0
         return self._validator.max_depth(sequence, self._proposers[sequence.method].traits.is_tree)
 
-    def _candidates(self, ready: Iterable[Sequence], limits: Iterable[int]) -> list[Candidate]:
+    def _candidates(self, ready: Iterable[Sequence], limits: Iterable[int]) -> list[DepthCandidate]:
         """Candidates with the depth that `limits` and the breaker of the traffic class allow."""
         allowed: dict[TrafficClass, int] = {}
         candidates, now = [], self._clock.now()
@@ -80,7 +80,7 @@ class DepthDecisions:
             allowed[traffic] -= max_depth > 0
             remaining = self._validator.remaining(sequence)
             num_tokens, num_prompt = len(sequence.ids), sequence.num_prompt
-            candidates.append(Candidate(sequence.id, traffic, max_depth, num_tokens, remaining, num_prompt))
+            candidates.append(DepthCandidate(sequence.id, traffic, max_depth, num_tokens, remaining, num_prompt))
         return candidates
 
 

@@ -34,7 +34,7 @@ class StepContents:
                 prefill_rows += sequence_result.num_tokens + sequence_result.num_nodes
                 continue
             prefill_rows += sequence_result.num_tokens - 1
-            if sequence_result.asked:
+            if sequence_result.num_reserved:
                 rounds.append(sequence_result)
             else:
                 plain.append(sequence_result.sequence)
@@ -55,7 +55,7 @@ def observe_rounds(
                 class_of(sequence_result.sequence),
                 sequence_result.levels,
                 len(path),
-                sequence_result.asked,
+                sequence_result.num_reserved,
                 sequence_result.num_nodes,
                 path,
                 sequence_id in behind,
@@ -89,7 +89,7 @@ def _drafting(rounds: list[SequenceResult], cost: StepCost) -> tuple[DraftingObs
     deepest: dict[str, int] = {}
     for sequence_result in rounds:
         method = sequence_result.sequence.method
-        deepest[method] = max(deepest.get(method, 0), sequence_result.asked)
+        deepest[method] = max(deepest.get(method, 0), sequence_result.num_reserved)
     observed = []
     for method, depth in deepest.items():
         prefill = cost.prefills.get(method, NO_PREFILL)

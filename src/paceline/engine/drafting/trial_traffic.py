@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from paceline.core.sequence import Sequence
 from paceline.core.traffic import TrafficClass
-from paceline.engine.stats import TrafficClasses
+from paceline.engine.stats import TrafficStatistics
 from paceline.speculation.depth.acceptance import PRIOR_ALPHA
 from paceline.speculation.proposer import Proposer
 
@@ -12,7 +12,7 @@ from paceline.speculation.proposer import Proposer
 class TrialTraffic:
     """A draft on trial is learned in classes of its own. At the end of the trial they are discarded or adopted."""
 
-    def __init__(self, proposers: Mapping[str, Proposer], traffic: TrafficClasses) -> None:
+    def __init__(self, proposers: Mapping[str, Proposer], traffic: TrafficStatistics) -> None:
         self._proposers, self._traffic = proposers, traffic
         self._on_trial: set[str] = set()
         """Methods all of whose sequences use the draft on trial now."""

@@ -12,7 +12,7 @@ from paceline.core.sequence import Sequence
 from paceline.engine.executors.reason import HostReason
 from paceline.engine.schedule import Schedule
 from paceline.speculation.drafts import Draft
-from paceline.speculation.proposer import Hidden
+from paceline.speculation.proposer import HiddenRows
 from paceline.speculation.verification.verify import Verdict
 
 NO_DRAFT = Draft()
@@ -28,7 +28,7 @@ class SequenceResult(NamedTuple):
     """Committed tokens whose KV the step computed; 1 in decoding."""
     verdict: Verdict | None
     """The accepted draft tokens and the next token. None if the step computed only part of a prompt."""
-    asked: int = 0
+    num_reserved: int = 0
     """Draft tokens that the schedule reserved."""
     num_nodes: int = 0
     """Draft tokens that were verified."""
@@ -66,7 +66,7 @@ class StepResult:
     """False if the step did something for the first time, such as a capture."""
     is_graph: bool = False
     """Whether the graph executor ran the step; a later step that is in flight writes to the blocks reserved for it."""
-    hidden: Mapping[int, Hidden] = field(default_factory=dict)
+    hidden: Mapping[int, HiddenRows] = field(default_factory=dict)
     """Hidden states of committed tokens by sequence, for proposers that draft from them."""
 
     @property

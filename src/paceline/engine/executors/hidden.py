@@ -7,9 +7,9 @@ from torch import Tensor
 
 from paceline.engine.schedule import Schedule
 from paceline.models.architectures.decoder import ForwardOutput
-from paceline.models.row_states import RowStates
+from paceline.models.row_states import HiddenStates
 from paceline.speculation.drafts import Draft
-from paceline.speculation.proposer import Hidden, HiddenRequest
+from paceline.speculation.proposer import HiddenRequest, HiddenRows
 from paceline.speculation.verification.verify import Verdict
 
 
@@ -19,7 +19,7 @@ def committed_hidden(
     verdicts: Mapping[int, Verdict],
     output: ForwardOutput,
     wanted: Mapping[str, HiddenRequest],
-) -> dict[int, Hidden]:
+) -> dict[int, HiddenRows]:
     """By sequence id, for sequences whose method is in `wanted`. Call it before commit: the rows of a sequence start at
     `num_computed`."""
     if not wanted:
@@ -36,8 +36,8 @@ def committed_hidden(
                 rows.extend(first + item.num_tokens + node for node in verdict.path)
             owners.append((sequence.id, sequence.method, sequence.num_computed, slice(begin, len(rows))))
         first += item.num_tokens + (len(draft) if draft else 0)
-    if isinstance(output.inner, RowStates) and output.last_hidden is None:
-        return {i: Hidden(start, output.inner.choose(rows[part]), None) for i, _, start, part in owners}
+    if isinstance(output.hidden_by_layer, HiddenStates) and output.last_hidden is None:
+        return {i: HiddenRows(start, output.hidden_by_layer.choose(rows[part]), None) for i, _, start, part in owners}
     return _states_of(owners, rows, output, wanted)
 
 
@@ -47,12 +47,12 @@ def _states_of(
     rows: list[int],
     output: ForwardOutput,
     wanted: Mapping[str, HiddenRequest],
-) -> dict[int, Hidden]:
+) -> dict[int, HiddenRows]:
     layers = {layer for wants in wanted.values() for layer in wants.layers}
-    inner = {layer: _take(output.inner[layer], rows) for layer in layers}
+    inner = {layer: _take(output.hidden_by_layer[layer], rows) for layer in layers}
     last = None if output.last_hidden is None else _take(output.last_hidden, rows)
     return {
-        sequence_id: Hidden(
+        sequence_id: HiddenRows(
             start,
             {layer: inner[layer][part] for layer in wanted[method].layers},
             last[part] if last is not None and wanted[method].last else None,

@@ -143,10 +143,10 @@ class HostExecutor:
 
     def _verify(self, step: _Submitted) -> dict[int, Verdict]:
         """Verdicts by sequence, for the sequences whose newest token has its logits."""
-        if step.output.picks is not None:
+        if step.output.sampled_tokens is not None:
             ids = [item.sequence.id for item in step.schedule.items if item.completes]
             drafts = [step.drafts.get(i, NO_DRAFT) for i in ids]
-            return dict(zip(ids, verify_picks(step.output.picks, drafts), strict=True))
+            return dict(zip(ids, verify_picks(step.output.sampled_tokens, drafts), strict=True))
         if step.output.logits is None:
             return {}
         rounds: dict[int, Round] = {}  # prepared while a GPU computes

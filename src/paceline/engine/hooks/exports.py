@@ -43,7 +43,7 @@ class _Export:
     """Tokens whose states were reported. After a preemption some of them are computed again."""
 
 
-class Exports(StepHook):
+class KvExports(StepHook):
     """Reports blocks and hidden states of exported requests. Called by the engine's thread only; see `EngineLoop.call`."""
 
     def __init__(self, runner: ModelRunner, tables: BlockTables) -> None:
@@ -133,7 +133,7 @@ class Exports(StepHook):
         if first < last:
             part = slice(row + first - start, row + last - start)
             # A copy: the next pass may reuse the memory of its outputs
-            states = {layer: output.inner[layer][part].clone() for layer in export.plan.state_layers}
+            states = {layer: output.hidden_by_layer[layer][part].clone() for layer in export.plan.state_layers}
             export.sink.states(first, states, self._record_event())
             export.num_reported_states = last
 

@@ -21,7 +21,7 @@ AfterLayer = Callable[[int], None]
 Hook = TypeVar("Hook", bound="StepHook")
 
 
-class HookedEngine(Protocol):
+class EngineParts(Protocol):
     """The parts of an engine that a hook may read."""
 
     @property
@@ -31,7 +31,7 @@ class HookedEngine(Protocol):
     def speculator(self) -> "Speculator": ...
 
 
-class HookedParts(NamedTuple):
+class RunnerAndSpeculator(NamedTuple):
     """These parts of an engine, without the engine."""
 
     runner: "ModelRunner"
@@ -52,7 +52,7 @@ class StepHook:
         """Whether the host executor has to compute prompts: the hook reads logits, hidden states or layers of their passes."""
         return self.needs_logits
 
-    def attach(self, engine: HookedEngine) -> None:
+    def attach(self, engine: EngineParts) -> None:
         """The parts that it may read are complete. Called once, before any other method."""
 
     def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
@@ -105,7 +105,7 @@ class StepHook:
 class StepHooks:
     """The hooks of one engine. An iteration uses the hooks as of its start, so `add` and `remove` are safe from any thread."""
 
-    def __init__(self, hooks: Iterable[StepHook], engine: HookedEngine) -> None:
+    def __init__(self, hooks: Iterable[StepHook], engine: EngineParts) -> None:
         """Attaches the hooks to `engine`."""
         self._hooks = tuple(hooks)
         self._engine = engine

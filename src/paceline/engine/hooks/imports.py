@@ -27,7 +27,7 @@ from paceline.kv.block_tables import blocks_for
 from paceline.models.cuda_graph import StreamEvent
 from paceline.models.kv_blocks import Bytes, copy_blocks, finish_writes, head_shares, write_layer
 from paceline.models.runner import ModelRunner
-from paceline.speculation.proposer import Hidden
+from paceline.speculation.proposer import HiddenRows
 
 
 @dataclass(slots=True, eq=False)
@@ -45,7 +45,7 @@ class PromptImport:
     """Event after all work of the device that may still write to these blocks for their former owner."""
     num_cached: int
     """Tokens that were cached here before."""
-    states: list[Hidden] = field(default_factory=list)
+    states: list[HiddenRows] = field(default_factory=list)
     """Hidden states on the host. The engine copies them to the device on the stream that reads them."""
     _stream: "torch.cuda.Stream | None" = None
 
@@ -88,10 +88,10 @@ class PromptImport:
         assert isinstance(part, StatePart)
         dtype, layers = self.runner.model.dtype, self.plan.state_layers
         values = torch.frombuffer(data, dtype=dtype).view(len(layers), part.stop - part.start, -1)
-        self.states.append(Hidden(part.start, dict(zip(layers, values, strict=True)), None))
+        self.states.append(HiddenRows(part.start, dict(zip(layers, values, strict=True)), None))
 
 
-class Imports(StepHook):
+class KvImports(StepHook):
     """Reserves blocks for prompts of other workers and publishes complete ones. Called by the engine's thread only.
 
     A published prompt is an ordinary prefix hit: the sequence computes the rest of its prompt, at least the last token.
@@ -175,6 +175,6 @@ class Imports(StepHook):
                 known = [hidden for hidden in incoming.states if hidden.end <= item.sequence.num_computed]
                 self._speculator.add_hidden_states(item.sequence, [self._on_device(hidden) for hidden in known])
 
-    def _on_device(self, hidden: Hidden) -> Hidden:
-        inner = {layer: states.to(self._runner.device) for layer, states in hidden.inner.items()}
-        return Hidden(hidden.start, inner, None)
+    def _on_device(self, hidden: HiddenRows) -> HiddenRows:
+        inner = {layer: states.to(self._runner.device) for layer, states in hidden.by_layer.items()}
+        return HiddenRows(hidden.start, inner, None)

@@ -17,7 +17,7 @@ from paceline.speculation.verification.grammar import Grammar
 logger = logging.getLogger(__name__)
 
 
-class MethodAssignment(StepHook):
+class DefaultMethodTrial(StepHook):
     """A sequence gets its method in the first step after it was added and keeps it, unless a flag names another."""
 
     def __init__(

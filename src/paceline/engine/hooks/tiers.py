@@ -152,7 +152,7 @@ class Tiers(StepHook):
             return
         self._measured = self._measured[0] + result.num_tokens, self._measured[1] + result.verify_seconds
         if any(sequence_result.verdict is not None for sequence_result in result.sequences):
-            self._store.rates.computed(*self._measured)
+            self._store.rates.observe_compute(*self._measured)
             self._measured = 0, 0.0
 
     def wait(self, seconds: float) -> None:
@@ -207,7 +207,7 @@ class Tiers(StepHook):
             return
         keys = waiting.keys[len(self._pool.find(waiting.keys)) :]
         tiers = self._store.run(keys)
-        if "disk" not in tiers or not self._store.rates.is_worth("disk"):
+        if "disk" not in tiers or not self._store.rates.pays("disk"):
             return
         if waiting.fetch is not None:
             self._store.finish(waiting.fetch)

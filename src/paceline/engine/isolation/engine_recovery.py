@@ -62,10 +62,10 @@ class EngineRecovery:
         """Whether the engine can compute a request that is known to be good."""
         sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True)
         request = Request(PROBE_ID, (0,), sampling, SpeculationParams(enabled=False))
-        failures, outputs = self._requests.take_failures(), list[StepOutput]()
+        failures, outputs = self._requests.pop_failures(), list[StepOutput]()
         with suppress(Exception):
             self._requests.add(request)
             _, outputs = self._step_of(self._requests.sequences[PROBE_ID])
-        has_failed = bool(self._requests.take_failures())
+        has_failed = bool(self._requests.pop_failures())
         self._requests.return_failures(failures)
         return bool(outputs) and not has_failed

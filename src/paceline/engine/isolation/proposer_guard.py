@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from paceline.speculation.drafts import NO_COST, Draft, DraftBatch, DraftCost
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class ProposerGuard:
             drafts.update(alone or {})
         return drafts, NO_COST
 
-    def observe(self, method: str, batch: Sequence[Progress]) -> None:
+    def observe(self, method: str, batch: Sequence[SequenceProgress]) -> None:
         """Report progress, without that of excluded sequences."""
         if self._excluded:
             batch = [progress for progress in batch if progress.sequence_id not in self._excluded]

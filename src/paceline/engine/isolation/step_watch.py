@@ -9,7 +9,7 @@ NUM_FIRST = 2
 """First steps of a size, which may compile kernels or capture graphs: they are not measured."""
 
 
-class StepWatch:
+class StepTimePrediction:
     """One thread calls `begin` and `end`; any thread reads `step_seconds`. A size is a power of two of scheduled tokens."""
 
     def __init__(self) -> None:

@@ -93,11 +93,11 @@ class Requests:
         self.cancel(request_id)
         self._failures.append(RequestFailure(request_id, owner_error(error)))
 
-    def take_failures(self) -> list[RequestFailure]:
+    def pop_failures(self) -> list[RequestFailure]:
         """The requests that failed since the last call. They have ended."""
         failures, self._failures = self._failures, []
         return failures
 
     def return_failures(self, failures: Iterable[RequestFailure]) -> None:
-        """Give back failures that were taken, for the next call of `take_failures`."""
+        """Give back failures that were taken, for the next call of `pop_failures`."""
         self._failures[:0] = failures

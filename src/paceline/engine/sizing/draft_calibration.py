@@ -21,7 +21,7 @@ SIZES = (1, 8, 32, 64, 256)
 
 
 @dataclass(frozen=True, slots=True)
-class DraftCosts:
+class MeasuredDraftCosts:
     """Measured costs of one draft model."""
 
     lines: dict[int, LinearCost]
@@ -30,7 +30,7 @@ class DraftCosts:
     """Time of draft prefill per token, of several prompts at once."""
 
 
-def measure_drafts(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> DraftCosts:
+def measure_drafts(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> MeasuredDraftCosts:
     """Costs for batches of up to `max_num_seqs` sequences. The first pass of a round computes two tokens of every sequence,
     each later pass one. The passes overwrite the cache."""
     lines = {}
@@ -41,7 +41,7 @@ def measure_drafts(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> Draf
     num_blocks = -(-rows // BLOCK_SIZE)
     count = max(1, min(PREFILL_ROWS // rows, (runner.num_blocks - 1) // num_blocks))
     prompts = [Span(range(1 + i * num_blocks, 1 + (i + 1) * num_blocks), 0, [0] * rows, 1) for i in range(count)]
-    return DraftCosts(lines, median_seconds(runner, prompts, clock) / (count * rows))
+    return MeasuredDraftCosts(lines, median_seconds(runner, prompts, clock) / (count * rows))
 
 
 def _spans(runner: ModelRunner, count: int, rows: int) -> list[Span]:

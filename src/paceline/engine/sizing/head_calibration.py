@@ -11,13 +11,13 @@ from torch import Tensor
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
 from paceline.engine.sizing.draft_calibration import SIZES as GRAPH_SIZES
-from paceline.engine.sizing.draft_calibration import DraftCosts
+from paceline.engine.sizing.draft_calibration import MeasuredDraftCosts
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import StreamTimer
 from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.runner import Span
 from paceline.speculation.depth.costs.draft_time import LinearCost
-from paceline.speculation.proposer import Hidden, Progress, Proposer
+from paceline.speculation.proposer import HiddenRows, Proposer, SequenceProgress
 
 SIZES = (1, 8)
 """Numbers of sequences that are measured in host steps; a batch of another size costs about as much as the nearest."""
@@ -43,7 +43,7 @@ class _Rounds:
         start = max(0, len(self._tokens) - 1)
         self._tokens += [0] * num_committed
         states = self._states(len(self._tokens) - 1 - start)
-        batch = [self._progress(sequence_id, depth, Hidden(start, states, None)) for sequence_id in self._ids]
+        batch = [self._progress(sequence_id, depth, HiddenRows(start, states, None)) for sequence_id in self._ids]
         began = clock.now()
         self._proposer.observe(batch)
         self._proposer.collect(self._ids, began)
@@ -56,8 +56,8 @@ class _Rounds:
         config = self._head.config
         return dict.fromkeys(config.state_layers, self._head.hidden_norm.new_zeros(rows, config.hidden_size))
 
-    def _progress(self, sequence_id: int, depth: int, hidden: Hidden) -> Progress:
-        return Progress(
+    def _progress(self, sequence_id: int, depth: int, hidden: HiddenRows) -> SequenceProgress:
+        return SequenceProgress(
             sequence_id,
             self._tokens,
             depth,
@@ -90,7 +90,7 @@ def measure_head(
 
 def measure_head_in_graphs(
     draft_seconds: Callable[[int], Mapping[int, float]], runner: EagleRunner, max_num_seqs: int
-) -> DraftCosts:
+) -> MeasuredDraftCosts:
     """Costs in graph steps. `draft_seconds(size)`: seconds of drafting by number of nodes, for about `size` sequences."""
     lines = {}
     for count in sorted({min(size, max_num_seqs) for size in GRAPH_SIZES}):
@@ -101,7 +101,7 @@ def measure_head_in_graphs(
         elif times:
             (seconds,) = times.values()
             lines[count] = LinearCost(seconds, 0.0)
-    return DraftCosts(lines, median(_prefill_seconds(runner) for _ in range(REPEATS)))
+    return MeasuredDraftCosts(lines, median(_prefill_seconds(runner) for _ in range(REPEATS)))
 
 
 def _prefill_seconds(runner: EagleRunner) -> float:

@@ -8,7 +8,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
-class Footprint:
+class ModelFootprint:
     """Memory of one model."""
 
     name: str
@@ -42,8 +42,8 @@ class MemoryFit:
 
 
 def memory_fit(
-    target: Footprint,
-    draft: Footprint | None,
+    target: ModelFootprint,
+    draft: ModelFootprint | None,
     budget_bytes: int,
     wanted_tokens: int,
     required_tokens: int,
@@ -67,7 +67,13 @@ def memory_fit(
 
 
 def _advice(
-    models: list[Footprint], budget: int, weights: int, activations: int, per_token: int, available: int, required: int
+    models: list[ModelFootprint],
+    budget: int,
+    weights: int,
+    activations: int,
+    per_token: int,
+    available: int,
+    required: int,
 ) -> str:
     names = " and ".join(model.name for model in models)
     parts = [

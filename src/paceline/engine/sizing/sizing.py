@@ -9,7 +9,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.core.machine import GIB, total_memory, usable_cores
 from paceline.engine.executors.executor import PICKING_BYTES
 from paceline.engine.sizing.defaults import DeviceFacts, GivenLimits, ModelFacts, ResolvedLimits, resolve_limits
-from paceline.engine.sizing.memory_fit import Footprint, MemoryFit, memory_fit
+from paceline.engine.sizing.memory_fit import MemoryFit, ModelFootprint, memory_fit
 from paceline.kernels.gpu_model import gpu_model
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import blocks_for
@@ -65,11 +65,11 @@ def device_facts(device: torch.device) -> DeviceFacts:
 
 def footprint(
     model: LoadedModel | LoadedHead, config: EngineConfig, limits: ResolvedLimits, device: torch.device, window: int
-) -> Footprint:
+) -> ModelFootprint:
     """Memory of one model within these limits, for sequences of up to `window` tokens."""
     activations = limits.max_batched_tokens * _row_bytes(model)
     if isinstance(model, LoadedHead):
-        return Footprint(
+        return ModelFootprint(
             model.name, model.model.weight_bytes, model.kv_bytes_per_token(), activations + _head_bytes(model, limits)
         )
     logits = limits.max_logit_rows * _logit_bytes(model.config)
@@ -81,7 +81,7 @@ def footprint(
         gathered = window * _kv_bytes(model, config) // model.config.num_layers
         feed_forward = limits.max_batched_tokens * 3 * model.config.ffn_size * model.model.dtype.itemsize
         activations += max(0, gathered - feed_forward)
-    return Footprint(model.name, model.model.weight_bytes, _kv_bytes(model, config), activations)
+    return ModelFootprint(model.name, model.model.weight_bytes, _kv_bytes(model, config), activations)
 
 
 def num_lanes(max_num_seqs: int) -> int:

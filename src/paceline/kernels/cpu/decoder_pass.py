@@ -71,7 +71,7 @@ class Sampler:
 @dataclass(frozen=True, slots=True, eq=False)
 class PassOutput:
     logits: Tensor | None  # [R, V]
-    picks: list[int] | None
+    sampled_tokens: list[int] | None
     """Tokens after the R rows with logits."""
     normed: Tensor | None  # [T, D], after the final norm
     states: Tensor | None  # [L, T, D]: hidden states that enter the wanted layers, in their order
@@ -128,7 +128,7 @@ class DecoderPass:
         normed = torch.empty(count, width) if last_hidden else None
         wants_logits = samplers is None and num_logits > 0
         logits = torch.empty(num_logits, self._vocab_size) if wants_logits else None
-        picks = None if samplers is None else array("q", bytes(8 * num_logits))
+        sampled_tokens = None if samplers is None else array("q", bytes(8 * num_logits))
         table = None if samplers is None else (_Sampler * sequences)(*map(self._sampler, samplers))
         description = Pass(
             count,
@@ -150,12 +150,12 @@ class DecoderPass:
             num_logits,
             None if logits is None else logits.data_ptr(),
             None if table is None else ctypes.addressof(table),
-            None if picks is None else picks.buffer_info()[0],
+            None if sampled_tokens is None else sampled_tokens.buffer_info()[0],
         )
         loaded = native.library()
         assert loaded is not None  # packed weights imply native kernels
         loaded.long.paceline_decoder_pass(ctypes.byref(self._model), ctypes.byref(description), ctypes.byref(outputs))
-        return PassOutput(logits, None if picks is None else picks.tolist(), normed, states)
+        return PassOutput(logits, None if sampled_tokens is None else sampled_tokens.tolist(), normed, states)
 
     def _sampler(self, sampler: Sampler) -> _Sampler:
         params, width = sampler.params, self._vocab_size

@@ -111,7 +111,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TierTraffic:
     """Counts since the start."""
 
     disk_read: int = 0

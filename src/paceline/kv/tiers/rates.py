@@ -38,12 +38,12 @@ class LoadRates:
         self._sources: dict[Source, Rate] = {"disk": Rate(), "peer": Rate()}
         self._declined: dict[Source, int] = {"disk": 0, "peer": 0}
 
-    def computed(self, rows: int, seconds: float) -> None:
+    def observe_compute(self, rows: int, seconds: float) -> None:
         """Add the time of a pass."""
         if rows >= LEAST_ROWS:
             self._prefill.add(rows, seconds)
 
-    def brought(self, source: Source, tokens: int, seconds: float) -> None:
+    def observe_load(self, source: Source, tokens: int, seconds: float) -> None:
         self._sources[source].add(tokens, seconds)
 
     def seconds_to_compute(self, tokens: int) -> float | None:
@@ -51,7 +51,7 @@ class LoadRates:
         value = self._prefill.value
         return None if value is None else value * tokens
 
-    def is_worth(self, source: Source) -> bool:
+    def pays(self, source: Source) -> bool:
         """Whether to load from this source. True before the first measurement."""
         computing, bringing = self._prefill.value, self._sources[source].value
         if computing is None or bringing is None or bringing <= MARGIN * computing:

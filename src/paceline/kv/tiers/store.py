@@ -12,7 +12,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.tiers.block import TieredBlock, parents_first
 from paceline.kv.tiers.disk_folder import DiskFolder
 from paceline.kv.tiers.eviction import EvictionIndex
-from paceline.kv.tiers.host_tier import Fetch, HostTier, SlotMemory, Traffic
+from paceline.kv.tiers.host_tier import Fetch, HostTier, SlotMemory, TierTraffic
 from paceline.kv.tiers.rates import LoadRates
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class TierStore:
     def __init__(self, memory: SlotMemory, clock: Clock, folder: DiskFolder | None = None, disk_bytes: int = 0) -> None:
         self.memory = memory
         self.rates = LoadRates()
-        self.traffic = Traffic()
+        self.traffic = TierTraffic()
         self._listener: Callable[[CacheEvent], None] | None = None
         self._clock = clock
         self._folder, self._disk_bytes = folder, disk_bytes
@@ -214,7 +214,7 @@ class TierStore:
                 self._drop_from_disk(key)
                 self._count(bad=1)
                 return False
-            self.rates.brought("disk", BLOCK_SIZE, seconds)
+            self.rates.observe_load("disk", BLOCK_SIZE, seconds)
             self._count(disk_read=self.memory.block_bytes)
             self._add(block, slot)
             self._hold(fetch, key)

@@ -36,8 +36,8 @@ class ForwardOutput:
 
     logits: Tensor | None  # [R, V] float32; None if R is 0
     last_hidden: Tensor | None  # [T, D], after the final norm; None unless requested
-    inner: Mapping[int, Tensor]  # layer -> [T, D], the hidden state that enters it
-    picks: Sequence[int] | None = None
+    hidden_by_layer: Mapping[int, Tensor]  # layer -> [T, D], the hidden state that enters it
+    sampled_tokens: Sequence[int] | None = None
     """Tokens after the R rows, if they were asked for in place of logits."""
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.weights import Dense
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
+from paceline.models.architectures.inflation import SHAPES, InflatedShape, Inflation
 from paceline.models.architectures.rope import FrequencyFactors
 from paceline.models.loading.checkpoint import Checkpoint, Weights
 
@@ -39,7 +39,7 @@ def inflate(small: Checkpoint, inflation: Inflation, device: torch.device | str,
     return Checkpoint(name, config, weights, small.read_tokenizer)
 
 
-def inflated_config(small: ModelConfig, shape: Shape) -> ModelConfig:
+def inflated_config(small: ModelConfig, shape: InflatedShape) -> ModelConfig:
     if small.architecture not in ("llama", "mistral") or small.attention_bias or small.qk_norm:
         raise UnsupportedModel(f"{small.architecture} models cannot be inflated: use a Llama model")
     sizes = (

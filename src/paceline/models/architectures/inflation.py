@@ -11,7 +11,7 @@ PREFIX = "inflate:"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class InflatedShape:
     hidden_size: int
     num_layers: int
     """Least number of layers; a small model with more keeps all of its layers."""
@@ -22,9 +22,9 @@ class Shape:
 
 
 SHAPES = {
-    "llama-1b": Shape(2048, 16, 32, 8, 64, 8192),
-    "llama-8b": Shape(4096, 32, 32, 8, 128, 14336),
-    "llama-70b": Shape(8192, 80, 64, 8, 128, 28672),
+    "llama-1b": InflatedShape(2048, 16, 32, 8, 64, 8192),
+    "llama-8b": InflatedShape(4096, 32, 32, 8, 128, 14336),
+    "llama-70b": InflatedShape(8192, 80, 64, 8, 128, 28672),
 }
 
 

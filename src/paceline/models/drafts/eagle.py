@@ -21,7 +21,7 @@ from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.models.drafts.eagle_native import native_head
 from paceline.models.drafts.eagle_weights import EagleWeights
-from paceline.models.row_states import RowStates
+from paceline.models.row_states import HiddenStates
 from paceline.models.runner import Span, build_inputs, pass_rows, warm_up_sizes
 from paceline.models.zeroed import zeroed
 
@@ -128,7 +128,7 @@ class EagleRunner:
         """Rows of the target's states, as native calls read them. The caller keeps `parts` until after the call."""
         layers, addresses = self.model.config.state_layers, list[int]()
         for states, chosen in parts:
-            if isinstance(states, RowStates):
+            if isinstance(states, HiddenStates):
                 first, (_, rows, width) = states.states.data_ptr(), states.states.shape
                 firsts = [first + 4 * width * rows * states.layers.index(layer) for layer in layers]
                 places = [4 * width * row for row in states.rows[chosen]]

@@ -86,7 +86,7 @@ def gpu_forward(
     output = _few_rows(model, inputs) if is_fused else _many_rows(model, inputs)
     if model.device.type == "meta":
         states = torch.empty(len(tokens), model.config.hidden_size, dtype=model.dtype, device=model.device)
-        return replace(output, inner=dict.fromkeys(state_layers, states))
+        return replace(output, hidden_by_layer=dict.fromkeys(state_layers, states))
     return output
 
 

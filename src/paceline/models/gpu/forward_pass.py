@@ -74,7 +74,7 @@ class PassGraph:
         def compute() -> ForwardOutput:
             output = padded.forward(kind.state_layers, kind.last_hidden)
             outs = zip(kind.state_layers, states_out[: len(kind.state_layers)], strict=True)
-            inner = {layer: out.copy_(output.inner[layer]) for layer, out in outs}
+            inner = {layer: out.copy_(output.hidden_by_layer[layer]) for layer, out in outs}
             last = None if output.last_hidden is None else states_out[-1].copy_(output.last_hidden)
             return ForwardOutput(output.logits, last, inner)
 
@@ -97,7 +97,7 @@ class PassGraph:
         return ForwardOutput(
             logits,
             None if output.last_hidden is None else output.last_hidden[unpadded],
-            {layer: states[unpadded] for layer, states in output.inner.items()},
+            {layer: states[unpadded] for layer, states in output.hidden_by_layer.items()},
         )
 
     def replay(self) -> None:

@@ -254,7 +254,7 @@ class RaggedGraph(RaggedPass):
             output = compute()
             assert output.last_hidden is not None
             outs = zip(kind.state_layers, states_out[:-1], strict=True)
-            inner = {layer: out.copy_(output.inner[layer]) for layer, out in outs}
+            inner = {layer: out.copy_(output.hidden_by_layer[layer]) for layer, out in outs}
             return ForwardOutput(None, states_out[-1].copy_(output.last_hidden), inner)
 
         self._graph = Graph(copied, context.device, context.workspace.graph_pool, is_warm)
@@ -285,7 +285,7 @@ class RaggedGraph(RaggedPass):
         return ForwardOutput(
             output.logits,
             states[:count].clone() if self._kind.last_hidden and states is not None else None,
-            {layer: rows[:count].clone() for layer, rows in output.inner.items()},
+            {layer: rows[:count].clone() for layer, rows in output.hidden_by_layer.items()},
         )
 
     def replay(self) -> ForwardOutput:
@@ -293,4 +293,4 @@ class RaggedGraph(RaggedPass):
         output, rows = self.forward(), self._logit_rows
         assert output.last_hidden is not None
         logits = head_logits(self._context.model, output.last_hidden[rows]) if len(rows) else None
-        return ForwardOutput(logits, output.last_hidden, output.inner)
+        return ForwardOutput(logits, output.last_hidden, output.hidden_by_layer)

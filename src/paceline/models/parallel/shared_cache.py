@@ -48,7 +48,7 @@ class CacheShape:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceMemory:
+class DeviceMemoryHandles:
     """Handles of GPU memory: for each layer, functions and arguments that open its keys and values in another process."""
 
     layers: tuple[tuple[tuple[Callable[..., Tensor], tuple[Any, ...]], ...], ...]
@@ -79,7 +79,7 @@ class SharedCache:
     def send(self, connection: Connection) -> None:
         """Let the process at the other end of `connection` map the cache by `receive_cache`."""
         if self._fd is None:
-            connection.send(DeviceMemory(tuple(tuple(reduce_tensor(x) for x in layer) for layer in self.cache)))
+            connection.send(DeviceMemoryHandles(tuple(tuple(reduce_tensor(x) for x in layer) for layer in self.cache)))
         else:
             connection.send(HostMemory())
             send_handle(connection, self._fd, 0)
@@ -92,7 +92,7 @@ class SharedCache:
         self.cache = []
 
 
-def receive_cache(answer: DeviceMemory | HostMemory, connection: Connection, shape: CacheShape) -> Cache:
+def receive_cache(answer: DeviceMemoryHandles | HostMemory, connection: Connection, shape: CacheShape) -> Cache:
     """Map the cache that `SharedCache.send` offers; `answer` is its first message."""
     if isinstance(answer, HostMemory):
         fd = recv_handle(connection)

@@ -7,7 +7,7 @@ from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import summarize
 from paceline.planning.simulation.simulation import simulate
-from paceline.planning.traces.synthetic import Traffic, synthesize
+from paceline.planning.traces.synthetic import TrafficPattern, synthesize
 
 WORKERS = 4
 """Workers of the simulated cluster."""
@@ -20,7 +20,7 @@ GRAIN = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RequestShape:
     """Mean lengths of requests, in tokens."""
 
     prompt: int
@@ -30,22 +30,22 @@ class Shape:
     """Deviation of lengths over their mean."""
 
 
-class Capacity:
+class WorkerCapacity:
     """Simulates a shape once; further calls with similar lengths return the same figure."""
 
     def __init__(self, profile: WorkerProfile, objective: Objective, speculation: Speculation | None) -> None:
         self._config = SimulationConfig(profile, WORKERS, speculation=speculation, router="least_loaded")
         self._objective = objective
-        self._known: dict[Shape, float] = {}
+        self._known: dict[RequestShape, float] = {}
 
-    def requests_per_second(self, shape: Shape) -> float:
+    def requests_per_second(self, shape: RequestShape) -> float:
         """Of one worker; 0 if even a single request at a time misses the objective."""
-        key = Shape(_rounded(shape.prompt), _rounded(shape.output), round(shape.spread, 1))
+        key = RequestShape(_rounded(shape.prompt), _rounded(shape.output), round(shape.spread, 1))
         if key not in self._known:
             self._known[key] = self._measure(key)
         return self._known[key]
 
-    def _measure(self, shape: Shape) -> float:
+    def _measure(self, shape: RequestShape) -> float:
         alone = self._seconds_alone(shape)
         low, high = 0.0, 4.0 * int(self._config.profile.max_num_seqs.value) / alone
         for _ in range(ROUNDS):
@@ -59,13 +59,13 @@ class Capacity:
                 break
         return low
 
-    def _seconds_alone(self, shape: Shape) -> float:
+    def _seconds_alone(self, shape: RequestShape) -> float:
         profile = self._config.profile
         return profile.prefill_seconds(shape.prompt) + shape.output * profile.verify_seconds(1, 0, shape.prompt)
 
-    def _meets(self, shape: Shape, rate: float) -> bool:
+    def _meets(self, shape: RequestShape, rate: float) -> bool:
         total = rate * WORKERS
-        traffic = Traffic(total, shape.prompt, shape.output, shape.spread)
+        traffic = TrafficPattern(total, shape.prompt, shape.output, shape.spread)
         trace = synthesize(traffic, max(REQUESTS / total, 4.0 * self._seconds_alone(shape)), seed=1)
         report = summarize(simulate(replace(self._config, seed=1), trace), self._objective)
         return report.attainment >= self._objective.share

@@ -9,7 +9,7 @@ from paceline.core.pool_config import Role
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.objective import Objective
-from paceline.planning.sizing.candidate import Limits
+from paceline.planning.sizing.candidate import ClusterLimits
 
 HOLD_SECONDS = 1800.0
 
@@ -18,7 +18,7 @@ HOLD_SECONDS = 1800.0
 class PlannerConfig:
     profile: WorkerProfile
     objective: Objective
-    limits: Limits = field(default_factory=Limits)
+    limits: ClusterLimits = field(default_factory=ClusterLimits)
     speculation: Speculation | None = None
     interval: float = 10.0
     """Seconds between observations."""

@@ -3,9 +3,9 @@
 import math
 from collections import deque
 
-from paceline.planning.autoscaling.capacity import Shape
+from paceline.planning.autoscaling.capacity import RequestShape
 from paceline.planning.autoscaling.observation import Observation
-from paceline.planning.autoscaling.replay import Span
+from paceline.planning.autoscaling.replay import TrafficSpan
 from paceline.planning.profiles.profile import WorkerProfile
 
 MIN_REQUESTS = 20
@@ -32,12 +32,12 @@ class Lengths:
         self._output = KEEP * self._output + seen.output_tokens
 
     @property
-    def shape(self) -> Shape | None:
+    def shape(self) -> RequestShape | None:
         """The mean request. None if too few requests have ended."""
         if self._started < MIN_REQUESTS or self._finished < MIN_REQUESTS:
             return None
         prompt = (self._prompt - self._cached) / self._started
-        return Shape(max(1, round(prompt)), max(1, round(self._output / self._finished)))
+        return RequestShape(max(1, round(prompt)), max(1, round(self._output / self._finished)))
 
     def weight(self, seen: Observation) -> float:
         """Work of an arrival of the observation relative to the mean request, by its prompt."""
@@ -53,7 +53,7 @@ class LoadHistory:
     """The load of the last `intervals`, and the requests that missed the objective in them."""
 
     def __init__(self, intervals: int) -> None:
-        self._spans: deque[Span] = deque(maxlen=intervals)
+        self._spans: deque[TrafficSpan] = deque(maxlen=intervals)
         self._ends: deque[tuple[int, int]] = deque(maxlen=intervals)
 
     def __len__(self) -> int:
@@ -61,7 +61,7 @@ class LoadHistory:
 
     def add(self, seen: Observation, weight: float) -> None:
         ready = seen.pool("target").ready
-        self._spans.append(Span(seen.arrivals / seen.seconds, seen.seconds, ready, weight))
+        self._spans.append(TrafficSpan(seen.arrivals / seen.seconds, seen.seconds, ready, weight))
         self._ends.append((min(seen.missed, seen.finished), seen.finished))
 
     def clear(self) -> None:
@@ -69,7 +69,7 @@ class LoadHistory:
         self._ends.clear()
 
     @property
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[TrafficSpan]:
         return list(self._spans)
 
     @property

@@ -18,7 +18,7 @@ class PoolState:
     draining: int = 0
 
     @property
-    def coming(self) -> int:
+    def ready_or_starting(self) -> int:
         """Workers that serve now or will."""
         return self.ready + self.starting
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 from itertools import pairwise
 
 from paceline.core.pool_config import Role
-from paceline.planning.autoscaling.capacity import Capacity
+from paceline.planning.autoscaling.capacity import WorkerCapacity
 from paceline.planning.autoscaling.decision import Decision, Need, PlannerConfig, Rates
 from paceline.planning.autoscaling.forecast import Forecast, Prediction
 from paceline.planning.autoscaling.history import MIN_REQUESTS, Lengths, LoadHistory, problem
 from paceline.planning.autoscaling.observation import Observation, Sizes
-from paceline.planning.autoscaling.replay import Span, load_factor, smallest_pool
+from paceline.planning.autoscaling.replay import TrafficSpan, load_factor, smallest_pool
 from paceline.planning.sizing.placement import placements
 
 UPPER_SHARE = 0.5
@@ -32,10 +32,10 @@ DECISIONS = 200
 class Planner:
     """`decide` takes one observation and returns the sizes; `decisions` holds the last ones with their reasons."""
 
-    def __init__(self, config: PlannerConfig, capacity: Capacity | None = None) -> None:
+    def __init__(self, config: PlannerConfig, capacity: WorkerCapacity | None = None) -> None:
         """`capacity` has the same profile, objective and speculation. Planners that share it simulate a shape once."""
         self.config = config
-        self._capacity = capacity or Capacity(config.profile, config.objective, config.speculation)
+        self._capacity = capacity or WorkerCapacity(config.profile, config.objective, config.speculation)
         self.horizon = max(1, math.ceil(config.profile.start_seconds.value / config.interval)) + 1
         """Intervals until a worker that starts now serves."""
         self._forecast = self._new_forecast()
@@ -62,9 +62,9 @@ class Planner:
         steps = [after - before for before, after in pairwise(sizes) if after != before]
         return sum((before > 0) != (after > 0) for before, after in pairwise(steps))
 
-    def scenario(self, now: float, predicted: Prediction) -> Sequence[Span]:
+    def scenario(self, now: float, predicted: Prediction) -> Sequence[TrafficSpan]:
         """The load that the size is for: that of the last minutes, and the forecast."""
-        ahead = Span(predicted.upper, self.config.interval * self.horizon)
+        ahead = TrafficSpan(predicted.upper, self.config.interval * self.horizon)
         return [*self._history.spans, ahead]
 
     def _decide(self, seen: Observation) -> Decision:
@@ -86,7 +86,7 @@ class Planner:
         rates = Rates(load, predicted.upper, capacity)
         need = self._larger_for_queue(self._need(seen, predicted, capacity), seen, rates)
         self._needed.append(need.targets)
-        return self._resize(seen, rates, self._held(need, seen.pool("target").coming))
+        return self._resize(seen, rates, self._held(need, seen.pool("target").ready_or_starting))
 
     def _observe(self, seen: Observation) -> None:
         """Add the observation to the forecast, the lengths and the history. A long gap starts all but the lengths again."""
@@ -117,7 +117,7 @@ class Planner:
     def _larger_for_queue(self, need: Need, seen: Observation, rates: Rates) -> Need:
         """The workers that clear the queue, if neither the present ones nor those of the forecast can."""
         clearing = self._clearing(seen, rates)
-        if clearing <= max(need.targets, seen.pool("target").coming):
+        if clearing <= max(need.targets, seen.pool("target").ready_or_starting):
             return need
         reason = f"{seen.waiting} requests wait for a first token: the present workers cannot serve them in time."
         return Need(clearing, "queue", reason)
@@ -148,7 +148,7 @@ class Planner:
 
     def _keep(self, seen: Observation, rates: Rates, cause: str, reason: str, is_enough: bool = True) -> Decision:
         """No change of the sizes, except to the limits."""
-        sizes = self._within_limits(max(self.config.fewest, seen.pool("target").coming), seen)
+        sizes = self._within_limits(max(self.config.fewest, seen.pool("target").ready_or_starting), seen)
         return self._decision(seen, sizes, rates, cause, reason, is_enough)
 
     def _resize(self, seen: Observation, rates: Rates, need: Need) -> Decision:
@@ -185,7 +185,7 @@ class Planner:
         """Number of draft workers for `targets` targets, 0 if a pool is not the cheapest placement."""
         speculation, shape = self.config.speculation, self._lengths.shape
         if speculation is None or shape is None:
-            return seen.pool("draft").coming
+            return seen.pool("draft").ready_or_starting
         batch = max(1, round(seen.running / max(1, seen.pool("target").ready)))
         best = placements(self.config.profile, speculation, batch, batch * (shape.prompt + shape.output / 2.0))[0]
         return math.ceil(targets / best.targets_per_draft) if best.placement == "pool" else 0
@@ -210,4 +210,6 @@ class Planner:
 
 def _present(seen: Observation) -> dict[Role, int]:
     """Workers that serve now or will, by role; the target role is always there, if observed."""
-    return {role: pool.coming for role, pool in seen.pools.items() if pool.coming or role == "target"}
+    return {
+        role: pool.ready_or_starting for role, pool in seen.pools.items() if pool.ready_or_starting or role == "target"
+    }

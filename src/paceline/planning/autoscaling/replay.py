@@ -10,7 +10,7 @@ ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TrafficSpan:
     """Requests that arrive evenly over `seconds`."""
 
     rate: float
@@ -22,7 +22,9 @@ class Span:
     """Work of one of the requests, relative to the mean request."""
 
 
-def late_share(spans: Sequence[Span], capacity: float, patience: float, size: int | None, factor: float = 1.0) -> float:
+def late_share(
+    spans: Sequence[TrafficSpan], capacity: float, patience: float, size: int | None, factor: float = 1.0
+) -> float:
     """Share of the requests that wait longer than `patience` seconds, if `size` workers serve `capacity` requests per second
     each. If `size` is None, each span has as many workers as there were.
 
@@ -39,7 +41,7 @@ def late_share(spans: Sequence[Span], capacity: float, patience: float, size: in
 
 
 def smallest_pool(
-    spans: Sequence[Span], capacity: float, patience: float, allowed: float, sizes: range, factor: float = 1.0
+    spans: Sequence[TrafficSpan], capacity: float, patience: float, allowed: float, sizes: range, factor: float = 1.0
 ) -> int:
     """The smallest of `sizes` with at most the share `allowed` late; the largest if none is enough. More load, a smaller share
     or less capacity never give a smaller pool."""
@@ -53,7 +55,7 @@ def smallest_pool(
     return low
 
 
-def load_factor(spans: Sequence[Span], capacity: float, patience: float, missed: float) -> float:
+def load_factor(spans: Sequence[TrafficSpan], capacity: float, patience: float, missed: float) -> float:
     """The smallest factor on the load, at least 1, with which the queue explains the share `missed` of the objective.
 
     It stands for all that the capacity does not know: other lengths, bursts within a span, slower workers. Fewer misses than

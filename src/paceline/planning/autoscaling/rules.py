@@ -24,7 +24,7 @@ class FixedSize:
         return {"target": self._size}
 
 
-class Schedule:
+class TimetableRule:
     """Sizes that were decided before: (time, workers), in order."""
 
     interval = 10.0
@@ -48,7 +48,7 @@ class QueueThreshold:
 
     def decide(self, observation: Observation) -> Sizes:
         pool = observation.pool("target")
-        size, ready = pool.coming, max(1, pool.ready)
+        size, ready = pool.ready_or_starting, max(1, pool.ready)
         queue = observation.waiting / ready
         if queue > QUEUE or observation.kv_use > KV_USE:
             self._calm_since = None

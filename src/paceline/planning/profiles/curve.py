@@ -18,7 +18,7 @@ def _check(origin: str, name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ProfileValue:
     """A number of at least 0."""
 
     value: float
@@ -33,7 +33,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ProfileCurve:
     """Seconds by a count: rows of a pass, or sequences of a draft step."""
 
     points: tuple[tuple[int, float], ...]

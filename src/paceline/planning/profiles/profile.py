@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from paceline.core.errors import InvalidConfig
-from paceline.planning.profiles.curve import Curve, Figure
+from paceline.planning.profiles.curve import ProfileCurve, ProfileValue
 
 VERSION = 1
 """Version of the file format."""
@@ -24,32 +24,32 @@ class WorkerProfile:
     """
 
     name: str
-    pass_seconds: Curve
+    pass_seconds: ProfileCurve
     """Time of a pass by rows, without attention to contexts."""
-    context_seconds: Figure
+    context_seconds: ProfileValue
     """Time per token of context of the sequences that decode."""
-    prompt_context_seconds: Figure
+    prompt_context_seconds: ProfileValue
     """Time per prompt row and token before it."""
-    draft_seconds: Curve
+    draft_seconds: ProfileCurve
     """Time of one draft step by sequences."""
-    draft_prefill_seconds: Figure
+    draft_prefill_seconds: ProfileValue
     """Time per prompt token that the draft model computes."""
-    kv_bytes_per_token: Figure
-    kv_tokens: Figure
+    kv_bytes_per_token: ProfileValue
+    kv_tokens: ProfileValue
     """Capacity of the KV cache."""
-    max_num_seqs: Figure
+    max_num_seqs: ProfileValue
     """Sequences that decode together."""
-    start_seconds: Figure
+    start_seconds: ProfileValue
     """Time from the start of the process to its first step."""
-    price_per_hour: Figure
+    price_per_hour: ProfileValue
     """Dollars."""
-    draft_price_per_hour: Figure
+    draft_price_per_hour: ProfileValue
     """Dollars of the device of a draft worker."""
-    round_trip_seconds: Figure
+    round_trip_seconds: ProfileValue
     """Time of a message to a draft worker and back."""
-    links: Mapping[str, Figure] = field(default_factory=dict)
+    links: Mapping[str, ProfileValue] = field(default_factory=dict)
     """Bytes per second by kind of link."""
-    prompt_seconds: Curve | None = None
+    prompt_seconds: ProfileCurve | None = None
     """Time of a pass by rows of prompts, of which few have logits. If None, it is that of `pass_seconds`."""
     is_padded: bool = False
     """Whether steps are padded, as those of CUDA graphs are: a number of slots, and as many rows for each as for the deepest
@@ -89,4 +89,8 @@ class WorkerProfile:
         """Names of the fields that were not measured."""
         named = [(profile_field.name, getattr(self, profile_field.name)) for profile_field in fields(self)]
         named += [(f"links.{kind}", figure) for kind, figure in self.links.items()]
-        return [name for name, value in named if isinstance(value, Figure | Curve) and value.origin == "assumed"]
+        return [
+            name
+            for name, value in named
+            if isinstance(value, ProfileValue | ProfileCurve) and value.origin == "assumed"
+        ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import InvalidConfig
-from paceline.planning.profiles.curve import Curve, Figure
+from paceline.planning.profiles.curve import ProfileCurve, ProfileValue
 from paceline.planning.profiles.profile import VERSION, WorkerProfile
 
 FOLDER = Path(__file__).parent
@@ -79,20 +79,20 @@ def _value(key: str, value: Any, where: str) -> Any:
     return _curve(key, value) if key in CURVES else _figure(key, value)
 
 
-def _figure(key: str, value: Any) -> Figure:
+def _figure(key: str, value: Any) -> ProfileValue:
     _check(key, value, "value")
     if not isinstance(value["value"], int | float) or isinstance(value["value"], bool):
         raise InvalidConfig(f"{key}.value must be a number")
-    return Figure(float(value["value"]), value["origin"], str(value.get("source", "")))
+    return ProfileValue(float(value["value"]), value["origin"], str(value.get("source", "")))
 
 
-def _curve(key: str, value: Any) -> Curve:
+def _curve(key: str, value: Any) -> ProfileCurve:
     _check(key, value, "points")
     try:
         points = tuple((int(count), float(seconds)) for count, seconds in value["points"])
     except (TypeError, ValueError):
         raise InvalidConfig(f"{key}.points must be pairs of a count and seconds") from None
-    return Curve(points, value["origin"], str(value.get("source", "")))
+    return ProfileCurve(points, value["origin"], str(value.get("source", "")))
 
 
 def _check(key: str, value: Any, content: str) -> None:

@@ -7,17 +7,17 @@ from heapq import heappush
 from paceline.cluster.health import Backoff
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.cluster.routing.kv_router import KvRouter
-from paceline.cluster.routing.router import Prompt, Router, WorkerLoad, WorkerTable, make_router
+from paceline.cluster.routing.router import RoutedPrompt, Router, WorkerLoad, WorkerTable, make_router
 from paceline.core.clock import VirtualClock
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.pool_config import Role
 from paceline.planning.autoscaling.observation import ROLES
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.draft_pool import DraftWorkers
-from paceline.planning.simulation.handoffs import Handoffs
-from paceline.planning.simulation.members import Member, Members
+from paceline.planning.simulation.handoffs import SimulatedHandoffs
+from paceline.planning.simulation.members import Members, SimulatedMember
 from paceline.planning.simulation.worker_factory import WorkerFactory
-from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.job import SimulatedRequest
 from paceline.planning.simulation.workers.prompt_blocks import NO_PROMPT, prefix_sums
 from paceline.planning.simulation.workers.rounds import Rounds
 from paceline.planning.traces.trace import BLOCK_TOKENS
@@ -44,15 +44,15 @@ class SimulatedCluster:
         network = profile.round_trip_seconds.value if self._drafters else 0.0
         self._rounds = Rounds(profile, config.speculation, network)
         self._factory = WorkerFactory(config, block_tokens, self._rounds, self._index, self._drafters)
-        self.handoffs = Handoffs(profile, clock, config.link) if config.prefill_workers else None
+        self.handoffs = SimulatedHandoffs(profile, clock, config.link) if config.prefill_workers else None
         self._max_num_seqs, self._kv_tokens = int(profile.max_num_seqs.value), int(profile.kv_tokens.value)
         self.members = Members()
         self.ends: list[tuple[float, int]] = []
         self._loads = WorkerTable()
         """Loads of the target workers that the router knows."""
-        self._unrouted: list[Job] = []
+        self._unrouted: list[SimulatedRequest] = []
         """Requests that arrived while no target was ready."""
-        self._stranded: dict[int, list[Job]] = {}
+        self._stranded: dict[int, list[SimulatedRequest]] = {}
         """Requests at a lost worker, until the gateway notices the loss."""
         self._measures: dict[int, Callable[[], None]] = {}
         self.alpha_factor = self.link_factor = 1.0
@@ -65,21 +65,21 @@ class SimulatedCluster:
         used = [member.worker.kv_use for member in self.members.of("target", "ready") if member.worker is not None]
         return sum(used) / len(used) if used else 0.0
 
-    def busy_seconds(self, member: Member) -> float:
+    def busy_seconds(self, member: SimulatedMember) -> float:
         if member.worker is not None:
             return member.worker.busy_seconds
         return self._drafters.busy_seconds[member.id] if self._drafters else 0.0
 
-    def fits(self, job: Job) -> bool:
+    def fits(self, job: SimulatedRequest) -> bool:
         need = job.length + job.left + (self._config.speculation.max_depth if self._config.speculation else 0)
         return need <= self._kv_tokens
 
-    def route(self, job: Job) -> None:
+    def route(self, job: SimulatedRequest) -> None:
         """Choose a target worker for the request, and submit it there or to a prefill worker first."""
         if not self._loads:
             self._unrouted.append(job)
             return
-        name = self._router.choose(Prompt(job.prompt, request_id=str(job.id)), self._loads)
+        name = self._router.choose(RoutedPrompt(job.prompt, request_id=str(job.id)), self._loads)
         member = self.members.by_name[name]
         job.worker = member.id
         member.assigned += 1
@@ -96,7 +96,7 @@ class SimulatedCluster:
         self._submit(self.members.all[prompt.worker], prompt.part)
         self._at(prompt.deadline, lambda: self._fall_back(job.id))
 
-    def end_segment(self, number: int) -> tuple[Sequence[Job], Sequence[Job]]:
+    def end_segment(self, number: int) -> tuple[Sequence[SimulatedRequest], Sequence[SimulatedRequest]]:
         """The requests that got their first token, and those that ended, at a segment's end."""
         member = self.members.all[number]
         worker = member.worker
@@ -169,7 +169,7 @@ class SimulatedCluster:
         for member in self.members.of("target", "ready", "draining"):
             self._reconsider(member)
 
-    def _submit(self, member: Member, job: Job) -> None:
+    def _submit(self, member: SimulatedMember, job: SimulatedRequest) -> None:
         worker, now = member.worker, self._clock.now()
         assert worker is not None
         if self.handoffs is not None and member.role == "target" and not job.received and not job.moves:
@@ -181,7 +181,7 @@ class SimulatedCluster:
         if worker.end != before and worker.end is not None:
             heappush(self.ends, (worker.end, member.id))
 
-    def _send(self, part: Job) -> None:
+    def _send(self, part: SimulatedRequest) -> None:
         assert self.handoffs is not None
         arrival = self.handoffs.sent(part.id)
         if arrival is not None:
@@ -200,7 +200,7 @@ class SimulatedCluster:
         if job is not None:
             self._submit(self.members.all[job.worker], job)
 
-    def _stop(self, member: Member, delay: float) -> None:
+    def _stop(self, member: SimulatedMember, delay: float) -> None:
         now = self._clock.now()
         if member.role == "draft":
             assert self._drafters is not None
@@ -224,7 +224,7 @@ class SimulatedCluster:
             self._stranded[member.id] = moved
             self._at(now + delay, lambda: self._notice(member))
 
-    def _notice(self, member: Member) -> None:
+    def _notice(self, member: SimulatedMember) -> None:
         """The gateway continues the requests of a lost worker elsewhere."""
         jobs = self._stranded.pop(member.id, None)
         if jobs is None:
@@ -238,13 +238,13 @@ class SimulatedCluster:
                 job.move(0)
             self.route(job)
 
-    def _restart(self, member: Member) -> None:
+    def _restart(self, member: SimulatedMember) -> None:
         if member.state == "lost":
             if member.role == "target":
                 self._notice(member)
             self._become_ready(member)
 
-    def _become_ready(self, member: Member) -> None:
+    def _become_ready(self, member: SimulatedMember) -> None:
         if member.state == "gone":
             return
         member.state = "ready"
@@ -266,7 +266,7 @@ class SimulatedCluster:
         for job in waiting:
             self.route(job)
 
-    def _drain(self, member: Member) -> None:
+    def _drain(self, member: SimulatedMember) -> None:
         if member.state == "starting":
             self._leave(member)
             return
@@ -282,18 +282,18 @@ class SimulatedCluster:
             self._loads.remove(member.name)
         self._leave_if_drained(member)
 
-    def _leave_if_drained(self, member: Member) -> None:
+    def _leave_if_drained(self, member: SimulatedMember) -> None:
         if member.state == "draining":
             is_idle = member.worker is None or member.worker.end is None
             if is_idle and not member.assigned:
                 self._leave(member)
 
-    def _leave(self, member: Member) -> None:
+    def _leave(self, member: SimulatedMember) -> None:
         member.state, member.until = "gone", self._clock.now()
         if member.role == "target" and member.worker is not None:
             member.worker.cache.clear()
 
-    def _undraft(self, jobs: Sequence[Job], delay: float) -> None:
+    def _undraft(self, jobs: Sequence[SimulatedRequest], delay: float) -> None:
         """The sequences decode plainly until another draft worker has opened them."""
         targets = {job.worker for job in jobs}
         for job in jobs:
@@ -311,7 +311,7 @@ class SimulatedCluster:
             if member.drafts is not None and member.drafts.reopen(now):
                 self._reconsider(member)
 
-    def _reconsider(self, member: Member) -> None:
+    def _reconsider(self, member: SimulatedMember) -> None:
         worker = member.worker
         if worker is not None and worker.end is not None:
             before = worker.end
@@ -319,13 +319,13 @@ class SimulatedCluster:
             if worker.end != before:
                 heappush(self.ends, (worker.end, member.id))
 
-    def _update_load(self, member: Member) -> None:
+    def _update_load(self, member: SimulatedMember) -> None:
         if self._uses_caches:
             self._loads.assign(member.name, member.assigned)
         elif self._loads.has(member.name):
             self._loads.set(self._load(member))
 
-    def _load(self, member: Member) -> WorkerLoad:
+    def _load(self, member: SimulatedMember) -> WorkerLoad:
         assert member.worker is not None
         return WorkerLoad(
             member.name,

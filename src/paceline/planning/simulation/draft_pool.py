@@ -5,7 +5,7 @@ from math import ceil
 
 from paceline.cluster.pairing.pairing import DraftView, Pairing
 from paceline.planning.profiles.profile import WorkerProfile
-from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.job import SimulatedRequest
 
 FAR = 1.05
 """Round trip to a draft worker that is not the nearest, relative to the nearest."""
@@ -22,7 +22,7 @@ class DraftWorkers:
         self._seconds = profile.draft_seconds
         self._prefill = profile.draft_prefill_seconds.value
         self._round_trip = profile.round_trip_seconds.value
-        self._sequences: dict[int, dict[int, Job]] = {}
+        self._sequences: dict[int, dict[int, SimulatedRequest]] = {}
         """Open sequences by worker and id."""
         self._known: dict[int, float] = {}
         self.busy_seconds: defaultdict[int, float] = defaultdict(float)
@@ -35,15 +35,15 @@ class DraftWorkers:
     def add(self, worker: int) -> None:
         self._sequences[worker] = {}
 
-    def remove(self, worker: int) -> list[Job]:
+    def remove(self, worker: int) -> list[SimulatedRequest]:
         """The sequences that the worker drafted for."""
         return list(self._sequences.pop(worker, {}).values())
 
-    def open(self, worker: int, job: Job) -> None:
+    def open(self, worker: int, job: SimulatedRequest) -> None:
         self._sequences[worker][job.id] = job
         self.busy_seconds[worker] += self._prefill * job.length
 
-    def close(self, worker: int, job: Job) -> None:
+    def close(self, worker: int, job: SimulatedRequest) -> None:
         self._sequences.get(worker, {}).pop(job.id, None)
 
     def load(self, worker: int) -> int:
@@ -79,10 +79,10 @@ class PooledDrafts:
         self._pairing = Pairing()
         self._count: Counter[int] = Counter()
         """Own sequences by draft worker."""
-        self._undrafted: dict[int, Job] = {}
+        self._undrafted: dict[int, SimulatedRequest] = {}
         """Sequences without a draft worker."""
 
-    def open(self, job: Job, now: float) -> None:
+    def open(self, job: SimulatedRequest, now: float) -> None:
         name = self._pairing.choose(self._pool.views(self._target), now)
         if name is None:
             self._undrafted[job.id] = job
@@ -91,13 +91,13 @@ class PooledDrafts:
         self._pool.open(job.drafter, job)
         self._count[job.drafter] += 1
 
-    def close(self, job: Job) -> None:
+    def close(self, job: SimulatedRequest) -> None:
         self._undrafted.pop(job.id, None)
         if job.drafter >= 0:
             self._pool.close(job.drafter, job)
             self._leave(job)
 
-    def lost(self, job: Job) -> None:
+    def lost(self, job: SimulatedRequest) -> None:
         """The draft worker of the sequence is gone."""
         self._leave(job)
         self._undrafted[job.id] = job
@@ -125,7 +125,7 @@ class PooledDrafts:
             load = max(own, self._pool.load(worker))
             self._pool.busy_seconds[worker] += steps * depth * self._pool.step_seconds(load) * own / load
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: SimulatedRequest) -> None:
         self._count[job.drafter] -= 1
         if self._count[job.drafter] <= 0:
             del self._count[job.drafter]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from paceline.cluster.routing.handoff import HandoffPolicy, LocalPrompt, PrefillLoad
 from paceline.core.clock import Clock
 from paceline.planning.profiles.profile import WorkerProfile
-from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.job import SimulatedRequest
 from paceline.planning.simulation.workers.worker import SimulatedWorker
 
 BLOCK_TOKENS = 16
@@ -14,12 +14,12 @@ BLOCK_TOKENS = 16
 
 
 @dataclass(slots=True, eq=False)
-class RemotePrompt:
+class SimulatedPrompt:
     """A prompt that a prefill worker computes for a target worker."""
 
-    job: Job
+    job: SimulatedRequest
     """The request at its target."""
-    part: Job
+    part: SimulatedRequest
     """The same prompt at the prefill worker."""
     worker: int
     requested: float
@@ -29,7 +29,7 @@ class RemotePrompt:
     uncached: int
 
 
-class Handoffs:
+class SimulatedHandoffs:
     """Hand-offs of all target workers. Times are seconds of the virtual clock."""
 
     def __init__(self, profile: WorkerProfile, clock: Clock, link: str) -> None:
@@ -41,13 +41,13 @@ class Handoffs:
         self.workers: dict[int, SimulatedWorker] = {}
         """Usable prefill workers by number."""
         self._policies: dict[int, HandoffPolicy] = {}
-        self._pending: dict[int, RemotePrompt] = {}
+        self._pending: dict[int, SimulatedPrompt] = {}
         """The prompts in hand-off, by the id of the request."""
         self._link_free: dict[int, float] = {}
         """Time at which the link of a prefill worker is free."""
         self.num_done = self.num_failed = 0
 
-    def choose(self, job: Job, target: SimulatedWorker) -> RemotePrompt | None:
+    def choose(self, job: SimulatedRequest, target: SimulatedWorker) -> SimulatedPrompt | None:
         """Chooses a prefill worker for the prompt. None if the target computes the prompt itself."""
         if not self.workers or job.moves:
             return None
@@ -60,13 +60,13 @@ class Handoffs:
         if chosen is None:
             return None
         number = int(chosen.worker.removeprefix("prefill-"))
-        part = Job(job.id, now, job.length, 1, job.prompt, number)
+        part = SimulatedRequest(job.id, now, job.length, 1, job.prompt, number)
         tokens = uncached + self.workers[number].queued_tokens
-        prompt = RemotePrompt(job, part, number, now, now + chosen.timeout, tokens, uncached)
+        prompt = SimulatedPrompt(job, part, number, now, now + chosen.timeout, tokens, uncached)
         self._pending[job.id] = prompt
         return prompt
 
-    def measure_local(self, job: Job, queued: int, since: float) -> Callable[[], None]:
+    def measure_local(self, job: SimulatedRequest, queued: int, since: float) -> Callable[[], None]:
         """Reports the time to the first token of a prompt that the target computes, when called."""
         policy, tokens = self._policy(job.worker), queued + job.length - job.cached
         return lambda: policy.add_local(tokens, self._clock.now() - since)
@@ -84,7 +84,7 @@ class Handoffs:
         self._link_free[prompt.worker] = end
         return end + 2.0 * self._round_trip * self.network_factor
 
-    def finish(self, job_id: int) -> Job | None:
+    def finish(self, job_id: int) -> SimulatedRequest | None:
         """Called when the blocks have arrived. Returns the request for its target, None if it is no longer wanted."""
         prompt = self._pending.pop(job_id, None)
         if prompt is None:
@@ -97,7 +97,7 @@ class Handoffs:
         self.num_done += 1
         return job
 
-    def fail(self, job_id: int) -> Job | None:
+    def fail(self, job_id: int) -> SimulatedRequest | None:
         """Called when the hand-off failed or is late. Returns the request, whose prompt its target computes. None if the
         hand-off has ended already."""
         prompt = self._pending.pop(job_id, None)
@@ -107,7 +107,7 @@ class Handoffs:
         self.num_failed += 1
         return prompt.job
 
-    def of_target(self, target: int) -> list[Job]:
+    def of_target(self, target: int) -> list[SimulatedRequest]:
         """Forget the prompts in hand-off for a target that is lost; they need another one."""
         moved = [job_id for job_id, prompt in self._pending.items() if prompt.job.worker == target]
         return [self._pending.pop(job_id).job for job_id in moved]

@@ -12,7 +12,7 @@ MemberState = Literal["starting", "ready", "draining", "lost", "gone"]
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class SimulatedMember:
     """One worker. A draft worker has no `worker`, since `DraftWorkers` holds its sequences."""
 
     id: int
@@ -38,18 +38,18 @@ class Member:
 class Members:
     """All workers that ever were, by id."""
 
-    all: dict[int, Member] = field(default_factory=dict)
-    by_name: dict[str, Member] = field(default_factory=dict)
+    all: dict[int, SimulatedMember] = field(default_factory=dict)
+    by_name: dict[str, SimulatedMember] = field(default_factory=dict)
     _counts: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(ROLES, 0))
 
-    def add(self, role: Role, now: float, state: MemberState) -> Member:
+    def add(self, role: Role, now: float, state: MemberState) -> SimulatedMember:
         number = self._counts[role]
         self._counts[role] += 1
-        member = Member(len(self.all), f"{role}-{number}", role, now, state)
+        member = SimulatedMember(len(self.all), f"{role}-{number}", role, now, state)
         self.all[member.id] = self.by_name[member.name] = member
         return member
 
-    def of(self, role: Role, *states: MemberState) -> list[Member]:
+    def of(self, role: Role, *states: MemberState) -> list[SimulatedMember]:
         return [member for member in self.all.values() if member.role == role and member.state in states]
 
     def pool(self, role: Role) -> PoolState:

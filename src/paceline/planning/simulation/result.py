@@ -7,7 +7,7 @@ from paceline.core.pool_config import Role
 from paceline.planning.autoscaling.observation import ROLES
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.objective import Objective
-from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.job import SimulatedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class PoolSize:
 class SimulationResult:
     config: SimulationConfig
     trace: str
-    jobs: tuple[Job, ...]
+    jobs: tuple[SimulatedRequest, ...]
     """All requests, finished."""
     rejected: int
     """Requests that no worker can hold."""

@@ -16,7 +16,7 @@ from paceline.planning.simulation.faults import AlphaDrift, Fault, SlowLinks, Wo
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import PoolSize, SimulationResult, WorkerUse
 from paceline.planning.simulation.texts import KINDS
-from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.job import SimulatedRequest
 from paceline.planning.simulation.workers.prompt_blocks import prompt_blocks
 from paceline.planning.traces.trace import Trace
 
@@ -50,7 +50,7 @@ class _Simulation:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
         self._cluster = SimulatedCluster(config, trace.block_tokens, self._clock, self._at)
-        self._jobs: list[Job] = []
+        self._jobs: list[SimulatedRequest] = []
         self._rejected = self._next = 0
         self._num_kinds = KINDS if config.speculation is not None and config.speculation.spread else 1
         self._kinds = random.Random(f"{config.seed}/texts")
@@ -93,7 +93,7 @@ class _Simulation:
     def _arrive(self, now: float) -> None:
         self._clock.advance_to(now)
         request = self._trace.requests[self._next]
-        job = Job(
+        job = SimulatedRequest(
             self._next,
             now,
             request.prompt_tokens,
@@ -146,7 +146,7 @@ class _Simulation:
         self._window = _Window(busy=self._busy_now())
         self._at(self._clock.now() + controller.interval, self._control)
 
-    def _observe(self, time: float, started: Sequence[Job], ended: Sequence[Job]) -> None:
+    def _observe(self, time: float, started: Sequence[SimulatedRequest], ended: Sequence[SimulatedRequest]) -> None:
         assert self._scaling is not None
         window, objective = self._window, self._scaling.objective
         for job in started:
@@ -188,7 +188,7 @@ class _Simulation:
 
     def _note_sizes(self) -> None:
         pools = {role: self._cluster.members.pool(role) for role in ROLES}
-        coming = {role: pools[role].coming for role in ROLES}
+        coming = {role: pools[role].ready_or_starting for role in ROLES}
         self._sizes.append(PoolSize(self._clock.now(), coming, pools["target"].ready))
 
     def _result(self) -> SimulationResult:

@@ -7,7 +7,7 @@ from paceline.cluster.routing.kv_index import KvIndex
 from paceline.core.kv_events import CacheEvent
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.draft_pool import DraftWorkers, PooledDrafts
-from paceline.planning.simulation.members import Member
+from paceline.planning.simulation.members import SimulatedMember
 from paceline.planning.simulation.workers.batches import Batch, ClosedBatch, SteppedBatch
 from paceline.planning.simulation.workers.depths import PolicyDepths
 from paceline.planning.simulation.workers.prefix_cache import PrefixCache
@@ -25,7 +25,7 @@ class WorkerFactory:
         self._config, self._block_tokens, self._rounds = config, block_tokens, rounds
         self._index, self._drafters = index, drafters
 
-    def equip(self, member: Member) -> None:
+    def equip(self, member: SimulatedMember) -> None:
         """Give a target or prefill worker its `worker`, and a target that uses draft workers its `drafts`."""
         profile, speculation = self._config.profile, self._config.speculation
         is_target = member.role == "target"
@@ -43,7 +43,7 @@ class WorkerFactory:
             self._drafting(member) if is_target else NoDrafts(),
         )
 
-    def _drafting(self, member: Member) -> Drafting:
+    def _drafting(self, member: SimulatedMember) -> Drafting:
         speculation = self._config.speculation
         if self._drafters is not None:
             number = int(member.name.removeprefix("target-"))

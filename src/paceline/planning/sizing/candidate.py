@@ -17,7 +17,7 @@ DRAFTS_PER_TARGET = (0.125, 0.25, 0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ClusterLimits:
     """The most that a plan may use."""
 
     workers: int = 64
@@ -30,7 +30,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ClusterCandidate:
     targets: int
     drafts: int
     placement: Placement
@@ -57,10 +57,12 @@ class Candidate:
         )
 
 
-def candidates(profile: WorkerProfile, speculation: Speculation | None, limits: Limits, fewest: int) -> list[Candidate]:
+def candidates(
+    profile: WorkerProfile, speculation: Speculation | None, limits: ClusterLimits, fewest: int
+) -> list[ClusterCandidate]:
     """All clusters of at least `fewest` target workers within the limits, cheapest first, then the smallest."""
     found = [
-        Candidate(targets, drafts, placement, price)
+        ClusterCandidate(targets, drafts, placement, price)
         for targets in range(fewest, limits.workers + 1)
         for drafts, placement in _drafts(targets, speculation is not None)
         if targets + drafts <= limits.workers and (price := _price(profile, targets, drafts)) <= limits.dollars_per_hour

@@ -10,7 +10,7 @@ from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationReport, summarize
 from paceline.planning.simulation.simulation import simulate
-from paceline.planning.sizing.candidate import Candidate, Limits, candidates, fewest_targets
+from paceline.planning.sizing.candidate import ClusterCandidate, ClusterLimits, candidates, fewest_targets
 from paceline.planning.traces.trace import Trace
 
 HOURS_PER_MONTH = 730.0
@@ -18,7 +18,7 @@ HOURS_PER_MONTH = 730.0
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    candidate: Candidate
+    candidate: ClusterCandidate
     report: SimulationReport
 
     @property
@@ -27,7 +27,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClusterPlan:
     choice: Evaluation
     is_met: bool
     """Whether the choice meets the objective; if not, no cluster within the limits does."""
@@ -49,11 +49,11 @@ def plan(
     profile: WorkerProfile,
     trace: Trace,
     objective: Objective,
-    limits: Limits,
+    limits: ClusterLimits,
     speculation: Speculation | None = None,
     seed: int = 0,
-    progress: Callable[[Candidate], None] = lambda _: None,
-) -> Plan:
+    progress: Callable[[ClusterCandidate], None] = lambda _: None,
+) -> ClusterPlan:
     """Simulates clusters from the cheapest on; the first that meets the objective is the choice.
 
     The choice is never over the limits. If no cluster within them meets the objective, it is the one with the highest
@@ -68,16 +68,16 @@ def plan(
             f"one target worker costs ${profile.price_per_hour.value:g}. Raise the limit",
             field="limits",
         )
-    known: dict[Candidate, Evaluation] = {}
+    known: dict[ClusterCandidate, Evaluation] = {}
 
-    def evaluate(candidate: Candidate) -> Evaluation:
+    def evaluate(candidate: ClusterCandidate) -> Evaluation:
         if candidate not in known:
             progress(candidate)
             report = summarize(simulate(candidate.config(profile, speculation, seed), trace), objective)
             known[candidate] = Evaluation(candidate, report)
         return known[candidate]
 
-    def cheapest(some: Sequence[Candidate]) -> Evaluation | None:
+    def cheapest(some: Sequence[ClusterCandidate]) -> Evaluation | None:
         return next((found for candidate in some if (found := evaluate(candidate)).attainment >= objective.share), None)
 
     choice = cheapest(offered)
@@ -90,7 +90,7 @@ def plan(
             known.values(), key=lambda evaluation: (evaluation.attainment, -evaluation.candidate.dollars_per_hour)
         )
     reasons = _reasons(choice, plain, is_met, tuple(known.values()), objective, speculation)
-    return Plan(choice, is_met, plain, reasons, tuple(known.values()))
+    return ClusterPlan(choice, is_met, plain, reasons, tuple(known.values()))
 
 
 def _reasons(

@@ -9,7 +9,7 @@ from paceline.planning.traces.trace import BLOCK_TOKENS, Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class TrafficPattern:
     """Requests per second, their lengths in tokens, and how they share prefixes."""
 
     rate: float
@@ -39,7 +39,7 @@ class Traffic:
             raise InvalidRequest(f"prefix groups must be at least 1, got {self.prefix_groups}", field="rate")
 
 
-def synthesize(traffic: Traffic, seconds: float, seed: int = 0) -> Trace:
+def synthesize(traffic: TrafficPattern, seconds: float, seed: int = 0) -> Trace:
     """Requests of this traffic that arrive within `seconds`; the same seed gives the same trace."""
     if not math.isfinite(seconds) or seconds <= 0.0:
         raise InvalidRequest(f"a synthetic trace needs a time above 0 seconds, got {seconds}", field="seconds")
@@ -59,7 +59,7 @@ def synthesize(traffic: Traffic, seconds: float, seed: int = 0) -> Trace:
     return Trace(f"synthetic, {traffic.rate:g} requests/s", tuple(requests))
 
 
-def _gap(dice: random.Random, traffic: Traffic) -> float:
+def _gap(dice: random.Random, traffic: TrafficPattern) -> float:
     """A gamma variate with mean 1 / rate and the standard deviation `burst` / rate."""
     if not traffic.burst:
         return 1.0 / traffic.rate

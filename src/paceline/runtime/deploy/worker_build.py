@@ -23,14 +23,14 @@ from paceline.runtime.deploy.worker_spec import WorkerSpec
 from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.model import load_draft_model
-from paceline.runtime.draft_worker.model_core import ModelCore
+from paceline.runtime.draft_worker.model_core import ModelDraftBackend
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.draft_swaps import DraftSwaps
-from paceline.runtime.target_worker.draft_switchback import DraftSwitchback
+from paceline.runtime.target_worker.draft_switchback import AlternatingDraftTrial
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.transfer.device_memory import device_memory
 from paceline.runtime.transfer.server import TransferServer
@@ -71,8 +71,8 @@ def build_target_worker(
     spec: WorkerSpec, security: Security | None, weights: WeightManager, channels: Sequence[str] | None
 ) -> TargetWorker:
     """A target or prefill worker. Its later layers may still be loading; `weights` warms it up when they are there."""
-    pool, switchback = _PoolBuilder(spec.name), DraftSwitchback()
-    engine = _build_engine(spec, weights, pool, switchback)
+    pool, draft_trial = _PoolBuilder(spec.name), AlternatingDraftTrial()
+    engine = _build_engine(spec, weights, pool, draft_trial)
     tracing = None
     if spec.trace_endpoint is not None:
         from paceline.runtime.tracing import Tracing
@@ -93,11 +93,13 @@ def build_target_worker(
     )
     return TargetWorker(
         spec.name, loop, listener, drafts, publisher, weights, handoffs, prefill_service, tracing,
-        weights_id=_weights_id(spec.engine), draft_swaps=DraftSwaps.of(switchback, loop, spec.engine),
+        weights_id=_weights_id(spec.engine), draft_swaps=DraftSwaps.of(draft_trial, loop, spec.engine),
     )  # fmt: skip
 
 
-def _build_engine(spec: WorkerSpec, weights: WeightManager, pool: _PoolBuilder, switchback: DraftSwitchback) -> Engine:
+def _build_engine(
+    spec: WorkerSpec, weights: WeightManager, pool: _PoolBuilder, draft_trial: AlternatingDraftTrial
+) -> Engine:
     weights_id = ""
     if spec.role == "prefill" or spec.handoff_threshold is not None:  # blocks of another checkpoint must not be used
         weights_id = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}/{spec.engine.activations}"
@@ -105,7 +107,7 @@ def _build_engine(spec: WorkerSpec, weights: WeightManager, pool: _PoolBuilder, 
         spec.engine,
         pool if spec.uses_drafts else None,
         load_model if spec.weights is None else weights.load,
-        hooks=(switchback,),
+        hooks=(draft_trial,),
         weights_id=weights_id,
         load_ranks=load_parallel if spec.weights is None else weights.load_ranks,
     )
@@ -163,12 +165,12 @@ def build_draft_worker(spec: WorkerSpec, security: Security | None, weights: Wei
     limits, num_blocks = sizing.limits, sizing.memory.num_blocks
     size = loaded.config.vocab_size
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
-    core = ModelCore(make_runner(loaded.model, num_blocks, kv_dtype), limits.max_batched_tokens, size, size)
-    core.warm_up(limits.max_num_seqs, sizing.window)
+    backend = ModelDraftBackend(make_runner(loaded.model, num_blocks, kv_dtype), limits.max_batched_tokens, size, size)
+    backend.warm_up(limits.max_num_seqs, sizing.window)
     draft_limits = DraftLimits(max_sequences=limits.max_num_seqs, max_tokens=sizing.memory.kv_tokens)
     listener = Listener(spec.address, TO_DRAFT_WORKER, security)
     tokenizer = fingerprint(loaded.tokenizer)
-    worker = DraftWorker(spec.name, core, listener, tokenizer, size, draft_limits, weights=weights)
+    worker = DraftWorker(spec.name, backend, listener, tokenizer, size, draft_limits, weights=weights)
 
     def activity() -> Activity:
         status = worker.status()

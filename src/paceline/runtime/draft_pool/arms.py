@@ -28,7 +28,7 @@ class TrialChange(Enum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DraftArm:
+class PoolDraft:
     """What a target knows of one draft."""
 
     pairing: Pairing = field(default_factory=Pairing)
@@ -36,16 +36,16 @@ class DraftArm:
     split: TreeSplit = field(default_factory=TreeSplit)
 
 
-class DraftArms:
+class PoolDrafts:
     """The draft in use and the draft on trial, by the connections to their workers."""
 
     def __init__(self) -> None:
         self._seed = secrets.randbits(32)
-        self.current, self.candidate = DraftArm(), DraftArm()
+        self.current, self.candidate = PoolDraft(), PoolDraft()
         self._trial: frozenset[str] = frozenset()
         """Workers on trial."""
 
-    def of(self, connection: DraftConnection) -> DraftArm:
+    def of(self, connection: DraftConnection) -> PoolDraft:
         return self.candidate if connection.where.is_on_trial else self.current
 
     def observe_step(self, seconds: float) -> None:
@@ -60,8 +60,10 @@ class DraftArms:
             self.current.statistics.check(connections, now)
             return
         connections = tuple(connections)
-        for arm in (self.current, self.candidate):
-            arm.statistics.check([connection for connection in connections if self.of(connection) is arm], now)
+        for pool_draft in (self.current, self.candidate):
+            pool_draft.statistics.check(
+                [connection for connection in connections if self.of(connection) is pool_draft], now
+            )
 
     def set_connections(self, connections: Iterable[DraftConnection]) -> TrialChange:
         """These are all connections now. A draft that is kept brings what is known of it."""
@@ -73,7 +75,7 @@ class DraftArms:
         is_kept = any(where.name in before for where in addresses)
         if is_kept:
             self.current = self.candidate
-        self.candidate = DraftArm()
+        self.candidate = PoolDraft()
         if self._trial:
             return TrialChange.BEGUN
         return TrialChange.KEPT if is_kept else TrialChange.ROLLED_BACK

@@ -15,7 +15,7 @@ from paceline.runtime.draft_worker.distributions import TOTAL_WEIGHT, DraftDistr
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import RoundDraft
 from paceline.speculation.drafts import DraftBatch, DraftProbs, merge_batches
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 
 
 class DraftChain(NamedTuple):
@@ -26,7 +26,7 @@ class DraftChain(NamedTuple):
     """Tokens to verify in the same step as the chain, each with the number of chain tokens before it. Empty under rejection."""
 
 
-def as_chain(progress: Progress) -> Progress:
+def as_chain(progress: SequenceProgress) -> SequenceProgress:
     """Its depth as that of a chain, which ends before the last token of the request."""
     levels = progress.max_levels
     return progress if levels is None or progress.depth <= levels else replace(progress, depth=levels)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from paceline.runtime.draft_pool.drafts import DraftChain, as_chain
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 
 
 class FallbackDrafts:
@@ -12,12 +12,12 @@ class FallbackDrafts:
     def __init__(self, proposer: Proposer | None) -> None:
         self._proposer = proposer
 
-    def observe(self, batch: Iterable[Progress]) -> None:
+    def observe(self, batch: Iterable[SequenceProgress]) -> None:
         """Report the progress of sequences that are open nowhere."""
         if self._proposer is not None:
             self._proposer.observe([as_chain(progress) for progress in batch])
 
-    def collect(self, batch: Sequence[Progress], deadline: float) -> dict[int, DraftChain]:
+    def collect(self, batch: Sequence[SequenceProgress], deadline: float) -> dict[int, DraftChain]:
         """Drafts by sequence id, for sequences that are open nowhere."""
         if self._proposer is None or not batch:
             return {}

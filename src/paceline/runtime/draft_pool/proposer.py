@@ -9,7 +9,7 @@ from paceline.core.status.draft import DrafterStatus
 from paceline.core.status.engine import Symptom
 from paceline.core.traffic import TrafficClass
 from paceline.models.drafts.compatibility import Fingerprint
-from paceline.runtime.draft_pool.arms import DraftArms, TrialChange
+from paceline.runtime.draft_pool.arms import PoolDrafts, TrialChange
 from paceline.runtime.draft_pool.connection import DraftAddress, DraftConnection
 from paceline.runtime.draft_pool.connections import DraftConnections
 from paceline.runtime.draft_pool.drafts import DraftChain, as_chain, to_draft_batch
@@ -20,7 +20,7 @@ from paceline.runtime.draft_pool.sequences import PoolSequences
 from paceline.runtime.draft_pool.waiting import DraftWait
 from paceline.runtime.wire.messages import MAX_BATCH, Advance, Close, RoundRequest
 from paceline.speculation.drafts import DraftBatch, DraftCost, merge_batches
-from paceline.speculation.proposer import Progress, Proposer, ProposerTraits
+from paceline.speculation.proposer import Proposer, ProposerTraits, SequenceProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class PoolProposer:
         which drafts must share. `verifies_trees` makes workers send alternatives to the tokens of their chains, which are
         verified in the same step as the chain."""
         self._clock = clock or WallClock()
-        self._arms = DraftArms()
+        self._pool_drafts = PoolDrafts()
         self._sequences = PoolSequences(vocab_size)
         self._connections = DraftConnections(tokenizer, name, self._sequences.unassign)
         self._inbox = PoolInbox(self._connections, self._sequences, self._clock)
-        self._wait = DraftWait(self._inbox, self._connections, self._arms, self._clock)
+        self._wait = DraftWait(self._inbox, self._connections, self._pool_drafts, self._clock)
         self._fallback = FallbackDrafts(fallback)
         self._steps = self._undrafted = 0
         self._wait_seconds = 0.0
@@ -81,7 +81,7 @@ class PoolProposer:
         if not self._connections.are_to(workers):
             self._sequences.finish_measuring()
         self._connections.set_workers(workers)
-        change = self._arms.set_connections(self.connections)
+        change = self._pool_drafts.set_connections(self.connections)
         self.maintain()
         return change
 
@@ -89,17 +89,17 @@ class PoolProposer:
         """Keep the connections alive while the engine is idle, and measure round trips now and then."""
         self._wait.wait_idle(self._inbox.maintain())
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         """Commit the new tokens at the draft workers and request the next drafts."""
         now = self._inbox.maintain()
         step_seconds = max(0.0, now - self._step_started - self._step_waited)
         self._step_started, self._step_waited = now, 0.0
         for connection, rounds in self._start_rounds(batch, step_seconds, now).items():
-            send_ahead = self._arms.of(connection).statistics.wants_branches(connection)
+            send_ahead = self._pool_drafts.of(connection).statistics.wants_branches(connection)
             for start in range(0, len(rounds), MAX_BATCH):
                 connection.send(Advance(connection.epoch, rounds[start : start + MAX_BATCH], send_ahead), now)
         if batch:  # also for plain steps: a symptom stays visible while the circuit breaker is open
-            self._arms.check(self.connections, now)
+            self._pool_drafts.check(self.connections, now)
         self._fallback.observe(
             progress for progress in batch if self._sequences.connection_of(progress.sequence_id) is None
         )
@@ -108,7 +108,7 @@ class PoolProposer:
         """The drafts that arrive in time, or those of the fallback."""
         started = self._inbox.receive()
         if deadline > started:
-            self._arms.observe_step(deadline - started)
+            self._pool_drafts.observe_step(deadline - started)
         sequences = [sequence for i in sequence_ids if (sequence := self._sequences.get(i)) is not None]
         requested = [sequence for sequence in sequences if sequence.requested]
         missing = [sequence.connection for sequence in requested if sequence.chain is None]
@@ -137,14 +137,14 @@ class PoolProposer:
         assigned = self._sequences.connections()
         return PoolStatus(
             drafters=tuple(connection.status(assigned.count(connection)) for connection in self.connections),
-            symptoms=self._arms.current.statistics.symptoms(self._clock.now()),
+            symptoms=self._pool_drafts.current.statistics.symptoms(self._clock.now()),
             steps=self._steps,
             wait_seconds=self._wait_seconds,
             undrafted=self._undrafted,
         )
 
     def _start_rounds(
-        self, batch: Sequence[Progress], step_seconds: float, now: float
+        self, batch: Sequence[SequenceProgress], step_seconds: float, now: float
     ) -> Mapping[DraftConnection, list[RoundRequest]]:
         """End the last round of every sequence, and return the requests of the next rounds. The step took `step_seconds`,
         without the wait for drafts."""
@@ -159,7 +159,7 @@ class PoolProposer:
             elif (connection := sequence.connection or self._assign(sequence, now)) is not None:
                 self._learn(sequence, connection)
                 if connection not in max_depths:
-                    max_depths[connection] = self._arms.of(connection).statistics.max_depth(connection)
+                    max_depths[connection] = self._pool_drafts.of(connection).statistics.max_depth(connection)
                 depth, num_alternatives = self._shape(sequence, max_depths[connection])
                 requests[connection].append(sequence.start_round(depth, now, num_alternatives))
         return requests
@@ -168,9 +168,9 @@ class PoolProposer:
         """Open the sequence at the best worker, if any is usable. Workers on trial get a share of the sequences."""
         views = [(connection.where.is_on_trial, connection.view(now)) for connection in self.connections]
         name = None
-        for is_trial in self._arms.preferences(sequence.progress.sequence_id):
-            arm = self._arms.candidate if is_trial else self._arms.current
-            name = name or arm.pairing.choose([view for on_trial, view in views if on_trial is is_trial], now)
+        for is_trial in self._pool_drafts.preferences(sequence.progress.sequence_id):
+            pool_draft = self._pool_drafts.candidate if is_trial else self._pool_drafts.current
+            name = name or pool_draft.pairing.choose([view for on_trial, view in views if on_trial is is_trial], now)
         if name is None:
             return None
         connection = self._connections[name]
@@ -180,17 +180,17 @@ class PoolProposer:
     def _learn(self, sequence: PoolSequence, connection: DraftConnection) -> None:
         """Observe the outcome of the draft that was verified, if there was one."""
         if sequence.offered and (committed := sequence.committed):
-            arm = self._arms.of(connection)
-            arm.statistics.observe_round(len(sequence.offered), len(committed) - 1)
+            pool_draft = self._pool_drafts.of(connection)
+            pool_draft.statistics.observe_round(len(sequence.offered), len(committed) - 1)
             if self.traits.is_tree:
-                arm.split.observe(sequence.offered, sequence.offered_alternatives, committed)
+                pool_draft.split.observe(sequence.offered, sequence.offered_alternatives, committed)
 
     def _shape(self, sequence: PoolSequence, max_depth: int) -> tuple[int, int]:
         """(tokens of the chain, alternatives) to request for the nodes of its next draft."""
         longest = min(as_chain(sequence.progress).depth, max_depth)
         if not self.traits.is_tree or sequence.needs_distribution or sequence.connection is None:
             return longest, 0
-        return self._arms.of(sequence.connection).split.split(sequence.progress.depth, longest)
+        return self._pool_drafts.of(sequence.connection).split.split(sequence.progress.depth, longest)
 
     def _count_wait(self, requested: Iterable[PoolSequence], started: float) -> float:
         """Count the wait for the drafts of this step, which began at `started`. Returns its seconds."""
@@ -220,7 +220,7 @@ class PoolProposer:
 
     def _draft_batch(self, chains: dict[int, DraftChain]) -> DraftBatch:
         """The nodes of every chain in the order that its draft has learned."""
-        current, tried = self._arms.current.split, self._arms.candidate.split
+        current, tried = self._pool_drafts.current.split, self._pool_drafts.candidate.split
         on_trial = {i: chain for i, chain in chains.items() if self._is_on_trial(i)}
         if not on_trial:
             return to_draft_batch(chains, current)
@@ -235,10 +235,10 @@ class PoolProposer:
         """Connection to a worker of the draft that the goodput of a sequence counts for, whether or not it drafts now."""
         if not sequence.progress.allows_drafts:
             return None
-        return sequence.connection or self._arms.connection_for(sequence.progress.sequence_id, self.connections)
+        return sequence.connection or self._pool_drafts.connection_for(sequence.progress.sequence_id, self.connections)
 
     def _traffic_class(self, traffic: TrafficClass, sequence_id: int) -> TrafficClass:
         """The class of a sequence. What is learned of a draft on trial is kept apart."""
         opened = self._sequences.connection_of(sequence_id)
-        is_on_trial = self._arms.is_on_trial(sequence_id, opened, self.connections)
+        is_on_trial = self._pool_drafts.is_on_trial(sequence_id, opened, self.connections)
         return traffic._replace(on_trial=True) if is_on_trial else traffic

@@ -10,7 +10,7 @@ from paceline.runtime.draft_worker import distributions
 from paceline.runtime.draft_worker.branches import BranchKey, unpack
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import Open, RoundDraft, RoundRequest, SequenceBranches
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 
 MAX_MEASURED_ROUNDS = 64
 """Rounds that count as one sequence for the goodput of a draft; a longer sequence counts again. A short sequence counts as
@@ -36,7 +36,7 @@ class MeasuredRounds:
 
 @dataclass(slots=True, eq=False)
 class PoolSequence:
-    progress: Progress
+    progress: SequenceProgress
     vocab_size: int
     connection: DraftConnection | None = None
     """Connection to the draft worker where the sequence is open. None if it is open nowhere."""
@@ -251,7 +251,7 @@ def _is_same_draft(first: DraftConnection, second: DraftConnection) -> bool:
     return first.where.is_on_trial is second.where.is_on_trial
 
 
-def open_message(progress: Progress, epoch: int) -> Open:
+def open_message(progress: SequenceProgress, epoch: int) -> Open:
     """All that a draft worker needs to know of a sequence."""
     return Open(
         epoch=epoch,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from paceline.runtime.draft_pool.connection import DraftConnection
 from paceline.runtime.draft_pool.sequence import PoolSequence
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 
 
 class PoolSequences:
@@ -15,7 +15,7 @@ class PoolSequences:
         self._vocab_size = vocab_size
         self._by_id: dict[int, PoolSequence] = {}
 
-    def update(self, progress: Progress) -> PoolSequence:
+    def update(self, progress: SequenceProgress) -> PoolSequence:
         """The sequence of this progress, which is new with its first progress."""
         sequence = self._by_id.get(progress.sequence_id)
         if sequence is None:

@@ -2,7 +2,7 @@
 
 from paceline.cluster.pairing.pairing import is_worth_waiting
 from paceline.core.clock import Clock
-from paceline.runtime.draft_pool.arms import DraftArms
+from paceline.runtime.draft_pool.arms import PoolDrafts
 from paceline.runtime.draft_pool.connections import DraftConnections
 from paceline.runtime.draft_pool.inbox import PoolInbox
 from paceline.runtime.draft_pool.sequence import PoolSequence
@@ -16,8 +16,8 @@ IDLE_WAIT_SECONDS = 0.01
 class DraftWait:
     """Waits for drafts, and now and then for the answer to a ping, so that the measured round trip is exact."""
 
-    def __init__(self, inbox: PoolInbox, connections: DraftConnections, arms: DraftArms, clock: Clock) -> None:
-        self._inbox, self._connections, self._arms, self._clock = inbox, connections, arms, clock
+    def __init__(self, inbox: PoolInbox, connections: DraftConnections, pool_drafts: PoolDrafts, clock: Clock) -> None:
+        self._inbox, self._connections, self._pool_drafts, self._clock = inbox, connections, pool_drafts, clock
 
     def wait(self, requested: list[PoolSequence], deadline: float) -> None:
         """Wait until every draft has arrived, or the missing ones are not worth the wait."""
@@ -50,11 +50,11 @@ class DraftWait:
         soonest = min(expected)
         num_soonest = sum(at <= soonest + 0.001 for at in expected)
         gains = [
-            self._arms.of(sequence.connection).statistics.gain
+            self._pool_drafts.of(sequence.connection).statistics.gain
             for sequence in missing
             if sequence.connection is not None
         ]
-        gain, step = sum(gains) / len(gains), self._arms.current.statistics.step_seconds
+        gain, step = sum(gains) / len(gains), self._pool_drafts.current.statistics.step_seconds
         if step is None or is_worth_waiting(num_ready, num_soonest, gain, soonest - now, step):
             return min(soonest, deadline)
         return now

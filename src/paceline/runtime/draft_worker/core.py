@@ -26,8 +26,8 @@ class DraftBranch(DraftSequence):
     chain: list[DraftedToken] = field(default_factory=list, init=False)
     """Drafted tokens after the committed tokens. In a branch they follow the outcome that it assumes."""
     is_ranked: bool = field(default=True, init=False)
-    """Whether drafted tokens need alternatives and score gaps, from which outcomes are prepared. A core may rank the tokens of
-    other branches too."""
+    """Whether drafted tokens need alternatives and score gaps, from which outcomes are prepared. A backend may rank the tokens
+    of other branches too."""
     num_idle_passes: int = field(default=0, init=False)
     """Passes since the last drafted token."""
 
@@ -40,7 +40,7 @@ class DraftBranch(DraftSequence):
         self.ids.append(drafted.token)
 
 
-class DraftCore(Protocol):
+class DraftBackend(Protocol):
     """Computes drafted tokens. It computes nothing for a branch before the first `step` with it."""
 
     def step(self, branches: Sequence[DraftBranch]) -> list[DraftedToken | None]:

@@ -23,7 +23,7 @@ MIN_PROBABILITY = 0.002
 """Distance of all probabilities from 0 and 1."""
 
 
-class GapOdds:
+class ScoreGapAcceptance:
     """The counts remember the last `window` rounds."""
 
     def __init__(self, window: float = 256.0) -> None:

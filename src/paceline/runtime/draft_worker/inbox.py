@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from paceline.core.clock import Clock
 from paceline.models.drafts.compatibility import Fingerprint, describe_mismatch
-from paceline.runtime.draft_worker.pass_times import PassTimes
+from paceline.runtime.draft_worker.pass_times import DraftPassTimes
 from paceline.runtime.draft_worker.scheduler import DraftLimits, DraftScheduler, TargetSession
 from paceline.runtime.draft_worker.sender import DraftSender
 from paceline.runtime.wire.codec import MalformedMessage
@@ -37,7 +37,7 @@ class TargetInbox:
         listener: Listener[FromTarget],
         scheduler: DraftScheduler,
         sender: DraftSender,
-        times: PassTimes,
+        times: DraftPassTimes,
         limits: DraftLimits,
         clock: Clock,
     ) -> None:

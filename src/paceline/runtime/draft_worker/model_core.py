@@ -1,4 +1,4 @@
-"""The core of a draft worker: a draft model that drafts for branches of many targets, with prompts computed in chunks."""
+"""The backend of a draft worker: a draft model that drafts for branches of many targets, with prompts computed in chunks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ NUM_CANDIDATES = 64
 """Most likely tokens among which alternatives are ranked."""
 
 
-class ModelCore:
-    """A `DraftCore` with a `ModelDrafter`.
+class ModelDraftBackend:
+    """A `DraftBackend` with a `ModelDrafter`.
 
     On a GPU it has its own stream of high priority: in one process with a target, the short passes of the draft must not wait
     for the long passes of the verification.

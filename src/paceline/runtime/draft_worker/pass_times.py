@@ -1,7 +1,7 @@
 """Recent times of a draft worker's passes."""
 
 
-class PassTimes:
+class DraftPassTimes:
     """Moving averages over about ten passes, in seconds. They are 0 until they are known."""
 
     def __init__(self) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.cluster.pairing.ahead import AheadRound, DraftingAhead
-from paceline.cluster.pairing.ahead_budget import AheadBudget
-from paceline.cluster.pairing.fanout import AlternativeOdds, Outcome, fan_out
-from paceline.cluster.pairing.token_rate import TokenRate
+from paceline.cluster.pairing.ahead_budget import BranchBudget
+from paceline.cluster.pairing.fanout import AlternativeOdds, Outcome, likely_outcomes
+from paceline.cluster.pairing.token_rate import TargetTokenRate
 from paceline.runtime.draft_worker.branches import BranchKey
-from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
-from paceline.runtime.draft_worker.gap_odds import GapOdds
-from paceline.runtime.draft_worker.state import DraftState, VerifyOutcome
+from paceline.runtime.draft_worker.core import DraftBackend, DraftBranch
+from paceline.runtime.draft_worker.gap_odds import ScoreGapAcceptance
+from paceline.runtime.draft_worker.state import DraftedSequence, VerifyOutcome
 from paceline.runtime.wire.messages import ErrorCode, Load, Open, RoundRequest
 from paceline.runtime.wire.transport import Peer
 from paceline.speculation.depth.acceptance import Acceptance
@@ -25,10 +25,10 @@ class DraftLimits:
 
     max_sequences: int = 256
     max_tokens: int = 1 << 20
-    """Tokens of all sequences together, which is the capacity of the core's cache."""
+    """Tokens of all sequences together, which is the capacity of the backend's cache."""
     max_batch: int = 64
     """Branches of one pass."""
-    ahead_nodes: int = 64
+    max_branch_tokens: int = 64
     """Most tokens drafted ahead per sequence and round, fewer if there is no time for them. 0 turns drafting ahead off."""
     max_peers: int = 256
     silence: float = 30.0
@@ -48,8 +48,8 @@ class TargetSession:
     """Whether its next round is drafted ahead."""
     answered_at: float | None = None
     """Time of the last answer. None if there was no answer yet."""
-    rate: TokenRate = field(default_factory=TokenRate)
-    sequences: dict[int, DraftState] = field(default_factory=dict)
+    rate: TargetTokenRate = field(default_factory=TargetTokenRate)
+    sequences: dict[int, DraftedSequence] = field(default_factory=dict)
 
     @property
     def is_waiting(self) -> bool:
@@ -60,15 +60,15 @@ class TargetSession:
 class DraftScheduler:
     """Used by one thread, the worker's."""
 
-    def __init__(self, core: DraftCore, vocab_size: int, limits: DraftLimits) -> None:
+    def __init__(self, backend: DraftBackend, vocab_size: int, limits: DraftLimits) -> None:
         self.targets: dict[Peer, TargetSession] = {}
         self.acceptance = Acceptance[str](max_depth=16)
-        self.budget = AheadBudget()
+        self.budget = BranchBudget()
         self.num_rounds = self.num_ready = 0
         self.num_urgent = 0
         """Branches of the last pass that a target waited for."""
-        self._core, self._vocab_size, self._limits = core, vocab_size, limits
-        self._odds, self._gap_odds = AlternativeOdds(), GapOdds()
+        self._backend, self._vocab_size, self._limits = backend, vocab_size, limits
+        self._odds, self._gap_odds = AlternativeOdds(), ScoreGapAcceptance()
         self._ids = itertools.count()
         self._num_tokens = 0
         self._num_passes = 0
@@ -94,7 +94,7 @@ class DraftScheduler:
             message.sampling, message.seed, message.choice, message.num_prompt, message.rule, message.salt
         )
         branch = DraftBranch(next(self._ids), params, list(message.ids), len(message.ids))
-        target.sequences[message.sequence] = DraftState(branch, self._core, self._ids.__next__)
+        target.sequences[message.sequence] = DraftedSequence(branch, self._backend, self._ids.__next__)
         self._num_tokens += len(message.ids)
         return None
 
@@ -129,7 +129,7 @@ class DraftScheduler:
             if not state.is_answered:
                 self._cut(target, state)
 
-    def _cut(self, target: TargetSession, state: DraftState) -> None:
+    def _cut(self, target: TargetSession, state: DraftedSequence) -> None:
         gaps = state.draft_gaps
         if not gaps or len(gaps) >= state.depth or not self.budget.is_known:
             return
@@ -140,7 +140,7 @@ class DraftScheduler:
     def decide_ahead(self, target: TargetSession, requests: Iterable[RoundRequest], delay: float) -> None:
         """Decide whether the next round of `target` is drafted ahead. `delay` is the number of passes that `requests` waited
         for a pass begun ahead."""
-        if not self._limits.ahead_nodes:
+        if not self._limits.max_branch_tokens:
             return
         if target.is_ahead:
             found = [
@@ -159,7 +159,7 @@ class DraftScheduler:
             state = target.sequences.pop(sequence, None)
             if state is not None:
                 self._num_tokens -= state.length
-                self._core.close(state.branches)
+                self._backend.close(state.branches)
 
     def drop(self, peer: Peer) -> None:
         """Forget a target and close its sequences."""
@@ -179,7 +179,7 @@ class DraftScheduler:
             targets = targets[shift:] + targets[:shift]
         branches = list(itertools.islice(_round_robin(map(self._urgent, targets)), self._limits.max_batch))
         self.num_urgent = len(branches)
-        if self._limits.ahead_nodes:
+        if self._limits.max_branch_tokens:
             states = [state for target in targets if target.is_ahead for state in target.sequences.values()]
             ahead = _round_robin(state.branches_ahead(self.plan) for state in states)
             for branch in itertools.islice(ahead, self._limits.max_batch - len(branches)):
@@ -189,7 +189,7 @@ class DraftScheduler:
 
     def _urgent(self, target: TargetSession) -> list[DraftBranch]:
         """The branches that the target waits for. Without drafting ahead no outcomes are prepared from them."""
-        is_ahead = target.is_ahead and self._limits.ahead_nodes > 0
+        is_ahead = target.is_ahead and self._limits.max_branch_tokens > 0
         branches = []
         for state in target.sequences.values():
             if (branch := state.urgent_branch) is not None:
@@ -224,18 +224,18 @@ class DraftScheduler:
             return []
         sequences = sum(len(target.sequences) for target in self.targets.values() if target.is_ahead)
         alphas, odds = self._estimates(num_offered + 1, gaps)
-        outcomes = fan_out(alphas, odds, num_offered, depth, self._limits.ahead_nodes, continues)
+        outcomes = likely_outcomes(alphas, odds, num_offered, depth, self._limits.max_branch_tokens, continues)
         own = math.prod(alphas) if continues else 0.0
         probabilities = [own, *[outcome.probability for outcome in outcomes]]
         return outcomes[: self.budget.num_branches(depth, max(1, sequences), probabilities) - 1]
 
-    def alternatives(self, state: DraftState) -> list[BranchKey]:
+    def alternatives(self, state: DraftedSequence) -> list[BranchKey]:
         """The alternatives that the target verifies in the same step as the draft of this round, which are its most probable
         outcomes."""
         if not state.num_alternatives or not state.num_offered:
             return []
         alphas, odds = self._estimates(state.num_offered, state.gaps)
-        return state.keys(fan_out(alphas, odds, state.num_offered - 1, 1, state.num_alternatives + 1))
+        return state.keys(likely_outcomes(alphas, odds, state.num_offered - 1, 1, state.num_alternatives + 1))
 
     def _estimates(self, num_positions: int, gaps: Sequence[float | None]) -> tuple[list[float], Sequence[float]]:
         """Acceptance of the drafted tokens at `num_positions` positions, and odds of the alternatives."""
@@ -247,7 +247,7 @@ class DraftScheduler:
         return alphas, odds
 
     @property
-    def _states(self) -> list[DraftState]:
+    def _states(self) -> list[DraftedSequence]:
         return [state for target in list(self.targets.values()) for state in list(target.sequences.values())]
 
     def _learn(self) -> None:

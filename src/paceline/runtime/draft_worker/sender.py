@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from paceline.core.clock import Clock
 from paceline.runtime.draft_worker import distributions
 from paceline.runtime.draft_worker.branches import BranchKey, pack
-from paceline.runtime.draft_worker.pass_times import PassTimes
+from paceline.runtime.draft_worker.pass_times import DraftPassTimes
 from paceline.runtime.draft_worker.scheduler import DraftLimits, DraftScheduler, TargetSession
-from paceline.runtime.draft_worker.state import DraftState
+from paceline.runtime.draft_worker.state import DraftedSequence
 from paceline.runtime.wire.messages import (
     MAX_NAME,
     Branches,
@@ -35,7 +35,7 @@ class DraftSender:
         epoch: int,
         listener: Listener[FromTarget],
         scheduler: DraftScheduler,
-        times: PassTimes,
+        times: DraftPassTimes,
         limits: DraftLimits,
         clock: Clock,
     ) -> None:
@@ -86,12 +86,12 @@ class DraftSender:
         """Load of the worker, as reported to `target`."""
         return self._scheduler.load(self._times.average, target)
 
-    def _announces(self, state: DraftState) -> bool:
-        return self._limits.ahead_nodes > 0 and self._times.average * state.depth >= ANNOUNCE_SECONDS
+    def _announces(self, state: DraftedSequence) -> bool:
+        return self._limits.max_branch_tokens > 0 and self._times.average * state.depth >= ANNOUNCE_SECONDS
 
 
 def _round_draft(
-    sequence: int, state: DraftState, started: Iterable[BranchKey], alternatives: Iterable[BranchKey]
+    sequence: int, state: DraftedSequence, started: Iterable[BranchKey], alternatives: Iterable[BranchKey]
 ) -> RoundDraft:
     draft, data = state.draft, b""
     if state.params.needs_distribution:

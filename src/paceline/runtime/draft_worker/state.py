@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from paceline.cluster.pairing.fanout import Outcome
 from paceline.runtime.draft_worker.branches import BranchKey
-from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, DraftedToken
+from paceline.runtime.draft_worker.core import DraftBackend, DraftBranch, DraftedToken
 from paceline.speculation.proposers.model_drafter import SequenceParams
 
 Plan = Callable[[int, int, bool, Sequence[float | None]], Iterable[Outcome]]
@@ -34,11 +34,11 @@ class VerifyOutcome(NamedTuple):
     """Score gaps of the `known` tokens."""
 
 
-class DraftState:
-    """State of one open sequence. Close its `branches` in the core when dropping it."""
+class DraftedSequence:
+    """State of one open sequence. Close its `branches` in the backend when dropping it."""
 
-    def __init__(self, branch: DraftBranch, core: DraftCore, new_id: Callable[[], int]) -> None:
-        self._core, self._new_id = core, new_id
+    def __init__(self, branch: DraftBranch, backend: DraftBackend, new_id: Callable[[], int]) -> None:
+        self._backend, self._new_id = backend, new_id
         self._main = branch
         self._branches: dict[BranchKey, DraftBranch] = {}
         self._planned: list[Outcome] | None = None
@@ -107,14 +107,14 @@ class DraftState:
             branch = self._branches.pop(BranchKey(matched, tokens[matched]), None)
         self._drop_branches()
         if branch is not None:
-            self._core.close([self._main])
+            self._backend.close([self._main])
             self._main, num_old = branch, 0
             if key is None:
                 self._continue(branch, base + len(tokens) - 1, tokens[-1])
         elif matched == len(tokens):
             del chain[:matched]
         else:
-            self._core.truncate(self._main, base + matched)
+            self._backend.truncate(self._main, base + matched)
             self._main.ids.extend(tokens[matched:])
             self._main.chain = []
         self._main.num_committed = base + len(tokens)
@@ -211,7 +211,7 @@ class DraftState:
         if branch.chain and branch.chain[0].token == token:
             del branch.chain[0]
         else:
-            self._core.truncate(branch, length)
+            self._backend.truncate(branch, length)
             branch.ids.append(token)
             branch.chain = []
 
@@ -231,7 +231,7 @@ class DraftState:
             if key is not None:
                 ids = [*main.ids[: self.length + outcome.accepted], key.token]
                 child = DraftBranch(self._new_id(), self.params, ids, self.length)
-                self._core.fork(main, child)
+                self._backend.fork(main, child)
                 self._branches[key] = child
         # The logits after the last draft of the round are not computed yet
         self._planned = [outcome for outcome in planned if outcome.accepted >= len(main.chain)]
@@ -255,5 +255,5 @@ class DraftState:
 
     def _drop_branches(self) -> None:
         if self._branches:
-            self._core.close(list(self._branches.values()))
+            self._backend.close(list(self._branches.values()))
             self._branches.clear()

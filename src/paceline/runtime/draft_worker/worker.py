@@ -1,8 +1,8 @@
 """A draft worker: drafts for many targets with one thread, one socket and one batch.
 
-Each iteration receives all messages, answers complete rounds, and runs one pass of the core. The pass takes the branches that
-targets wait for, round-robin over targets, then branches drafted ahead. A round that is drafted on demand starts with the next
-pass, and a target with many sequences does not delay the remaining targets.
+Each iteration receives all messages, answers complete rounds, and runs one pass of the backend. The pass takes the branches
+that targets wait for, round-robin over targets, then branches drafted ahead. A round that is drafted on demand starts with the
+next pass, and a target with many sequences does not delay the remaining targets.
 """
 
 import logging
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from paceline.core.clock import Clock, WallClock
 from paceline.models.drafts.compatibility import Fingerprint
-from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, DraftedToken
+from paceline.runtime.draft_worker.core import DraftBackend, DraftBranch, DraftedToken
 from paceline.runtime.draft_worker.inbox import TargetInbox
-from paceline.runtime.draft_worker.pass_times import PassTimes
+from paceline.runtime.draft_worker.pass_times import DraftPassTimes
 from paceline.runtime.draft_worker.scheduler import DraftLimits, DraftScheduler
 from paceline.runtime.draft_worker.sender import DraftSender
 from paceline.runtime.weights.manager import WeightManager
@@ -49,7 +49,7 @@ class DraftWorker:
     def __init__(
         self,
         name: str,
-        core: DraftCore,
+        backend: DraftBackend,
         listener: Listener[FromTarget],
         tokenizer: Fingerprint,
         vocab_size: int,
@@ -62,9 +62,9 @@ class DraftWorker:
         self.name = name
         self.epoch = secrets.randbits(32)  # part of every message: five bytes instead of nine
         limits, self._clock = limits or DraftLimits(), clock or WallClock()
-        self._core, self._listener, self._weights = core, listener, weights
-        self._scheduler = DraftScheduler(core, vocab_size, limits)
-        self._times = PassTimes()
+        self._backend, self._listener, self._weights = backend, listener, weights
+        self._scheduler = DraftScheduler(backend, vocab_size, limits)
+        self._times = DraftPassTimes()
         self._sender = DraftSender(self.epoch, listener, self._scheduler, self._times, limits, self._clock)
         self._inbox = TargetInbox(
             name, self.epoch, tokenizer, listener, self._scheduler, self._sender, self._times, limits, self._clock
@@ -147,10 +147,10 @@ class DraftWorker:
         )
 
     def _run_pass(self, branches: list[DraftBranch]) -> Sequence[DraftedToken | None] | None:
-        """Run and time one pass of the core. Returns None if the pass failed, and closes its sequences."""
+        """Run and time one pass of the backend. Returns None if the pass failed, and closes its sequences."""
         rows, started = sum(max(1, branch.num_missing) for branch in branches), self._clock.now()
         try:
-            drafted = self._core.step(branches)
+            drafted = self._backend.step(branches)
         except Exception:  # The remaining sequences and targets must not suffer
             logger.exception("a pass failed; its sequences are closed")
             self._fail(branches)

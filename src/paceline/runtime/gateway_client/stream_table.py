@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline.cluster.routing.kv_index import KvIndex, find_peer
-from paceline.cluster.routing.router import Prompt, Router
+from paceline.cluster.routing.router import RoutedPrompt, Router
 from paceline.core.errors import EngineClosed, GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent
 from paceline.core.request import Request
@@ -74,7 +74,7 @@ class StreamTable:
         for stream in self._streams.values():
             self._notify(stream, error)
 
-    def take_output(self, target: TargetConnection, output: Output) -> None:
+    def handle_output(self, target: TargetConnection, output: Output) -> None:
         stream = target.streams.get(output.attempt)
         if stream is None:
             return
@@ -102,7 +102,7 @@ class StreamTable:
             target.num_prompt_tokens += len(stream.request.prompt_ids)
             target.num_cached_tokens += min(num_cached, len(stream.request.prompt_ids))
 
-    def take_failure(self, target: TargetConnection, message: RequestFailed) -> None:
+    def handle_failure(self, target: TargetConnection, message: RequestFailed) -> None:
         """End a request that is invalid or that an engine failed on. A request that failed for a different reason is continued
         on another worker."""
         stream = target.streams.get(message.attempt)
@@ -118,7 +118,7 @@ class StreamTable:
             logger.warning("%s stopped a stream: %s", target.name, message.message)
             self._reassign(stream)
 
-    def take_heartbeat(self, target: TargetConnection, heartbeat: Heartbeat) -> None:
+    def handle_heartbeat(self, target: TargetConnection, heartbeat: Heartbeat) -> None:
         """Continue the streams that the worker no longer has: it dropped them while this gateway was suspended."""
         lost = target.take_lost_streams(heartbeat)
         if lost:
@@ -129,7 +129,7 @@ class StreamTable:
     def release(self, target: TargetConnection, reason: str, has_died: bool = False) -> None:
         """Reassign all streams of a lost worker. If it is still alive, it must stop them. `has_died` says that its process
         ended without a `Goodbye`. A request that it had not started yet may then be the reason."""
-        streams = target.take_streams()
+        streams = target.remove_streams()
         if has_died:
             for stream in streams:
                 stream.num_deaths += not stream.has_started
@@ -156,7 +156,7 @@ class StreamTable:
             if not choices:
                 self._unassigned.append(stream)
                 continue
-            prompt = Prompt(request.prompt_ids, request.cache_salt, request.id)
+            prompt = RoutedPrompt(request.prompt_ids, request.cache_salt, request.id)
             name = stream.worker = self._router.choose(prompt, list(choices.values()))
             loads[name] = replace(loads[name], assigned=loads[name].assigned + stream.num_unfinished)
             if self._index is not None and len(loads) > 1:

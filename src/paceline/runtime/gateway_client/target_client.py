@@ -25,7 +25,7 @@ from paceline.runtime.gateway_client.merged_status import ReportHistory, merge_s
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.wire.gateway_messages import SwapDraft
 from paceline.runtime.wire.keys import KeyPair
-from paceline.runtime.wire.target_messages import Recalled, Welcome
+from paceline.runtime.wire.target_messages import TokensReply, Welcome
 from paceline.speculation.verification.schema_check import SchemaChecker
 
 START_SECONDS = 600.0
@@ -125,9 +125,9 @@ class TargetClient:
         """Start a request, or raise `InvalidRequest`. `listener` receives the outputs, on the pool's thread."""
         self.pool.submit(self._validator.validate(request), listener)
 
-    def recall(self, key: str) -> "Future[Recalled | None]":
+    def request_tokens(self, key: str) -> "Future[TokensReply | None]":
         """The tokens of a resumable stream of any gateway. None if no worker knows its key. The stream ends where it runs."""
-        return self.pool.recall(key)
+        return self.pool.request_tokens(key)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; its listener receives nothing more. An unknown or finished request is not an error."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from paceline.cluster.health import Progress, WorkerHealth, WorkerState
+from paceline.cluster.health import StepProgress, WorkerHealth, WorkerState
 from paceline.cluster.routing.router import WorkerLoad
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.status.engine import EngineStatus
@@ -147,14 +147,14 @@ class TargetConnection:
                 self.send(StatusRequest())
         self.state = self.health.state(now)
 
-    def take_heartbeat(self, heartbeat: Heartbeat, now: float) -> bool:
+    def handle_heartbeat(self, heartbeat: Heartbeat, now: float) -> bool:
         """Returns whether the worker has restarted since the last heartbeat and lost its streams."""
         self.heartbeat = heartbeat
         self._num_foreign = max(0, heartbeat.running + heartbeat.waiting - self._num_own)
         if heartbeat.nonce == self._nonce and self._requested is not None:
             seconds = now - self._requested
             self.round_trip = seconds if self.round_trip is None else 0.8 * self.round_trip + 0.2 * seconds
-        progress = Progress(heartbeat.epoch, heartbeat.steps, heartbeat.is_busy, heartbeat.step_seconds)
+        progress = StepProgress(heartbeat.epoch, heartbeat.steps, heartbeat.is_busy, heartbeat.step_seconds)
         restarted = self.health.heartbeat(progress, now)
         if self.welcome is not None and self.welcome.epoch != heartbeat.epoch:
             self.welcome = None
@@ -173,7 +173,7 @@ class TargetConnection:
         ]
         return [self.streams.pop(attempt) for attempt in lost]
 
-    def take_streams(self) -> Sequence[Stream]:
+    def remove_streams(self) -> Sequence[Stream]:
         """Remove and return all streams."""
         streams, self.streams = list(self.streams.values()), {}
         for stream in streams:

@@ -18,7 +18,7 @@ from paceline.core.status.worker import WorkerStatus
 from paceline.runtime.deploy.directory import Directory, Member
 from paceline.runtime.gateway_client.canaries import Canaries
 from paceline.runtime.gateway_client.directory_watch import DirectoryWatch
-from paceline.runtime.gateway_client.recalls import Recalls
+from paceline.runtime.gateway_client.recalls import TokensRequests
 from paceline.runtime.gateway_client.stream import Stream
 from paceline.runtime.gateway_client.stream_table import StreamTable
 from paceline.runtime.gateway_client.target_connection import TargetConnection
@@ -33,9 +33,9 @@ from paceline.runtime.wire.target_messages import (
     FromTargetWorker,
     Heartbeat,
     Outputs,
-    Recalled,
     RequestFailed,
     StatusReport,
+    TokensReply,
     Welcome,
 )
 from paceline.runtime.wire.wakeup import CommandQueue
@@ -62,7 +62,7 @@ class TargetPool:
         self._targets = Targets(config, own)
         self._streams = StreamTable(self._targets, router, self._caches.index if config.shares_caches else None)
         self._canaries = Canaries(config.health.canary, self._targets, self._streams.submit)
-        self._recalls = Recalls(self._targets)
+        self._tokens_requests = TokensRequests(self._targets)
         self._last_poll: float | None = None
         self._commands = CommandQueue()
         self._lock = threading.Lock()  # guards `_is_closed`
@@ -134,10 +134,10 @@ class TargetPool:
 
         self._commands.put(submit)
 
-    def recall(self, key: str) -> "Future[Recalled | None]":
+    def request_tokens(self, key: str) -> "Future[TokensReply | None]":
         """The tokens of a resumable stream that any worker has kept. None if no worker knows its key. The stream ends there."""
-        future: Future[Recalled | None] = Future()
-        self._commands.put(lambda: self._recalls.start(key, future, self._clock.now()))
+        future: Future[TokensReply | None] = Future()
+        self._commands.put(lambda: self._tokens_requests.start(key, future, self._clock.now()))
         return future
 
     def cancel(self, request_id: str) -> None:
@@ -178,7 +178,7 @@ class TargetPool:
             self._poll()
             self._streams.assign()
         self._streams.fail_all(EngineClosed("the gateway was shut down while the request was running"))
-        self._recalls.finish_all()
+        self._tokens_requests.finish_all()
         for target in self._targets.values():
             target.send(Goodbye("the gateway is stopping"))
             target.close()
@@ -196,28 +196,28 @@ class TargetPool:
         match message:
             case Outputs():
                 for output in message.outputs:
-                    self._streams.take_output(target, output)
+                    self._streams.handle_output(target, output)
                 if not target.streams:  # the counts of a finished request are then current at once
                     target.send(StatusRequest())
             case Heartbeat():
                 was_draining = target.is_draining
-                has_restarted = target.take_heartbeat(message, self._clock.now())
+                has_restarted = target.handle_heartbeat(message, self._clock.now())
                 if target.is_draining and not was_draining:
                     logger.info("target worker %s is draining", target.name)
                 if has_restarted:
                     self._canaries.forget(target.name)
                     self._streams.release(target, "restarted", has_died=True)
                 else:
-                    self._streams.take_heartbeat(target, message)
+                    self._streams.handle_heartbeat(target, message)
             case RequestFailed():
-                self._streams.take_failure(target, message)
+                self._streams.handle_failure(target, message)
             case Welcome():
-                if self._targets.take_welcome(target, message) and self._kv_router is not None:
+                if self._targets.handle_welcome(target, message) and self._kv_router is not None:
                     self._caches.track(target.member, message)
             case StatusReport():
                 target.report = message
-            case Recalled():
-                self._recalls.add(message)
+            case TokensReply():
+                self._tokens_requests.add(message)
             case Goodbye():
                 if target.welcome is None:
                     logger.warning("%s: %s", target.name, message.reason)
@@ -228,7 +228,7 @@ class TargetPool:
 
     def _poll(self) -> None:
         now = self._clock.now()
-        self._recalls.finish_complete(now)
+        self._tokens_requests.finish_complete(now)
         paused = now - (now if self._last_poll is None else self._last_poll)
         self._last_poll = now
         for target in self._targets.values():

@@ -106,7 +106,7 @@ class Targets(dict[str, TargetConnection]):
                 target.send(swap)
                 target.send(StatusRequest())
 
-    def take_welcome(self, target: TargetConnection, welcome: Welcome) -> bool:
+    def handle_welcome(self, target: TargetConnection, welcome: Welcome) -> bool:
         """Complete the handshake. Sends the worker lists and the flags to an accepted worker. Returns False if the worker is
         refused."""
         if welcome.version != VERSION:

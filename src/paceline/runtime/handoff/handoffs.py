@@ -19,7 +19,7 @@ from paceline.core.errors import EngineClosed, PacelineError
 from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import Request
 from paceline.core.status.engine import HandoffCounts
-from paceline.engine.hooks.imports import Imports
+from paceline.engine.hooks.imports import KvImports
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.handoff.cache_memory import PeerCaches
@@ -55,7 +55,7 @@ class Handoffs:
         engine = loop.engine
         self._loop = loop
         self._engine = engine
-        self._imports = engine.hooks.get(Imports)
+        self._imports = engine.hooks.get(KvImports)
         self._min_tokens = min(threshold, MIN_TOKENS)
         self._clock = clock or WallClock()
         self._lock = threading.Lock()  # guards what follows

@@ -202,7 +202,7 @@ class PrefillConnections:
     def _process(self, connection: TargetConnection, message: FromTargetWorker | MalformedMessage) -> None:
         match message:
             case Heartbeat():
-                if connection.take_heartbeat(message, self._clock.now()):
+                if connection.handle_heartbeat(message, self._clock.now()):
                     self._fail_prompts(connection, "restarted")
             case Welcome():
                 if message.version == VERSION:

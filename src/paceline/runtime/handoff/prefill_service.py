@@ -15,7 +15,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.core.status.engine import HandoffCounts
-from paceline.engine.hooks.exports import Exports
+from paceline.engine.hooks.exports import KvExports
 from paceline.engine.hooks.handoff_plan import CacheLayout, HandoffPlan
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
@@ -38,7 +38,7 @@ RESERVED_BLOCKS = 16
 """Blocks of the cache kept for canary requests."""
 
 
-class Busy(PacelineError):
+class PrefillBusy(PacelineError):
     """The worker accepts no more prompts for now. The target computes the prompt itself."""
 
 
@@ -63,7 +63,7 @@ class PrefillService:
         """Whether it computes prompts. Otherwise it sends cached blocks only."""
         self._clock = clock or WallClock()
         self._layout = CacheLayout.of(engine.runner)
-        self._exports = engine.hooks.get(Exports)
+        self._exports = engine.hooks.get(KvExports)
         self._cache = share_cache(engine.runner, memory)
         """The cache in device memory. Empty if blocks are sent as bytes."""
         self._jobs: dict[tuple[Peer, int], ExportJob] = {}
@@ -78,15 +78,15 @@ class PrefillService:
         self._thread.start()
 
     def start(self, peer: Peer, message: Prefill) -> PrefillStarted:
-        """Start a prompt. Raises `Busy`, or `InvalidRequest` for a prompt that this worker can never compute."""
+        """Start a prompt. Raises `PrefillBusy`, or `InvalidRequest` for a prompt that this worker can never compute."""
         plan = self._plan(message)
         engine, pool = self._engine, self._engine.scheduler.tables.pool
         jobs = self._jobs.values()
         blocks = sum(job.plan.end + 1 for job in jobs)
         if jobs and sum(job.num_staged_bytes for job in jobs) > MAX_BYTES:
-            raise Busy(f"{len(jobs)} prompts are waiting to be fetched")
+            raise PrefillBusy(f"{len(jobs)} prompts are waiting to be fetched")
         if blocks + plan.end + 1 > pool.num_blocks - RESERVED_BLOCKS:
-            raise Busy(f"the cache is full of {len(jobs)} other prompts")
+            raise PrefillBusy(f"the cache is full of {len(jobs)} other prompts")
         request = Request(
             id=f"prefill-{next(self._numbers)}",
             prompt_ids=tuple(message.ids),

@@ -13,7 +13,7 @@ from paceline.engine.build import draft_of, load_second
 from paceline.engine.loop import EngineLoop
 from paceline.models.drafts.exchange import AnyDraft
 from paceline.models.loading.load import LoadedModel
-from paceline.runtime.target_worker.draft_switchback import DraftSwitchback
+from paceline.runtime.target_worker.draft_switchback import AlternatingDraftTrial
 from paceline.runtime.wire.gateway_messages import SwapDraft
 
 logger = logging.getLogger(__name__)
@@ -39,10 +39,10 @@ class DraftSwaps:
     """`start` and `status` are for the worker's thread. The draft loads on a thread of its own and is tried on the engine's."""
 
     def __init__(
-        self, switchback: DraftSwitchback, loop: EngineLoop, draft: str, load: Callable[[str], AnyDraft]
+        self, draft_trial: AlternatingDraftTrial, loop: EngineLoop, draft: str, load: Callable[[str], AnyDraft]
     ) -> None:
-        """`switchback` is a hook of the engine of `loop`. `draft` is the name of the draft that the engine was built with."""
-        self._switchback, self._loop, self._load = switchback, loop, load
+        """`draft_trial` is a hook of the engine of `loop`. `draft` is the name of the draft that the engine was built with."""
+        self._draft_trial, self._loop, self._load = draft_trial, loop, load
         self._draft = draft
         self._swap: SwapDraft | None = None
         """The last swap."""
@@ -51,8 +51,8 @@ class DraftSwaps:
         self._is_loading = self._is_tried = self._is_cancelled = False
 
     @classmethod
-    def of(cls, switchback: DraftSwitchback, loop: EngineLoop, config: EngineConfig) -> "DraftSwaps":
-        return cls(switchback, loop, draft_of(config) or "", draft_loader(config, loop))
+    def of(cls, draft_trial: AlternatingDraftTrial, loop: EngineLoop, config: EngineConfig) -> "DraftSwaps":
+        return cls(draft_trial, loop, draft_of(config) or "", draft_loader(config, loop))
 
     def start(self, swap: SwapDraft) -> None:
         """Load and try a draft; an empty name ends the trial. A second swap is ignored while one runs."""
@@ -60,7 +60,7 @@ class DraftSwaps:
             self._is_cancelled = True
             self._loop.call(self._stop)
             return
-        if self._switchback.weights is None or self._is_loading or self._switchback.is_running:
+        if self._draft_trial.weights is None or self._is_loading or self._draft_trial.is_running:
             logger.warning("the draft %s is not tried: %s", swap.draft, "another one is, or the engine has no draft")
             return
         self._settle()
@@ -71,12 +71,12 @@ class DraftSwaps:
     @property
     def status(self) -> DraftStatus | None:
         """The draft in use and the last swap. None if the engine drafts without a model of its own."""
-        if self._switchback.weights is None:
+        if self._draft_trial.weights is None:
             return None
-        if self._switchback.is_overdue and self._loop.is_running:
-            self._loop.call(self._switchback.expire)
+        if self._draft_trial.is_overdue and self._loop.is_running:
+            self._loop.call(self._draft_trial.expire)
         self._settle()
-        return DraftStatus(self._draft, self._switchback.method, self._swap_status())
+        return DraftStatus(self._draft, self._draft_trial.method, self._swap_status())
 
     def _swap_status(self) -> DraftSwapStatus | None:
         swap = self._swap
@@ -86,18 +86,18 @@ class DraftSwaps:
             return DraftSwapStatus(swap.number, swap.draft, TrialVerdict.ROLL_BACK.value, self._refusal)
         if self._is_loading or not self._is_tried:
             return DraftSwapStatus(swap.number, swap.draft, TrialVerdict.CONTINUE.value, LOADING)
-        decision = self._switchback.decision
+        decision = self._draft_trial.decision
         return DraftSwapStatus(
-            swap.number, swap.draft, decision.verdict.value, decision.reason, decision.gain, *self._switchback.counts
+            swap.number, swap.draft, decision.verdict.value, decision.reason, decision.gain, *self._draft_trial.counts
         )
 
     def _settle(self) -> None:
         """Remember the name of a draft that was kept."""
-        if self._is_tried and self._swap is not None and self._switchback.decision.verdict is TrialVerdict.KEEP:
+        if self._is_tried and self._swap is not None and self._draft_trial.decision.verdict is TrialVerdict.KEEP:
             self._draft = self._swap.draft
 
     def _stop(self) -> None:
-        self._switchback.stop(INTERRUPTED)
+        self._draft_trial.stop(INTERRUPTED)
 
     def _run(self, swap: SwapDraft) -> None:
         """Load the draft and begin its trial."""
@@ -106,7 +106,7 @@ class DraftSwaps:
             if self._is_cancelled:
                 self._refusal = INTERRUPTED
             else:
-                self._loop.run(lambda: self._switchback.begin(candidate, swap.seconds, swap.period))
+                self._loop.run(lambda: self._draft_trial.begin(candidate, swap.seconds, swap.period))
                 self._is_tried = True
             if self._is_cancelled:  # meanwhile
                 self._loop.call(self._stop)

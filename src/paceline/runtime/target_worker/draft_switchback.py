@@ -28,7 +28,7 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.sequence import Sequence
 from paceline.core.status.draft import DraftCounts, GoodputSums
 from paceline.engine.executors.executor import StepResult
-from paceline.engine.hooks.hook import HookedEngine, StepHook
+from paceline.engine.hooks.hook import EngineParts, StepHook
 from paceline.engine.schedule import Schedule
 from paceline.engine.speculator import Speculator
 from paceline.models.drafts.exchange import AnyDraft
@@ -72,7 +72,7 @@ class _Period:
     """Sum over sequences of the time of their steps."""
 
 
-class DraftSwitchback(StepHook):
+class AlternatingDraftTrial(StepHook):
     """Tries a second draft on the traffic of the engine. Other threads may read `decision`, `counts` and `is_running`."""
 
     def __init__(self, clock: Clock | None = None, seed: int | None = None) -> None:
@@ -111,7 +111,7 @@ class DraftSwitchback(StepHook):
         """What the draft in use before the trial and the new draft were measured on."""
         return self._measured[0].counts, self._measured[1].counts
 
-    def attach(self, engine: HookedEngine) -> None:
+    def attach(self, engine: EngineParts) -> None:
         self._speculator = engine.speculator
         proposers = engine.speculator.proposers
         weights = (proposer.traits.weights for proposer in proposers.values())

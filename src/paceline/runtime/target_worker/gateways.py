@@ -8,7 +8,7 @@ from functools import partial
 from paceline.core.clock import Clock
 from paceline.core.errors import PacelineError
 from paceline.core.output import OutputEvent, StepOutput
-from paceline.runtime.target_worker.jobs import GatewayJobs, Job
+from paceline.runtime.target_worker.jobs import GatewaySession, Submission
 from paceline.runtime.wire.gateway_messages import FromGateway, Submit
 from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
 from paceline.runtime.wire.target_messages import Welcome
@@ -27,23 +27,23 @@ MAX_JOBS = 8192
 """Requests per gateway, far above a gateway's own admission limit."""
 
 
-class Gateways(dict[Peer, GatewayJobs]):
+class GatewaySessions(dict[Peer, GatewaySession]):
     """Requests by gateway. The thread that owns the listener uses it."""
 
     def __init__(self, name: str, listener: Listener[FromGateway], clock: Clock) -> None:
         """`name` is the worker's."""
         super().__init__()
         self._name, self._listener, self._clock = name, listener, clock
-        self._events: deque[tuple[Job, OutputEvent]] = deque()
+        self._events: deque[tuple[Submission, OutputEvent]] = deque()
         self._is_awake = False
         self._last_check: float | None = None
         """Time of the last check for silent gateways."""
         self._drain_until: float | None = None
         """Time at which the remaining streams continue elsewhere. None if the worker does not drain."""
 
-    def heard(self, peer: Peer) -> GatewayJobs:
+    def heard(self, peer: Peer) -> GatewaySession:
         """The requests of a gateway that has just sent a message."""
-        gateway = self.setdefault(peer, GatewayJobs())
+        gateway = self.setdefault(peer, GatewaySession())
         gateway.last_message = self._clock.now()
         return gateway
 
@@ -52,7 +52,7 @@ class Gateways(dict[Peer, GatewayJobs]):
         text = f"{self._name} has protocol version {VERSION}, not {hello.version}: upgrade the older one"
         self._listener.send(peer, welcome() if hello.version == VERSION else Goodbye(text))
 
-    def accepts(self, gateway: GatewayJobs, message: Submit, epoch: int) -> bool:
+    def accepts(self, gateway: GatewaySession, message: Submit, epoch: int) -> bool:
         """Whether the worker, in this epoch, can take the request. If not, its failure is queued."""
         error = None
         if message.epoch != epoch:  # sent to the previous process at this address
@@ -68,7 +68,7 @@ class Gateways(dict[Peer, GatewayJobs]):
             gateway.fail(message.attempt, PacelineError(error))
         return error is None
 
-    def listener_of(self, job: Job) -> Callable[[OutputEvent], None]:
+    def listener_of(self, job: Submission) -> Callable[[OutputEvent], None]:
         """Takes the outputs and the error of a request, from any thread, for `send_events`."""
 
         def listen(event: OutputEvent) -> None:
@@ -79,7 +79,7 @@ class Gateways(dict[Peer, GatewayJobs]):
 
         return listen
 
-    def send_events(self, on_error: Callable[[Job], None] = lambda job: None) -> None:
+    def send_events(self, on_error: Callable[[Submission], None] = lambda job: None) -> None:
         """Send what the listeners took, all outputs of a step in one message to each gateway, as far as the send queues accept
         it. `on_error` is called for a running request that failed."""
         self._is_awake = False  # before reading: an event that arrives from here on wakes the thread again

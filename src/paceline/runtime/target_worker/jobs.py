@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
-from paceline.runtime.target_worker.kept_streams import KeptStream
+from paceline.runtime.target_worker.kept_streams import ResumableStream
 from paceline.runtime.wire.messages import MAX_OUTPUTS
 from paceline.runtime.wire.target_messages import FailureKind, Output, Outputs, RequestFailed
 from paceline.runtime.wire.transport import Peer
@@ -16,7 +16,7 @@ MAX_REASON = 2000
 """Characters of an error message."""
 
 
-class Job:
+class Submission:
     """A running submission."""
 
     __slots__ = ("attempt", "kept", "num_tokens", "num_unfinished", "peer", "request_id")
@@ -27,22 +27,22 @@ class Job:
         self.num_tokens = [len(tokens or ()) for tokens in committed]
         """Output tokens by choice, including those that another worker committed."""
         self.num_unfinished = len(request.unfinished)
-        self.kept: KeptStream | None = None
+        self.kept: ResumableStream | None = None
         """Tokens of a resumable stream."""
 
 
 @dataclass(slots=True)
-class GatewayJobs:
+class GatewaySession:
     last_message: float = 0.0
     """Time of the gateway's last message."""
-    jobs: dict[int, Job] = field(default_factory=dict)
+    jobs: dict[int, Submission] = field(default_factory=dict)
     """Running submissions, by attempt."""
     outbox: deque[Outputs | RequestFailed] = field(default_factory=deque)
     """Messages that the send queue has not accepted yet. The tokens of the admitted requests bound its size."""
     _outputs: list[Output] = field(default_factory=list)
     """Outputs that are not in the outbox yet."""
 
-    def add(self, job: Job, event: OutputEvent) -> None:
+    def add(self, job: Submission, event: OutputEvent) -> None:
         """Queue the event, unless its job ended or was cancelled. Outputs leave together, with the next `flush`."""
         if self.jobs.get(job.attempt) is not job:
             return

@@ -10,7 +10,7 @@ MAX_TOKENS = 4_000_000
 """Tokens kept in all, four bytes each. Beyond them the oldest ended streams are dropped."""
 
 
-class KeptStream:
+class ResumableStream:
     """The seed of a stream and its output tokens by choice, including those that other workers committed."""
 
     __slots__ = ("choices", "ended", "is_running", "seed")
@@ -32,20 +32,20 @@ class KeptStream:
         self.choices[choice].extend(tokens)
 
 
-class KeptStreams:
+class ResumableStreams:
     """Streams by resume key. The caller passes the time, in seconds."""
 
     def __init__(self, seconds: float = KEEP_SECONDS, max_tokens: int = MAX_TOKENS) -> None:
         self._seconds, self._max_tokens = seconds, max_tokens
-        self._streams: dict[str, KeptStream] = {}
+        self._streams: dict[str, ResumableStream] = {}
 
-    def keep(self, request: Request, is_running: Callable[[], bool]) -> KeptStream:
+    def keep(self, request: Request, is_running: Callable[[], bool]) -> ResumableStream:
         """Keep the tokens of a request that starts now. One with the same key is replaced."""
         self._streams.pop(request.resume_key, None)
-        stream = self._streams[request.resume_key] = KeptStream(request, is_running)
+        stream = self._streams[request.resume_key] = ResumableStream(request, is_running)
         return stream
 
-    def find(self, key: str) -> KeptStream | None:
+    def find(self, key: str) -> ResumableStream | None:
         return self._streams.get(key)
 
     def expire(self, now: float) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from paceline.cluster.health import Progress
+from paceline.cluster.health import StepProgress
 from paceline.core.status.engine import Symptom
 from paceline.engine.engine import Engine
 from paceline.models.drafts.compatibility import fingerprint
@@ -11,7 +11,7 @@ from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.draft_swaps import DraftSwaps
-from paceline.runtime.target_worker.jobs import GatewayJobs
+from paceline.runtime.target_worker.jobs import GatewaySession
 from paceline.runtime.weights.manager import WeightManager
 from paceline.runtime.wire.messages import VERSION
 from paceline.runtime.wire.target_messages import Heartbeat, StatusReport, Welcome
@@ -54,7 +54,7 @@ class WorkerReports:
             memory=None if self.prefill_service is None else self.prefill_service.cache_memory,
         )
 
-    def heartbeat(self, nonce: int, gateway: GatewayJobs, is_draining: bool) -> Heartbeat:
+    def heartbeat(self, nonce: int, gateway: GatewaySession, is_draining: bool) -> Heartbeat:
         snapshot, progress = self.engine.status.snapshot(), self.progress()
         return Heartbeat(
             nonce=nonce,
@@ -84,7 +84,7 @@ class WorkerReports:
         )
         return StatusReport(self.epoch, self.name, status)
 
-    def progress(self) -> Progress:
+    def progress(self) -> StepProgress:
         """Of the engine's steps. A wait for a layer that is still loading is not a stall."""
         engine, is_loading = self.engine, self.weights is not None and self.weights.progress is not None
-        return Progress(self.epoch, engine.num_steps, engine.has_work and not is_loading, engine.watch.step_seconds)
+        return StepProgress(self.epoch, engine.num_steps, engine.has_work and not is_loading, engine.watch.step_seconds)

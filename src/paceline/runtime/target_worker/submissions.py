@@ -1,4 +1,5 @@
-"""Requests that gateways have submitted to a target worker: passes them to the engine, cancels and recalls them."""
+"""Requests that gateways have submitted to a target worker: passes them to the engine, cancels them, and gives the tokens of
+resumable streams."""
 
 import itertools
 import logging
@@ -9,12 +10,12 @@ from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.request import Request
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.handoff.handoffs import Handoffs
-from paceline.runtime.target_worker.gateways import Gateways
+from paceline.runtime.target_worker.gateways import GatewaySessions
 from paceline.runtime.target_worker.grammar_thread import GrammarThread
-from paceline.runtime.target_worker.jobs import GatewayJobs, Job
-from paceline.runtime.target_worker.kept_streams import KeptStreams
-from paceline.runtime.wire.gateway_messages import Recall, Submit, check_limits
-from paceline.runtime.wire.target_messages import Recalled
+from paceline.runtime.target_worker.jobs import GatewaySession, Submission
+from paceline.runtime.target_worker.kept_streams import ResumableStreams
+from paceline.runtime.wire.gateway_messages import Submit, TokensRequest, check_limits
+from paceline.runtime.wire.target_messages import TokensReply
 from paceline.runtime.wire.transport import Peer
 
 logger = logging.getLogger(__name__)
@@ -27,21 +28,21 @@ class Submissions:
     """The thread that owns the worker's listener uses it."""
 
     def __init__(
-        self, loop: EngineLoop, handoffs: Handoffs | None, gateways: Gateways, wake: Callable[[], None]
+        self, loop: EngineLoop, handoffs: Handoffs | None, gateways: GatewaySessions, wake: Callable[[], None]
     ) -> None:
         """`handoffs` is a client of prefill workers, which passes the requests to the engine. `wake` ends the wait of the
         thread that calls `poll`."""
         self._loop, self._handoffs, self._gateways = loop, handoffs, gateways
         self._requests: Handoffs | EngineLoop = handoffs or loop
         self._numbers = itertools.count()
-        self._kept = KeptStreams()
+        self._kept = ResumableStreams()
         self._next_expiry = 0.0
         self._grammars = GrammarThread(loop.engine.validator, wake)
 
-    def submit(self, peer: Peer, gateway: GatewayJobs, message: Submit) -> None:
+    def submit(self, peer: Peer, gateway: GatewaySession, message: Submit) -> None:
         """Start a request that the worker accepts. A grammar is compiled first, on another thread."""
         request = replace(message.request, id=f"{next(self._numbers)}")
-        job = gateway.jobs[message.attempt] = Job(peer, message.attempt, request)
+        job = gateway.jobs[message.attempt] = Submission(peer, message.attempt, request)
         if request.resume_key:
             job.kept = self._kept.keep(request, lambda: gateway.jobs.get(job.attempt) is job)
         if request.sampling.json_schema is None:
@@ -59,7 +60,7 @@ class Submissions:
 
         self._grammars.compile(request, start)
 
-    def _start(self, gateway: GatewayJobs, job: Job, request: Request, message: Submit) -> None:
+    def _start(self, gateway: GatewaySession, job: Submission, request: Request, message: Submit) -> None:
         """Pass the request to the engine."""
         try:
             check_limits(request)
@@ -76,26 +77,26 @@ class Submissions:
             text = f"the request cannot be served ({type(error).__name__}): change its parameters"
             gateway.fail(message.attempt, InvalidRequest(text))
 
-    def cancel(self, gateway: GatewayJobs, attempt: int) -> None:
+    def cancel(self, gateway: GatewaySession, attempt: int) -> None:
         """Stop a request. An unknown or finished one is not an error."""
         job = gateway.jobs.pop(attempt, None)
         if job is not None and self._loop.is_running:
             self._requests.cancel(job.request_id)
 
-    def cancel_all(self, gateway: GatewayJobs) -> None:
+    def cancel_all(self, gateway: GatewaySession) -> None:
         for attempt in list(gateway.jobs):
             self.cancel(gateway, attempt)
 
-    def recall(self, message: Recall) -> Recalled:
+    def reply_with_tokens(self, message: TokensRequest) -> TokensReply:
         """The tokens of a resumable stream. If it still runs, for a gateway that its client has left, it ends."""
         stream = self._kept.find(message.key)
         if stream is None:
-            return Recalled(message.number, None, [])
+            return TokensReply(message.number, None, [])
         for gateway in self._gateways.values():
             for attempt in [attempt for attempt, job in gateway.jobs.items() if job.kept is stream]:
                 self.cancel(gateway, attempt)
                 gateway.fail(attempt, GenerationFailed("its client has resumed it through another gateway"))
-        return Recalled(message.number, stream.seed, [list(tokens) for tokens in stream.choices])
+        return TokensReply(message.number, stream.seed, [list(tokens) for tokens in stream.choices])
 
     def poll(self, now: float) -> None:
         """Start the requests whose grammars are compiled, and drop the tokens of streams that ended long ago."""

@@ -18,8 +18,8 @@ from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.draft_swaps import DraftSwaps
 from paceline.runtime.target_worker.draft_symptoms import DraftSymptoms
 from paceline.runtime.target_worker.flags import WorkerFlags
-from paceline.runtime.target_worker.gateways import WRONG_EPOCH, Gateways
-from paceline.runtime.target_worker.jobs import GatewayJobs
+from paceline.runtime.target_worker.gateways import WRONG_EPOCH, GatewaySessions
+from paceline.runtime.target_worker.jobs import GatewaySession
 from paceline.runtime.target_worker.reports import WorkerReports
 from paceline.runtime.target_worker.submissions import Submissions
 from paceline.runtime.weights.manager import WeightManager
@@ -29,11 +29,11 @@ from paceline.runtime.wire.gateway_messages import (
     FromGateway,
     HeartbeatRequest,
     Prefill,
-    Recall,
     SetFlags,
     StatusRequest,
     Submit,
     SwapDraft,
+    TokensRequest,
     WorkerList,
 )
 from paceline.runtime.wire.messages import Goodbye, Hello
@@ -99,14 +99,23 @@ class TargetWorker:
         if publisher is not None:
             self._engine.listen(publisher.put)
         self._clock = clock or WallClock()
-        handed = handoffs or prefill_service
+        handoff_counts = handoffs or prefill_service
         self._reports = WorkerReports(
-            name, self.epoch, weights_id, loop.engine, drafts, publisher, weights, handed, prefill_service, draft_swaps
+            name,
+            self.epoch,
+            weights_id,
+            loop.engine,
+            drafts,
+            publisher,
+            weights,
+            handoff_counts,
+            prefill_service,
+            draft_swaps,
         )
         self._flags = WorkerFlags(loop)
         self._draft_symptoms = DraftSymptoms()
         self._stop = threading.Event()
-        self._gateways = Gateways(name, listener, self._clock)
+        self._gateways = GatewaySessions(name, listener, self._clock)
         self._submissions = Submissions(loop, handoffs, self._gateways, listener.wake)
         self._commands: deque[Callable[[], None]] = deque()
         """Calls of other threads that the thread of `run` makes."""
@@ -228,12 +237,12 @@ class TargetWorker:
             case SwapDraft():
                 if self._draft_swaps is not None:
                     self._draft_swaps.start(message)
-            case Recall():
-                self._listener.send(peer, self._submissions.recall(message))
+            case TokensRequest():
+                self._listener.send(peer, self._submissions.reply_with_tokens(message))
             case Goodbye():
                 self._drop(peer)
 
-    def _prefill(self, peer: Peer, gateway: GatewayJobs, message: Prefill) -> None:
+    def _prefill(self, peer: Peer, gateway: GatewaySession, message: Prefill) -> None:
         try:
             if self._prefill_service is None:
                 raise InvalidRequest("this worker does not send cached blocks")

@@ -11,8 +11,8 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.status.engine import EngineStatus
-from paceline.runtime.target_worker.gateways import Gateways
-from paceline.runtime.target_worker.jobs import GatewayJobs, Job
+from paceline.runtime.target_worker.gateways import GatewaySessions
+from paceline.runtime.target_worker.jobs import GatewaySession, Submission
 from paceline.runtime.upstream.bodies import check
 from paceline.runtime.upstream.connection import UpstreamConnection
 from paceline.runtime.upstream.kv_relay import KvRelay
@@ -23,16 +23,16 @@ from paceline.runtime.wire.gateway_messages import (
     FromGateway,
     HeartbeatRequest,
     Prefill,
-    Recall,
     SetFlags,
     StatusRequest,
     Submit,
     SwapDraft,
+    TokensRequest,
     WorkerList,
     check_limits,
 )
 from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
-from paceline.runtime.wire.target_messages import Heartbeat, Recalled, StatusReport, Welcome
+from paceline.runtime.wire.target_messages import Heartbeat, StatusReport, TokensReply, Welcome
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class UpstreamWorker:
         self._clock = clock or WallClock()
         self._stop = threading.Event()
         self._numbers = itertools.count()
-        self._gateways = Gateways(name, listener, self._clock)
+        self._gateways = GatewaySessions(name, listener, self._clock)
         self._is_serving = False
         self._drain_seconds: float | None = None
         """Seconds that the drain may take. None if no drain was requested."""
@@ -188,8 +188,8 @@ class UpstreamWorker:
                 self._listener.send(peer, StatusReport(self.epoch, self.name, self._status()))
             case Prefill():
                 gateway.fail(message.attempt, InvalidRequest("this worker does not send cached blocks"))
-            case Recall():  # the server keeps no tokens of streams
-                self._listener.send(peer, Recalled(message.number, None, []))
+            case TokensRequest():  # the server keeps no tokens of streams
+                self._listener.send(peer, TokensReply(message.number, None, []))
             case Goodbye():
                 self._drop(peer)
             case SetFlags() if message.flags != SpeculationFlags():
@@ -197,7 +197,7 @@ class UpstreamWorker:
             case SetFlags() | WorkerList() | SwapDraft():  # it uses no other workers, and its server has the draft
                 pass
 
-    def _submit(self, peer: Peer, gateway: GatewayJobs, message: Submit) -> None:
+    def _submit(self, peer: Peer, gateway: GatewaySession, message: Submit) -> None:
         if not self._gateways.accepts(gateway, message, self.epoch):
             return
         request = replace(message.request, id=f"{next(self._numbers)}")
@@ -207,7 +207,7 @@ class UpstreamWorker:
         except PacelineError as error:
             gateway.fail(message.attempt, error)
             return
-        job = gateway.jobs[message.attempt] = Job(peer, message.attempt, request)
+        job = gateway.jobs[message.attempt] = Submission(peer, message.attempt, request)
         extra: dict[str, Any] = {}
         if self._model.passes_speculation and not request.speculation.enabled:
             extra["speculation"] = {"enabled": False}
@@ -225,7 +225,7 @@ class UpstreamWorker:
     def _num_running(self) -> int:
         return sum(job.num_unfinished for gateway in self._gateways.values() for job in gateway.jobs.values())
 
-    def _heartbeat(self, nonce: int, gateway: GatewayJobs) -> Heartbeat:
+    def _heartbeat(self, nonce: int, gateway: GatewaySession) -> Heartbeat:
         load, running = self._connection.load, self._num_running
         return Heartbeat(
             nonce=nonce,

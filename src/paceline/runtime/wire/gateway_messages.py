@@ -109,10 +109,10 @@ class Prefill(Message, frozen=True, tag=26):
     """Whether the target reads the blocks from the worker's device memory: it has opened `Welcome.memory`."""
 
 
-class Recall(Message, frozen=True, tag=27):
+class TokensRequest(Message, frozen=True, tag=27):
     """Give the tokens of a resumable stream, and stop it if it runs: its client has come back through this gateway.
 
-    Answered by `Recalled`.
+    Answered by `TokensReply`.
     """
 
     number: Large
@@ -142,7 +142,7 @@ FromGateway: TypeAlias = (
     | WorkerList
     | StatusRequest
     | Prefill
-    | Recall
+    | TokensRequest
     | SwapDraft
     | Goodbye
 )

@@ -147,8 +147,8 @@ class PrefillStarted(Message, frozen=True, tag=45):
     """Keys and values of every layer of the worker's cache, for `Prefill.in_place`. Parts then have the numbers of blocks."""
 
 
-class Recalled(Message, frozen=True, tag=46):
-    """Answer to `Recall`."""
+class TokensReply(Message, frozen=True, tag=46):
+    """Answer to `TokensRequest`."""
 
     number: Large
     seed: Large | None
@@ -158,7 +158,7 @@ class Recalled(Message, frozen=True, tag=46):
 
 
 FromTargetWorker: TypeAlias = (
-    Welcome | Outputs | RequestFailed | Heartbeat | StatusReport | PrefillStarted | Recalled | Goodbye
+    Welcome | Outputs | RequestFailed | Heartbeat | StatusReport | PrefillStarted | TokensReply | Goodbye
 )
 
 TO_GATEWAY: Codec[FromTargetWorker] = Codec(FromTargetWorker)

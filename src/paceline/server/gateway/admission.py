@@ -38,7 +38,7 @@ class AdmissionEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Capacity:
+class AdmissionLimits:
     """What the target can run, and what may wait."""
 
     max_running: int
@@ -76,7 +76,7 @@ class AdmissionQueue:
         """Unfinished choices, waiting and running."""
         return self.num_waiting + sum(entry.left for entry in self._running)
 
-    def displaced(self, entry: AdmissionEntry, capacity: Capacity) -> list[AdmissionEntry] | None:
+    def displaced(self, entry: AdmissionEntry, capacity: AdmissionLimits) -> list[AdmissionEntry] | None:
         """Entries to refuse in favour of `entry`. None if `entry` itself must be refused.
 
         A full queue refuses the newest entries of the key that has the most waiting, if that is more than `entry`'s key has.
@@ -112,7 +112,7 @@ class AdmissionQueue:
         self.num_waiting += entry.num_choices
         self.waiting_tokens += entry.prompt_tokens
 
-    def take(self, capacity: Capacity) -> Iterator[AdmissionEntry]:
+    def take(self, capacity: AdmissionLimits) -> Iterator[AdmissionEntry]:
         """Entries to start now, in order. They count as running from here on."""
         while (entry := self._next(capacity)) is not None:
             self._leave_queue(entry)
@@ -147,7 +147,7 @@ class AdmissionQueue:
     def _all_waiting(self) -> Iterator[AdmissionEntry]:
         return (entry for queue in self._waiting.values() for entry in queue)
 
-    def _next(self, capacity: Capacity) -> AdmissionEntry | None:
+    def _next(self, capacity: AdmissionLimits) -> AdmissionEntry | None:
         heads = [min(queue, key=lambda entry: entry.priority) for queue in self._waiting.values()]
         running = Counter(entry.key.id for entry in self._running)
         heads.sort(key=lambda entry: (entry.priority, self._counters[entry.key.id], running[entry.key.id]))
@@ -158,7 +158,7 @@ class AdmissionQueue:
                 return entry
         return None
 
-    def _fits(self, entry: AdmissionEntry, capacity: Capacity, kept: float) -> bool:
+    def _fits(self, entry: AdmissionEntry, capacity: AdmissionLimits, kept: float) -> bool:
         """Whether the target has places and KV for the entry. `kept` is the share that stays free for other keys."""
         if not self._running:
             return True
@@ -168,7 +168,7 @@ class AdmissionQueue:
         kv = sum(admitted.kv_tokens for admitted in self._running) + entry.kv_tokens
         return kv <= capacity.kv_tokens * (1 - kept)
 
-    def _kept_from(self, key: str, capacity: Capacity) -> float:
+    def _kept_from(self, key: str, capacity: AdmissionLimits) -> float:
         """Share of the target that other keys have reserved and do not use."""
         used: defaultdict[str, int] = defaultdict(int)
         for entry in self._running:
@@ -176,7 +176,7 @@ class AdmissionQueue:
         shares = self._reserved().items()
         return sum(max(0.0, share - used[other] / capacity.max_running) for other, share in shares if other != key)
 
-    def _places(self, key: str, capacity: Capacity) -> int:
+    def _places(self, key: str, capacity: AdmissionLimits) -> int:
         return int(self._reserved().get(key, 0.0) * capacity.max_running)
 
     def _victim(

@@ -28,7 +28,7 @@ from paceline.server.auth.rate_limit import RateLimits
 from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
-from paceline.server.gateway.admission import OUTPUT_COST, AdmissionEntry, AdmissionQueue, Capacity, kv_needed
+from paceline.server.gateway.admission import OUTPUT_COST, AdmissionEntry, AdmissionLimits, AdmissionQueue, kv_needed
 from paceline.server.gateway.inbox import Inbox
 from paceline.server.gateway.output_stream import OutputStream
 from paceline.server.gateway.retry_after import RetryAfter
@@ -181,10 +181,10 @@ class Gateway:
             raise Overloaded(self._retry_after.seconds(self.num_waiting))
         return displaced
 
-    def _capacity(self) -> Capacity:
+    def _capacity(self) -> AdmissionLimits:
         max_running, kv_tokens = self.target.max_num_seqs, self.target.kv_tokens or UNKNOWN_KV
         waiting, tokens = self.config.max_waiting, self.config.max_waiting_tokens
-        return Capacity(
+        return AdmissionLimits(
             max_running,
             ahead=max(1, max_running // 8),
             kv_tokens=kv_tokens,

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.costs.step_time import Costs
-from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth.policy import DepthCandidate
 
 MIN_SURVIVAL = 0.01
 """Acceptance probability below which a draft is left out, even if its row seems to cost nothing."""
@@ -49,7 +49,7 @@ class Value:
     delivery: float = 1.0
 
 
-def allocate(batch: Sequence[Candidate], values: Mapping[TrafficClass, Value], costs: Costs) -> Allocation | None:
+def allocate(batch: Sequence[DepthCandidate], values: Mapping[TrafficClass, Value], costs: Costs) -> Allocation | None:
     """The best allocation with at least one draft; None if no candidate may draft. The method of every class in `values` has
     known costs."""
     groups = _groups(batch, values)
@@ -84,7 +84,7 @@ class _Group(NamedTuple):
     delivery: float
 
 
-def _groups(batch: Sequence[Candidate], values: Mapping[TrafficClass, Value]) -> list[_Group]:
+def _groups(batch: Sequence[DepthCandidate], values: Mapping[TrafficClass, Value]) -> list[_Group]:
     """All positions of all classes, most valuable first; among equals the shallower first."""
     groups = []
     caps = Counter([(candidate.traffic, candidate.max_depth) for candidate in batch])
@@ -158,7 +158,7 @@ def _fill(
     return _Plan(best_rate, best_nodes, limits)
 
 
-def _spread(batch: Sequence[Candidate], groups: Sequence[_Group], plan: _Plan) -> list[int]:
+def _spread(batch: Sequence[DepthCandidate], groups: Sequence[_Group], plan: _Plan) -> list[int]:
     """Depths by candidate: nodes are given out in the order of the groups. An incomplete group serves the front of the batch,
     so that the same sequences draft in every step and their drafts stay up to date."""
     whole = {group.traffic: 0 for group in groups}

@@ -9,7 +9,7 @@ from paceline.speculation.depth.allocation import Allocation, Value
 from paceline.speculation.depth.costs.start_costs import HORIZON, DraftPrefillCost, SwitchOnCost, horizon
 from paceline.speculation.depth.costs.step_time import Costs, StepTime
 from paceline.speculation.depth.padded_batch import BatchShape
-from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth.policy import DepthCandidate
 from paceline.speculation.depth.prompt_load import PromptLoad
 
 MARGIN = 0.03
@@ -40,7 +40,7 @@ class BestDrafts:
         """The advantage below which a drafting batch stops."""
         return 1.0 + MARGIN / 3.0
 
-    def find(self, batch: Sequence[Candidate], shape: BatchShape) -> list[int] | None:
+    def find(self, batch: Sequence[DepthCandidate], shape: BatchShape) -> list[int] | None:
         """Depths by candidate; None if no candidate is to draft."""
         best, self.advantage, self.is_waiting = None, None, False
         # Only a padded batch computes prompts without leaving its graphs
@@ -54,7 +54,7 @@ class BestDrafts:
         self.is_drafting = best is not None
         return None if best is None else best.depths
 
-    def _prices(self, batch: Sequence[Candidate], shape: BatchShape, prompt_rows: float) -> "_Prices | None":
+    def _prices(self, batch: Sequence[DepthCandidate], shape: BatchShape, prompt_rows: float) -> "_Prices | None":
         context, slots = sum([candidate.num_tokens for candidate in batch]), shape.slots(len(batch))
         plain = self._times.plain(slots + prompt_rows * len(batch), context)
         costs = self._times.costs(slots, context, shape.is_padded)
@@ -65,7 +65,7 @@ class BestDrafts:
         prompt_seconds = self._prefill.prompt_seconds(costs.lines)
         return _Prices(replace(costs, prompt_rows=prompt_rows, prompt_seconds=prompt_seconds), plain)
 
-    def _values(self, batch: Sequence[Candidate], costs: Costs) -> dict[TrafficClass, Value]:
+    def _values(self, batch: Sequence[DepthCandidate], costs: Costs) -> dict[TrafficClass, Value]:
         return {
             traffic: Value(self._acceptance.survival(traffic), self._acceptance.delivery(traffic))
             for traffic in dict.fromkeys([candidate.traffic for candidate in batch])
@@ -73,7 +73,11 @@ class BestDrafts:
         }
 
     def _worthwhile(
-        self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[TrafficClass, Value], prices: "_Prices"
+        self,
+        batch: Sequence[DepthCandidate],
+        shape: BatchShape,
+        values: Mapping[TrafficClass, Value],
+        prices: "_Prices",
     ) -> Allocation | None:
         """Every sequence of a ragged batch has to recover its own draft prefill."""
         best = shape.allocate(batch, values, prices.costs)
@@ -91,7 +95,11 @@ class BestDrafts:
         return best if advantage > needed else None
 
     def _worthwhile_padded(
-        self, batch: Sequence[Candidate], shape: BatchShape, values: Mapping[TrafficClass, Value], next_steps: "_Prices"
+        self,
+        batch: Sequence[DepthCandidate],
+        shape: BatchShape,
+        values: Mapping[TrafficClass, Value],
+        next_steps: "_Prices",
     ) -> Allocation | None:
         """The steps of a padded batch take as long for a sequence without drafts as for one with drafts. The batch therefore
         drafts as a whole, if that recovers the draft prefills of all its sequences together: within the horizon if other
@@ -132,7 +140,7 @@ class BestDrafts:
         self.advantage = advantage
         return best if advantage > needed else None
 
-    def _needed(self, batch: Sequence[Candidate], plain: float) -> float:
+    def _needed(self, batch: Sequence[DepthCandidate], plain: float) -> float:
         """The advantage that drafts must have: the margin, and at a switch also its cost within the horizon."""
         if self.is_drafting:
             return self.min_advantage
@@ -149,7 +157,7 @@ class _Prices:
 
 
 def _slot_seconds(
-    candidates: Sequence[Candidate], values: Mapping[TrafficClass, Value], best: Allocation
+    candidates: Sequence[DepthCandidate], values: Mapping[TrafficClass, Value], best: Allocation
 ) -> dict[tuple[TrafficClass, int], float]:
     """By class and `max_depth`, the time that the batch needs for what it loses with each token of a sequence that alone
     does not draft: one that takes twice the steps occupies its slot twice as long, which another sequence would use."""
@@ -162,7 +170,7 @@ def _slot_seconds(
 
 
 def _best_and_advantage(
-    batch: Sequence[Candidate],
+    batch: Sequence[DepthCandidate],
     shape: BatchShape,
     values: Mapping[TrafficClass, Value],
     next_steps: _Prices,
@@ -181,7 +189,7 @@ def _best_and_advantage(
 
 
 def _allocate_others(
-    batch: Sequence[Candidate],
+    batch: Sequence[DepthCandidate],
     shape: BatchShape,
     values: Mapping[TrafficClass, Value],
     costs: Costs,

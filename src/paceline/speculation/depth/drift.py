@@ -47,7 +47,7 @@ EVERY = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AcceptanceChange:
     """The acceptance of a traffic class's first drafts, before and after a change."""
 
     traffic: TrafficClass
@@ -100,7 +100,7 @@ class DriftTest:
         self._open: dict[int, _Unit] = {}
         self._histories: dict[TrafficClass, _History] = {}
 
-    def observe(self, traffic: TrafficClass, sequence_id: int, accepted: bool) -> Change | None:
+    def observe(self, traffic: TrafficClass, sequence_id: int, accepted: bool) -> AcceptanceChange | None:
         """Count a round with a draft. `accepted` is true if its first token was accepted. Returns a change if this round proves
         one."""
         unit = self._open.get(sequence_id)
@@ -117,7 +117,7 @@ class DriftTest:
         del self._open[sequence_id]
         return self._end(unit)
 
-    def close(self, sequence_ids: Iterable[int]) -> list[Change]:
+    def close(self, sequence_ids: Iterable[int]) -> list[AcceptanceChange]:
         """End these sequences; unknown ids are ignored. Returns the changes that were found with them."""
         units = [self._open.pop(sequence_id) for sequence_id in sequence_ids if sequence_id in self._open]
         return [change for unit in units if (change := self._end(unit)) is not None]
@@ -129,7 +129,7 @@ class DriftTest:
     def _history(self, traffic: TrafficClass) -> _History:
         return self._histories.setdefault(traffic, _History())
 
-    def _end(self, unit: _Unit) -> Change | None:
+    def _end(self, unit: _Unit) -> AcceptanceChange | None:
         unit.has_ended = True
         history = self._history(unit.traffic)
         history.advance()
@@ -141,7 +141,7 @@ class DriftTest:
         split = _change_point(history)
         before = sum(history.accepted[:split]) / sum(history.rounds[:split])
         history.forget(split)
-        return Change(unit.traffic, before, sum(history.accepted) / sum(history.rounds))
+        return AcceptanceChange(unit.traffic, before, sum(history.accepted) / sum(history.rounds))
 
 
 def _has_changed(history: _History) -> bool:

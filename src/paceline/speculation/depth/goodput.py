@@ -23,7 +23,7 @@ from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.costs.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.costs.step_time import StepTime
 from paceline.speculation.depth.padded_batch import BatchShape, PaddedBatch, RaggedBatch
-from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, StepObservation
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.prompt_load import PromptLoad
 
@@ -127,7 +127,7 @@ class GoodputDepth:
         self._probing.begin_step(())
         return True
 
-    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+    def decide(self, batch: Sequence[DepthCandidate]) -> list[int]:
         depths = self._best(batch)
         if self._baselines.is_due(len(batch), any(depths), self.advantage):
             return [0] * len(batch)
@@ -140,13 +140,13 @@ class GoodputDepth:
         self._probe(batch, depths, drafting)
         return depths
 
-    def _best(self, batch: Sequence[Candidate]) -> list[int]:
+    def _best(self, batch: Sequence[DepthCandidate]) -> list[int]:
         depths = self._drafts.find(batch, self._shape_of(batch))
         if depths is None and self.advantage is not None and not self._drafts.is_waiting:
             self._num_skipped, self._skipped_batch = SKIPPED_STEPS, len(batch)
         return depths or [0] * len(batch)
 
-    def _vary(self, batch: Sequence[Candidate], depths: list[int]) -> None:
+    def _vary(self, batch: Sequence[DepthCandidate], depths: list[int]) -> None:
         """Change depths by one for methods that were timed at one depth only: in the direction that loses less, within the
         limits."""
         slots = self._shape_of(batch).slots(len(batch))
@@ -159,7 +159,7 @@ class GoodputDepth:
                 can_grow = depth < min(candidate.max_depth, self.max_depth)
                 depths[i] = depth + 1 if can_grow and (is_up or depth == 1) else max(1, depth - 1)
 
-    def _loses_less_deeper(self, batch: Sequence[Candidate], depths: Sequence[int]) -> bool:
+    def _loses_less_deeper(self, batch: Sequence[DepthCandidate], depths: Sequence[int]) -> bool:
         """Whether one draft more in every sequence loses fewer tokens than one draft less. A pass may take much longer from
         some number of rows on, just above the best depth."""
         shape, context = self._shape_of(batch), sum([candidate.num_tokens for candidate in batch])
@@ -177,7 +177,7 @@ class GoodputDepth:
         rate, drafted = self.advantage * len(batch) / plain, max([line.per_depth for line in costs.lines.values()])
         return rate * (more - same + drafted) - gained <= lost - rate * (same - less + drafted)
 
-    def _probe(self, batch: Sequence[Candidate], depths: list[int], drafting: set[TrafficClass]) -> None:
+    def _probe(self, batch: Sequence[DepthCandidate], depths: list[int], drafting: set[TrafficClass]) -> None:
         """One draft each (two to learn the slope) for a few sequences of a class that has long been unobserved. While its
         cost is hardly known the probe drafts for all of them: a step that drafts for few may use another executor."""
         unobserved = dict.fromkeys(c.traffic for c in batch if c.traffic not in drafting and c.max_depth)
@@ -200,12 +200,12 @@ class GoodputDepth:
         for i in chosen[traffic]:
             depths[i] = min(self._probe_depth(traffic.method, batch), batch[i].max_depth)
 
-    def _probe_sequences(self, traffic: TrafficClass, batch: Sequence[Candidate], most: int) -> list[int]:
+    def _probe_sequences(self, traffic: TrafficClass, batch: Sequence[DepthCandidate], most: int) -> list[int]:
         """Up to `most` sequences of the traffic class, those with the cheapest draft prefill."""
         chosen = [i for i, c in enumerate(batch) if c.traffic == traffic and c.max_depth]
         return nsmallest(most, chosen, key=lambda i: self._prefill.seconds(batch[i]))
 
-    def _probe_depth(self, method: str, batch: Sequence[Candidate]) -> int:
+    def _probe_depth(self, method: str, batch: Sequence[DepthCandidate]) -> int:
         slots = self._shape_of(batch).slots(len(batch))
         return 2 if self._times.is_settled(method) and not self._times.has_slope(method, slots) else 1
 
@@ -227,7 +227,7 @@ class GoodputDepth:
         return (step.seconds - without) / plain
 
     def _loss(
-        self, traffic: TrafficClass, chosen: Sequence[int], batch: Sequence[Candidate], methods: set[str]
+        self, traffic: TrafficClass, chosen: Sequence[int], batch: Sequence[DepthCandidate], methods: set[str]
     ) -> float:
         """Expected loss of a probe as a share of a plain step: the time that it adds, less the tokens that it gains.
         `methods` draft in this step anyway."""
@@ -248,5 +248,5 @@ class GoodputDepth:
         accepted = self._acceptance.survival(traffic)[0] * self._acceptance.delivery(traffic) * len(chosen)
         return seconds / plain - accepted / len(batch)
 
-    def _shape_of(self, batch: Sequence[Candidate]) -> BatchShape:
+    def _shape_of(self, batch: Sequence[DepthCandidate]) -> BatchShape:
         return next((shape for shape in self._padded if shape.covers(batch)), self._ragged)

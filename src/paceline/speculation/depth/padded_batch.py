@@ -13,7 +13,7 @@ from typing import Protocol
 from paceline.core.traffic import TrafficClass
 from paceline.speculation.depth.allocation import MIN_SURVIVAL, Allocation, Value, allocate
 from paceline.speculation.depth.costs.step_time import Costs
-from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth.policy import DepthCandidate
 
 FLAT_SHARE = 0.03
 """Share of the best expected tokens per second that a padded batch of several sequences gives up for shallower drafts. The rate
@@ -34,7 +34,7 @@ class BatchShape(Protocol):
         ...
 
     def allocate(
-        self, batch: Sequence[Candidate], values: Mapping[TrafficClass, Value], costs: Costs
+        self, batch: Sequence[DepthCandidate], values: Mapping[TrafficClass, Value], costs: Costs
     ) -> Allocation | None:
         """The best drafts; None if no candidate may draft. The method of every traffic class in `values` has known costs."""
         ...
@@ -50,7 +50,7 @@ class RaggedBatch:
         return batch + num_drafting * depth
 
     def allocate(
-        self, batch: Sequence[Candidate], values: Mapping[TrafficClass, Value], costs: Costs
+        self, batch: Sequence[DepthCandidate], values: Mapping[TrafficClass, Value], costs: Costs
     ) -> Allocation | None:
         return allocate(batch, values, costs)
 
@@ -72,12 +72,12 @@ class PaddedBatch:
     def rows(self, batch: int, num_drafting: int, depth: int) -> int:
         return self.slots(batch) * (1 + self.nodes(depth))
 
-    def covers(self, batch: Sequence[Candidate]) -> bool:
+    def covers(self, batch: Sequence[DepthCandidate]) -> bool:
         """Whether the batch decodes in passes of this shape: no candidate drafts by another method."""
         return {traffic.method for traffic in {c.traffic for c in batch if c.max_depth}} <= self.methods
 
     def allocate(
-        self, batch: Sequence[Candidate], values: Mapping[TrafficClass, Value], costs: Costs
+        self, batch: Sequence[DepthCandidate], values: Mapping[TrafficClass, Value], costs: Costs
     ) -> Allocation | None:
         caps = Counter([(c.traffic, c.max_depth) for c in batch if c.traffic in values])
         most = max((cap for _, cap in caps), default=0)

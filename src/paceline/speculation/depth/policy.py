@@ -93,7 +93,7 @@ class StepObservation:
         return self.switch_on_seconds + self.verify_seconds + self.network_seconds + drafting
 
 
-class Candidate(NamedTuple):
+class DepthCandidate(NamedTuple):
     """A sequence about to decode. `max_depth` is the smallest limit of request, server and breaker; 0 forbids drafting."""
 
     sequence_id: int
@@ -130,7 +130,7 @@ class DepthPolicy(Protocol):
         time for every candidate."""
         ...
 
-    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+    def decide(self, batch: Sequence[DepthCandidate]) -> list[int]:
         """A depth for each candidate, in order, between 0 and its `max_depth`. Called once a step with all sequences that
         decode."""
         ...

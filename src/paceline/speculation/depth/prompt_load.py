@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 
-from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, StepObservation
 
 WINDOW_STEPS = 16
 """Steps over which prompt rows and tokens are counted."""
@@ -67,20 +67,20 @@ class PromptLoad:
         """Prompt rows that are still to be computed."""
         self._expected = rows
 
-    def is_growing(self, batch: Sequence[Candidate]) -> bool:
+    def is_growing(self, batch: Sequence[DepthCandidate]) -> bool:
         """Whether prompts make `batch` larger by more than an eighth if none of its sequences ends. The prompts are the
         expected ones. For more than a few sequences, those of the last step count too, since more may arrive at any time."""
         rows = self._expected if len(batch) <= _FEW_SEQUENCES else max(self._expected, self._last_rows)
         return rows > 0 and _GROWTH * rows > _lengths(batch)[0] > 0
 
-    def rows_per_token(self, batch: Sequence[Candidate]) -> float:
+    def rows_per_token(self, batch: Sequence[DepthCandidate]) -> float:
         """Prompt rows expected for each token that `batch` commits in the next steps."""
         if len(self._steps) < WINDOW_STEPS or self._num_quiet >= QUIET_STEPS:
             return 0.0
         seen = sum([rows for rows, _ in self._steps]) / sum([tokens for _, tokens in self._steps])
         return min(seen, _steady_rate(*_lengths(batch)))
 
-    def lasting_rows_per_token(self, batch: Sequence[Candidate]) -> float:
+    def lasting_rows_per_token(self, batch: Sequence[DepthCandidate]) -> float:
         """Prompt rows for each token while as many tokens were committed as `batch` generates from its first to its last. 0 if
         the lengths of the texts are not known."""
         prompt, output = _lengths(batch)
@@ -91,7 +91,7 @@ class PromptLoad:
         return min(rows / max(1, tokens), _steady_rate(prompt, output))
 
 
-def _lengths(batch: Sequence[Candidate]) -> tuple[int, int]:
+def _lengths(batch: Sequence[DepthCandidate]) -> tuple[int, int]:
     """Tokens of the prompts and of the outputs, complete, of these sequences; 0 if one is not known."""
     prompt = output = 0
     for candidate in batch:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.errors import InvalidConfig
 from paceline.core.traffic import TrafficClass
-from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, StepObservation
 
 WINDOW = 100
 """Rounds in the mean of `threshold`."""
@@ -46,7 +46,7 @@ class FixedDepth:
     def skip_step(self, batch: int) -> bool:
         return False
 
-    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+    def decide(self, batch: Sequence[DepthCandidate]) -> list[int]:
         return [min(self._depth, candidate.max_depth) for candidate in batch]
 
 
@@ -78,7 +78,7 @@ class _PublishedDepth:
     def skip_step(self, batch: int) -> bool:
         return False
 
-    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+    def decide(self, batch: Sequence[DepthCandidate]) -> list[int]:
         return [min(self.depth(candidate.traffic), candidate.max_depth) for candidate in batch]
 
     def depth(self, traffic: TrafficClass) -> int:

@@ -76,7 +76,7 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DraftCandidate:
     """A sequence to draft for: its depth, and the size of each lookup's draft."""
 
     sequence_id: int
@@ -121,7 +121,7 @@ class MethodChoice:
         """Expected accepted tokens of a draft of `size` tokens."""
         return self._mean(method, size).value * self._skill(sequence_id, method).value
 
-    def choose(self, batch: Sequence[Candidate]) -> list[str]:
+    def choose(self, batch: Sequence[DraftCandidate]) -> list[str]:
         if not batch:
             return []
         best = [self._best_lookup(candidate) for candidate in batch]
@@ -144,15 +144,15 @@ class MethodChoice:
             best = [max(pair) for pair in zip(best, offers.pop(model), strict=True)]
         return self._explore(batch, [method for _, method in best])
 
-    def best_lookup(self, candidate: Candidate) -> str:
+    def best_lookup(self, candidate: DraftCandidate) -> str:
         """The best lookup, "" if no lookup has a draft."""
         return self._best_lookup(candidate)[1]
 
-    def _best_lookup(self, candidate: Candidate) -> tuple[float, str]:
+    def _best_lookup(self, candidate: DraftCandidate) -> tuple[float, str]:
         offers = [(self.expected(candidate.sequence_id, m, size), m) for m, size in candidate.lookups.items() if size]
         return max(offers, default=(0.0, ""))
 
-    def _explore(self, batch: Sequence[Candidate], chosen: list[str]) -> list[str]:
+    def _explore(self, batch: Sequence[DraftCandidate], chosen: list[str]) -> list[str]:
         """The chosen methods, except for a few sequences that explore another.
 
         An unused model costs the whole batch its time, so steps are counted for it. A model that runs anyway costs only the

@@ -5,23 +5,23 @@ from dataclasses import dataclass, field, replace
 
 from paceline.core.clock import Clock
 from paceline.speculation.drafts import DraftBatch, DraftTree, merge_batches
-from paceline.speculation.proposer import HiddenRequest, Progress, Proposer, ProposerTraits
-from paceline.speculation.proposers.choice import Candidate, MethodChoice
+from paceline.speculation.proposer import HiddenRequest, Proposer, ProposerTraits, SequenceProgress
+from paceline.speculation.proposers.choice import DraftCandidate, MethodChoice
 
 
 @dataclass(slots=True)
 class _Sequence:
-    progress: Progress
+    progress: SequenceProgress
     method: str = ""
     drafted: str = ""
     """Method whose draft was returned. Only that method gets the target's picks after its nodes."""
-    without_picks: Progress = field(init=False)
+    without_picks: SequenceProgress = field(init=False)
     """Progress for the other methods."""
     base: int = 0
     """Committed tokens when `trees` were drafted."""
     trees: dict[str, DraftTree] = field(default_factory=dict)
 
-    def progress_for(self, method: str) -> Progress:
+    def progress_for(self, method: str) -> SequenceProgress:
         return self.progress if method == self.drafted else self.without_picks
 
 
@@ -55,7 +55,7 @@ class CombinedProposer:
         sequence = self._sequences.get(sequence_id)
         return sequence.method if sequence else ""
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         if self._returned_at is not None:
             self._choice.observe_pass_time(self._clock.now() - self._returned_at)
             self._returned_at = None
@@ -105,7 +105,7 @@ class CombinedProposer:
             self._sequences.pop(sequence_id, None)
             self._choice.forget(sequence_id)
 
-    def _commit(self, progress: Progress) -> _Sequence:
+    def _commit(self, progress: SequenceProgress) -> _Sequence:
         """Compare the last drafts with the tokens committed since."""
         sequence = self._sequences.setdefault(progress.sequence_id, _Sequence(progress))
         committed = progress.ids[sequence.base :] if sequence.trees else ()
@@ -128,7 +128,9 @@ class CombinedProposer:
             for sequence_id, draft in lookup.collect(ids, self._clock.now()).split().items():
                 self._sequences[sequence_id].trees[name] = DraftTree(draft.tokens, draft.parents)
         candidates = [
-            Candidate(s.progress.sequence_id, s.progress.depth, {name: len(tree) for name, tree in s.trees.items()})
+            DraftCandidate(
+                s.progress.sequence_id, s.progress.depth, {name: len(tree) for name, tree in s.trees.items()}
+            )
             for s in sequences
         ]
         for sequence, method in zip(sequences, self._choice.choose(candidates), strict=True):
@@ -139,7 +141,7 @@ class CombinedProposer:
         if sequence.method in self._lookups:
             return sequence.method
         sizes = {name: len(tree) for name, tree in sequence.trees.items() if name in self._lookups}
-        return self._choice.best_lookup(Candidate(sequence.progress.sequence_id, sequence.progress.depth, sizes))
+        return self._choice.best_lookup(DraftCandidate(sequence.progress.sequence_id, sequence.progress.depth, sizes))
 
 
 def _union(requests: Sequence[HiddenRequest]) -> HiddenRequest | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.models.runner import ModelRunner
 from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftProbs, merge_batches
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 from paceline.speculation.proposers.draft_weights import DraftWeights
 from paceline.speculation.proposers.model_drafter import Chunk, DraftSequence, ModelDrafter, SequenceParams
 from paceline.speculation.trees.model_trees import LEVELS, ModelTrees, TreeRequest
@@ -59,7 +59,7 @@ class DraftModelProposer:
     def num_free_blocks(self) -> int:
         return self.drafter.num_free_blocks
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         for progress in batch:
             sequence = self._sequences.get(progress.sequence_id)
             if sequence is None:
@@ -141,7 +141,7 @@ class DraftModelProposer:
         ]
         return self.drafter.prefill(fitting, [self._levels[sequence.id] for sequence in fitting], self.max_gap)
 
-    def _new_sequence(self, progress: Progress) -> DraftSequence:
+    def _new_sequence(self, progress: SequenceProgress) -> DraftSequence:
         params = SequenceParams(
             progress.sampling,
             progress.seed,

@@ -11,7 +11,7 @@ from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.models.drafts.eagle import EagleRunner
 from paceline.models.runner import pass_rows
 from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftTree
-from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, ProposerTraits
+from paceline.speculation.proposer import HiddenRequest, HiddenRows, ProposerTraits, SequenceProgress
 from paceline.speculation.proposers.eagle_cache import CacheUpdate, EagleCache, EagleSequence
 from paceline.speculation.trees.eagle_trees import EagleTrees, TreeStart
 from paceline.speculation.trees.ranking import draft_row
@@ -25,7 +25,7 @@ class GraphStart:
     """The state with which the graph executor takes over a sequence: cached slots, and the hidden state of the next one."""
 
     num_cached: int
-    state: Hidden
+    state: HiddenRows
 
 
 class EagleProposer:
@@ -56,7 +56,7 @@ class EagleProposer:
     def runner(self) -> EagleRunner:
         return self._runner
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         for progress in batch:
             self._cache.observe(progress)
 
@@ -98,7 +98,7 @@ class EagleProposer:
         return tables.blocks(sequence_id) if tables.grow(sequence_id, num_slots) else None
 
     @torch.inference_mode()
-    def end_graph(self, sequence_id: int, num_cached: int, fresh: Hidden) -> None:
+    def end_graph(self, sequence_id: int, num_cached: int, fresh: HiddenRows) -> None:
         """Take a sequence back. Its cache has `num_cached` slots, and `fresh` are the states of the committed tokens after
         them."""
         self._cache.resume(sequence_id, num_cached, fresh)

@@ -12,7 +12,7 @@ from paceline.models.cuda_graph import StreamTimer
 from paceline.models.drafts.eagle import EagleRunner
 from paceline.models.runner import Span
 from paceline.speculation.drafts import DraftPrefill
-from paceline.speculation.proposer import Hidden, Progress
+from paceline.speculation.proposer import HiddenRows, SequenceProgress
 from paceline.speculation.proposers.draft_weights import DraftWeights
 from paceline.speculation.proposers.pending_states import PendingStates
 from paceline.speculation.trees.eagle_trees import LEVELS
@@ -24,7 +24,7 @@ class EagleSequence:
     """The state of one sequence. Tokens without hidden states (prefix hits, speculation off) leave no gap in the head's cache,
     only in the rotary positions: the head does not attend to them."""
 
-    progress: Progress
+    progress: SequenceProgress
     num_cached: int = 0
     next_slot: int = 0
     """Position after the last cached slot; `num_cached` unless slots were skipped."""
@@ -47,14 +47,14 @@ class CacheUpdate:
     """Hidden states to compute into the cache of a sequence: rows `rows[i]` of `parts[i]`."""
 
     sequence: EagleSequence
-    parts: tuple[Hidden, ...]
+    parts: tuple[HiddenRows, ...]
     rows: tuple[slice, ...]
     positions: Sequence[int]
     """Positions of the states."""
 
     @property
     def pieces(self) -> list[tuple[Mapping[int, Tensor], slice]]:
-        return [(part.inner, rows) for part, rows in zip(self.parts, self.rows, strict=True)]
+        return [(part.by_layer, rows) for part, rows in zip(self.parts, self.rows, strict=True)]
 
     @property
     def num_cached(self) -> int:
@@ -93,7 +93,7 @@ class EagleCache:
         self._prefill = DraftPrefill()
         """Draft prefill of the current call."""
 
-    def observe(self, progress: Progress) -> None:
+    def observe(self, progress: SequenceProgress) -> None:
         self.sequences.setdefault(progress.sequence_id, EagleSequence(progress)).progress = progress
         if progress.hidden is not None:
             self.pending.add(progress.sequence_id, progress.hidden, keep=progress.depth == 0)
@@ -103,7 +103,7 @@ class EagleCache:
         self.pending.close(sequence_id)
         self.tables.close(sequence_id)
 
-    def resume(self, sequence_id: int, num_cached: int, fresh: Hidden) -> None:
+    def resume(self, sequence_id: int, num_cached: int, fresh: HiddenRows) -> None:
         """Continue a sequence whose first `num_cached` slots the graph executor computed. `fresh` are the states of the
         committed tokens after them."""
         sequence = self.sequences.get(sequence_id)
@@ -115,13 +115,13 @@ class EagleCache:
         self.tables.shrink(sequence_id, num_cached)
         self._publish(sequence)
 
-    def newest_state(self, sequence: EagleSequence) -> Hidden | None:
+    def newest_state(self, sequence: EagleSequence) -> HiddenRows | None:
         """A copy of the state before the newest token. None if it was not observed."""
         sequence_id = sequence.progress.sequence_id
         if self.pending.end(sequence_id) != len(sequence.progress.ids) - 1:
             return None
         part = self.pending.parts(sequence_id)[-1]
-        return Hidden(part.end - 1, {layer: states[-1:].clone() for layer, states in part.inner.items()}, None)
+        return HiddenRows(part.end - 1, {layer: states[-1:].clone() for layer, states in part.by_layer.items()}, None)
 
     def next_updates(self, sequences: Sequence[EagleSequence]) -> list[CacheUpdate]:
         """Committed tokens to compute, within the budget of rows per call."""

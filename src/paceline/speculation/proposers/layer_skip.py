@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.kv.block_tables import BlockTables
 from paceline.models.runner import ModelRunner, Span, early_exit
 from paceline.speculation.drafts import DraftBatch, DraftProbs
-from paceline.speculation.proposer import Progress, Proposer, ProposerTraits
+from paceline.speculation.proposer import Proposer, ProposerTraits, SequenceProgress
 from paceline.speculation.trees.ranking import draft_row
 from paceline.speculation.verification.distribution import pick, sample_draft
 
@@ -29,7 +29,7 @@ class LayerSkipProposer:
     def __init__(self, target: ModelRunner, tables: BlockTables, num_layers: int) -> None:
         """`tables` are the target's block tables."""
         self._target, self._tables = target, tables
-        self._progress: dict[int, Progress] = {}
+        self._progress: dict[int, SequenceProgress] = {}
         self.exit_after(num_layers)
 
     def exit_after(self, num_layers: int) -> None:
@@ -49,7 +49,7 @@ class LayerSkipProposer:
     def runner(self) -> ModelRunner:
         return self._runner
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         self._progress.update((progress.sequence_id, progress) for progress in batch)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
@@ -71,13 +71,13 @@ class LayerSkipProposer:
                     probs.setdefault(progress.sequence_id, []).append(q)
         return DraftBatch.chains(drafts.items(), _pack(drafts, probs))
 
-    def _limit(self, progress: Progress) -> int:
+    def _limit(self, progress: SequenceProgress) -> int:
         """Tokens that it may draft. Each pass writes a slot: of the newest committed token, then of each draft but the last."""
         if progress.depth == 0 or progress.sequence_id not in self._tables:
             return 0
         return max(0, min(progress.depth, self._tables.capacity(progress.sequence_id) - len(progress.ids)))
 
-    def _span(self, progress: Progress, draft: Sequence[int]) -> Span:
+    def _span(self, progress: SequenceProgress, draft: Sequence[int]) -> Span:
         newest = draft[-1] if draft else progress.ids[-1]
         blocks = self._tables.blocks(progress.sequence_id)
         return Span(blocks, len(progress.ids) - 1 + len(draft), [newest], num_logits=1)
@@ -99,13 +99,13 @@ def exits(proposer: Proposer) -> Iterator[Mapping[int, Callable[[], None]]]:
 
 
 def _choose(
-    logits: Tensor, active: Sequence[Progress], drafts: dict[int, list[int]]
-) -> list[tuple[Progress, int, Tensor | None]]:
+    logits: Tensor, active: Sequence[SequenceProgress], drafts: dict[int, list[int]]
+) -> list[tuple[SequenceProgress, int, Tensor | None]]:
     """The next token of each sequence, and `q` for those under rejection sampling."""
     rows = [draft_row(progress, tuple(drafts[progress.sequence_id])) for progress in active]
     drawn = [i for i, p in enumerate(active) if p.verification == "rejection" and not p.sampling.is_greedy]
     picked = [i for i in range(len(active)) if i not in drawn]
-    chosen: list[tuple[Progress, int, Tensor | None]] = []
+    chosen: list[tuple[SequenceProgress, int, Tensor | None]] = []
     if picked:
         tokens = pick(logits[picked], [rows[i] for i in picked]).tolist()
         chosen.extend((active[i], token, None) for i, token in zip(picked, tokens, strict=True))

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.speculation.drafts import DraftBatch, DraftTree
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 
 MAX_KEYS = 4096
 """First tokens in a pool."""
@@ -98,7 +98,7 @@ class JacobiWindow:
 
 @dataclass(slots=True)
 class _Sequence:
-    progress: Progress
+    progress: SequenceProgress
     window: JacobiWindow
     pool: NgramPool = field(default_factory=NgramPool)
     num_pooled: int = 0
@@ -113,8 +113,8 @@ class _Sequence:
 
 
 class LookaheadProposer:
-    """Drafts candidates from the n-grams of the sequence itself. Once `Progress.picks` has the target's corrections, it also
-    drafts a window whose diagonals fill the pool. Without corrections a window would be useless rows.
+    """Drafts candidates from the n-grams of the sequence itself. Once `SequenceProgress.picks` has the target's corrections, it
+    also drafts a window whose diagonals fill the pool. Without corrections a window would be useless rows.
 
     Every sequence has its own pool: no text of one sequence is drafted for another.
     """
@@ -127,7 +127,7 @@ class LookaheadProposer:
         self._ngram, self._window = ngram, window
         self._sequences: dict[int, _Sequence] = {}
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         for progress in batch:
             sequence = self._sequences.get(progress.sequence_id)
             if sequence is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.models.drafts.medusa import MedusaModel
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import HiddenRequest, Progress, ProposerTraits
+from paceline.speculation.proposer import HiddenRequest, ProposerTraits, SequenceProgress
 from paceline.speculation.proposers.draft_weights import DraftWeights
 from paceline.speculation.trees.growth import Growth
 from paceline.speculation.trees.ranking import draft_row, rank
@@ -21,7 +21,7 @@ BRANCHES = 32
 
 @dataclass(slots=True)
 class _Sequence:
-    progress: Progress
+    progress: SequenceProgress
     state: Tensor | None = None  # [D], of the last computed token
     end: int = 0
     """Tokens computed when `state` was."""
@@ -38,7 +38,7 @@ class MedusaProposer:
             hidden=HiddenRequest(last=True), is_tree=True, heads=(model,), weights=DraftWeights(model)
         )
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         for progress in batch:
             sequence = self._sequences.setdefault(progress.sequence_id, _Sequence(progress))
             sequence.progress = progress
@@ -80,7 +80,7 @@ class MedusaProposer:
             self._sequences.pop(sequence_id, None)
 
 
-def _row(progress: Progress, step: int) -> RowContext:
+def _row(progress: SequenceProgress, step: int) -> RowContext:
     """The row of drafted token number `step`. The tokens before it are not known yet."""
     row = draft_row(progress, ())
     return (

@@ -197,7 +197,7 @@ class ModelDrafter(Generic[Q]):
             return None
         params = [chunk.sequence.params for chunk in chunks]
         samplers = [Sampler(param.sampling, stream(Purpose.SHARED, param.seed, param.choice)) for param in params]
-        picks = self.runner.forward([self.span(chunk) for chunk in chunks], samplers=samplers).picks
+        picks = self.runner.forward([self.span(chunk) for chunk in chunks], samplers=samplers).sampled_tokens
         for chunk in chunks:
             self.advance(chunk)
         return list(picks or ())

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 
 
 @dataclass(slots=True)
 class _Index:
     """The position after the last occurrence of each n-gram of a sequence."""
 
-    progress: Progress
+    progress: SequenceProgress
     num_indexed: int = 0
     """Tokens whose n-grams are in `after`; without the newest, so that a suffix does not find itself."""
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class NgramProposer:
         self._sizes = range(max_ngram, min_ngram - 1, -1)
         self._indices: dict[int, _Index] = {}
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         for progress in batch:
             index = self._indices.get(progress.sequence_id)
             if index is None:

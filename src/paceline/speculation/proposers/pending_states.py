@@ -3,8 +3,8 @@
 from collections import deque
 from collections.abc import Sequence
 
-from paceline.models.row_states import RowStates
-from paceline.speculation.proposer import Hidden
+from paceline.models.row_states import HiddenStates
+from paceline.speculation.proposer import HiddenRows
 
 PENDING_ROWS = 16384
 """States of all sequences together."""
@@ -22,7 +22,7 @@ class PendingStates:
     def __init__(self, max_rows: int = PENDING_ROWS, sequence_rows: int = SEQUENCE_ROWS) -> None:
         self._max_rows = max_rows
         self._sequence_rows = sequence_rows
-        self._parts: dict[int, deque[Hidden]] = {}
+        self._parts: dict[int, deque[HiddenRows]] = {}
         self._rows: dict[int, int] = {}
         self._num_views: dict[int, int] = {}
 
@@ -30,7 +30,7 @@ class PendingStates:
     def num_rows(self) -> int:
         return sum(self._rows.values())
 
-    def add(self, sequence_id: int, hidden: Hidden, keep: bool) -> None:
+    def add(self, sequence_id: int, hidden: HiddenRows, keep: bool) -> None:
         """Add states. `keep` is true if they are not used at once. Large views are then copied, so that they do not keep the
         states of a whole step in memory."""
         hidden = _tail(hidden, self._sequence_rows)
@@ -47,7 +47,7 @@ class PendingStates:
         while len(self._rows) * self._sequence_rows > self._max_rows and self.num_rows > self._max_rows:
             self._forget_oldest(max(self._rows, key=self._rows.__getitem__))
 
-    def parts(self, sequence_id: int) -> Sequence[Hidden]:
+    def parts(self, sequence_id: int) -> Sequence[HiddenRows]:
         return self._parts.get(sequence_id, ())
 
     def end(self, sequence_id: int) -> int:
@@ -71,37 +71,37 @@ class PendingStates:
         self._rows[sequence_id] -= part.end - part.start
 
 
-def _tail(hidden: Hidden, rows: int) -> Hidden:
+def _tail(hidden: HiddenRows, rows: int) -> HiddenRows:
     skip = hidden.end - hidden.start - rows
     if skip <= 0:
         return hidden
-    if isinstance(hidden.inner, RowStates):
-        return Hidden(hidden.start + skip, hidden.inner.take(slice(skip, None)), hidden.last)
-    inner = {layer: states[skip:] for layer, states in hidden.inner.items()}
-    return Hidden(hidden.start + skip, inner, None if hidden.last is None else hidden.last[skip:])
+    if isinstance(hidden.by_layer, HiddenStates):
+        return HiddenRows(hidden.start + skip, hidden.by_layer.take(slice(skip, None)), hidden.last)
+    inner = {layer: states[skip:] for layer, states in hidden.by_layer.items()}
+    return HiddenRows(hidden.start + skip, inner, None if hidden.last is None else hidden.last[skip:])
 
 
-def _is_small_view(hidden: Hidden) -> bool:
-    states = hidden.inner
-    return isinstance(states, RowStates) and not states.is_whole and states.states.shape[1] <= SMALL_STEP
+def _is_small_view(hidden: HiddenRows) -> bool:
+    states = hidden.by_layer
+    return isinstance(states, HiddenStates) and not states.is_whole and states.states.shape[1] <= SMALL_STEP
 
 
-def _join_views(parts: deque[Hidden]) -> None:
+def _join_views(parts: deque[HiddenRows]) -> None:
     """Copy the newest views together, as far as they follow each other without a gap."""
-    views: list[RowStates] = []
+    views: list[HiddenStates] = []
     start = parts[-1].end
     while parts and parts[-1].end == start and _is_small_view(parts[-1]):
         part = parts.pop()
-        assert isinstance(part.inner, RowStates)
-        views.append(part.inner)
+        assert isinstance(part.by_layer, HiddenStates)
+        views.append(part.by_layer)
         start = part.start
-    parts.append(Hidden(start, RowStates.join(views[::-1]), None))
+    parts.append(HiddenRows(start, HiddenStates.join(views[::-1]), None))
 
 
-def _copy(hidden: Hidden) -> Hidden:
-    if isinstance(hidden.inner, RowStates) and hidden.inner.is_whole:
+def _copy(hidden: HiddenRows) -> HiddenRows:
+    if isinstance(hidden.by_layer, HiddenStates) and hidden.by_layer.is_whole:
         return hidden
-    if isinstance(hidden.inner, RowStates):
-        return Hidden(hidden.start, hidden.inner.copy(), hidden.last)
-    inner = {layer: states.clone() for layer, states in hidden.inner.items()}
-    return Hidden(hidden.start, inner, None if hidden.last is None else hidden.last.clone())
+    if isinstance(hidden.by_layer, HiddenStates):
+        return HiddenRows(hidden.start, hidden.by_layer.copy(), hidden.last)
+    inner = {layer: states.clone() for layer, states in hidden.by_layer.items()}
+    return HiddenRows(hidden.start, inner, None if hidden.last is None else hidden.last.clone())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 
 from paceline.speculation.drafts import DraftBatch, DraftTree
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 from paceline.speculation.proposers.suffix_automaton import SuffixAutomaton
 
 CONTEXT = 16
@@ -147,7 +147,7 @@ class RecentOutputs:
 
 @dataclass(slots=True)
 class _Sequence:
-    progress: Progress
+    progress: SequenceProgress
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
     has_drafted: bool = False
 
@@ -173,7 +173,7 @@ class SuffixProposer:
         """Tokens of closed sequences that are kept."""
         return self._outputs.num_tokens
 
-    def observe(self, batch: Sequence[Progress]) -> None:
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
         for progress in batch:
             sequence = self._sequences.get(progress.sequence_id)
             if sequence is None:
@@ -210,7 +210,7 @@ class SuffixProposer:
         own = grow(sequence.text, sequence.text.end, progress.depth, self._is_chain)
         return own if own.expected >= best.expected else best
 
-    def keep(self, progress: Progress) -> None:
+    def keep(self, progress: SequenceProgress) -> None:
         """Keep the output of a sequence that ends. `close` does it for those that were drafted for."""
         if len(progress.ids) > progress.num_prompt:
             start = max(0, progress.num_prompt - CONTEXT)

@@ -10,7 +10,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import blocks_for
 from paceline.models.drafts.eagle import MAX_BRANCH, EagleRunner
 from paceline.models.runner import Span
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.trees.beams import Beams, CachedSequence, choose
 from paceline.speculation.trees.growth import Growth
 from paceline.speculation.trees.ranking import RankRules, draft_row, rank, tree_root
@@ -31,7 +31,7 @@ assert LEVELS <= MAX_BRANCH
 class TreeStart:
     """A sequence whose tree is to grow, and its place in the head's cache."""
 
-    progress: Progress
+    progress: SequenceProgress
     blocks: Sequence[int]
     num_cached: int
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.kernels.eagle_head import TreeRoot
 from paceline.kernels.sampling import can_sample, rank_sampled, top_with_total
 from paceline.models.drafts.vocabulary import DraftVocabulary
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.trees.tree import MAX_NODES
 from paceline.speculation.verification.distribution import sampled_row
 from paceline.speculation.verification.noise import Purpose, gumbel, gumbel_at
@@ -28,7 +28,7 @@ Branches = list[tuple[int, float]]
 """(token, log confidence), best first."""
 
 
-def draft_row(progress: Progress, path: tuple[int, ...]) -> RowContext:
+def draft_row(progress: SequenceProgress, path: tuple[int, ...]) -> RowContext:
     """The row after the committed tokens and `path`."""
     return RowContext(
         params=progress.sampling,
@@ -41,7 +41,7 @@ def draft_row(progress: Progress, path: tuple[int, ...]) -> RowContext:
     )
 
 
-def tree_root(progress: Progress, blocks: Sequence[int], num_cached: int, max_levels: int) -> TreeRoot:
+def tree_root(progress: SequenceProgress, blocks: Sequence[int], num_cached: int, max_levels: int) -> TreeRoot:
     """The root of a native tree, for a sequence with `num_cached` slots in `blocks`; it ranks as `rank` does."""
     row = sampled_row(draft_row(progress, ()))
     return TreeRoot(

@@ -49,7 +49,7 @@ HELD_OUT_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TrainingPrompt:
     """The first user message of a request, and its category."""
 
     text: str
@@ -65,7 +65,7 @@ class Script:
     """Token ids, GENERATE or NO_END. GENERATE follows after the last entry."""
 
 
-def read_prompts(path: Path, log: RequestLog) -> list[Prompt]:
+def read_prompts(path: Path, log: RequestLog) -> list[TrainingPrompt]:
     """The first user message of every line: JSON with `turns`, `prompt`, `question` or `messages`, or a server's log."""
     try:
         lines = path.read_text("utf-8").split("\n")  # splitlines() also splits at U+2028, which JSON may contain
@@ -88,7 +88,7 @@ def read_prompts(path: Path, log: RequestLog) -> list[Prompt]:
     return prompts
 
 
-def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+def split(prompts: Sequence[TrainingPrompt]) -> tuple[list[TrainingPrompt], list[TrainingPrompt]]:
     """(training prompts, held-out prompts), the same for the same file. Duplicates count once, so that no prompt is in the two
     lists."""
     prompts = list({prompt.text: prompt for prompt in prompts}.values())
@@ -102,13 +102,13 @@ class Corpus:
     """An endless, reproducible sequence of scripts."""
 
     def __init__(
-        self, tokenizer: Tokenizer, turns: TurnTokens, prompts: Sequence[Prompt], share: float, length: int = 0
+        self, tokenizer: Tokenizer, turns: TurnTokens, prompts: Sequence[TrainingPrompt], share: float, length: int = 0
     ) -> None:
         """`share` of the scripts use `prompts`, if there are any. The remaining scripts are of built-in kinds. A script has as
         many prompts as `length` tokens hold with their answers, at least one."""
         self._tokenizer, self._turns, self._length = tokenizer, turns, length
         self._prompts, self._share = prompts, share if prompts else 0.0
-        self._scripts = dict[Prompt, Script]()
+        self._scripts = dict[TrainingPrompt, Script]()
 
     def scripts(self, seed: int) -> Iterator[Script]:
         draw = random.Random(seed)
@@ -121,7 +121,7 @@ class Corpus:
             else:
                 yield self._script(draw.choices(kinds, shares)[0](draw))
 
-    def script_for(self, prompt: Prompt) -> Script:
+    def script_for(self, prompt: TrainingPrompt) -> Script:
         """The script of one prompt, encoded once."""
         if prompt not in self._scripts:
             self._scripts[prompt] = self._script(PromptStart(prompt.category, (prompt.text,), True))
@@ -148,17 +148,17 @@ class Corpus:
         return Script(start.kind, tuple(ids))
 
 
-def _prompts(line: str, where: str, category: str, log: RequestLog) -> list[Prompt]:
+def _prompts(line: str, where: str, category: str, log: RequestLog) -> list[TrainingPrompt]:
     try:
         entry: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"{where} is not JSON: {error}", field="prompts") from None
     if log.is_line(entry):
-        return [Prompt(text, str(entry.get("category", category))) for text in log.prompts(entry)]
+        return [TrainingPrompt(text, str(entry.get("category", category))) for text in log.prompts(entry)]
     text = _text(entry) if isinstance(entry, Mapping) else None
     if not text:
         raise InvalidRequest(f"{where} needs `prompt`, `question`, `turns` or `messages`", field="prompts")
-    return [Prompt(text, str(entry.get("category", category)))]
+    return [TrainingPrompt(text, str(entry.get("category", category)))]
 
 
 def _text(entry: Mapping[str, Any]) -> str | None:

@@ -16,7 +16,7 @@ from paceline.train.data.turn_tokens import turn_tokens
 from paceline.train.drafts.target import Target, identity
 from paceline.train.evaluate import answers
 from paceline.train.plan import TEXT_SHARE, TrainPlan
-from paceline.train.progress import Progress, Stopped
+from paceline.train.progress import Stopped, TrainingLog
 
 HELD_OUT_ROWS = 48
 HELD_OUT_SHARE, BATCH_SHARE = 0.2, 0.4
@@ -39,7 +39,7 @@ class TrainingText:
         target: Target,
         tokenizer: Tokenizer,
         clock: Clock,
-        progress: Progress,
+        progress: TrainingLog,
         stop: Callable[[], bool],
     ) -> None:
         self._plan, self._target, self._tokenizer = plan, target, tokenizer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from paceline.core.clock import Clock
 from paceline.speculation.depth.costs.draft_time import LinearCost
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Proposer, SequenceProgress
 from paceline.vllm.batch import UNKNOWN
 
 SEQUENCES, TOKENS, PERIOD, ROUNDS = 4, 256, 61, 6
@@ -29,7 +29,7 @@ class LookupTime:
             started = clock.now()
             proposer.observe(
                 [
-                    Progress(i, tokens, depth, UNKNOWN.params, UNKNOWN.seed, 0, TOKENS, "coupled")
+                    SequenceProgress(i, tokens, depth, UNKNOWN.params, UNKNOWN.seed, 0, TOKENS, "coupled")
                     for i, tokens in ids.items()
                 ]
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from paceline.core.sequence import Sequence as Running
-from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
+from paceline.engine.executors.graph.drafters.drafter import DraftShape, DraftTensors
 from paceline.engine.executors.graph.slots import DeviceSlots
 from paceline.speculation.drafts import DraftPrefill, depths
 from paceline.speculation.proposer import ProposerTraits
@@ -52,7 +52,7 @@ class OracleDrafter:
 
     def __init__(self, proposer: OracleProposer, slots: DeviceSlots, vocab_size: int) -> None:
         self._proposer, self._slots, self._vocab_size = proposer, slots, vocab_size
-        self._drafts: dict[DraftShape, Drafts] = {}
+        self._drafts: dict[DraftShape, DraftTensors] = {}
         self._sequences: Sequence[Running] = ()
 
     def bind(self, tables: torch.Tensor) -> None: ...
@@ -93,10 +93,10 @@ class OracleDrafter:
     def follow(self) -> Callable[[], None]:
         raise AssertionError
 
-    def drafts(self, shape: DraftShape) -> Drafts:
+    def drafts(self, shape: DraftShape) -> DraftTensors:
         if shape not in self._drafts:
             tokens = torch.zeros(self._slots.size, shape.nodes, dtype=torch.int64, device=self._slots.device)
-            self._drafts[shape] = Drafts(tokens, torch.full_like(tokens, -1, dtype=torch.int32))
+            self._drafts[shape] = DraftTensors(tokens, torch.full_like(tokens, -1, dtype=torch.int32))
         return self._drafts[shape]
 
     def keep_states(self, *args: object) -> None: ...

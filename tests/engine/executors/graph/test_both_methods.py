@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.engine.executors.reason import GRAPH, HostReason
-from paceline.engine.hooks.method_assignment import MethodAssignment
+from paceline.engine.hooks.method_assignment import DefaultMethodTrial
 from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.proposer import ProposerTraits
 from paceline.speculation.proposers.ngram import NgramProposer
@@ -35,7 +35,7 @@ def test_the_text_does_not_depend_on_the_choice(arrivals: int) -> None:
         methods.append(("fake", "pool")[len(methods) % 2])
         return methods[-1]
 
-    engine.hooks.get(MethodAssignment).default.assign = assign  # type: ignore[method-assign]
+    engine.hooks.get(DefaultMethodTrial).default.assign = assign  # type: ignore[method-assign]
     for batch in range(2):
         asked = [
             request(f"{batch}-{i}", ids, max_tokens=10, **SAMPLINGS[i % len(SAMPLINGS)])

@@ -5,7 +5,7 @@ import pytest
 from paceline.engine.engine import Engine
 from paceline.models.drafts.exchange import AnyDraft, exchange_in_place
 from paceline.models.gpu.runner import GpuRunner
-from paceline.runtime.target_worker.draft_switchback import DraftSwitchback
+from paceline.runtime.target_worker.draft_switchback import AlternatingDraftTrial
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers import draft_weights
 from tests.engine.executors.graph.test_tree_steps import DEVICE, SAMPLINGS, SMALL, check, requests
@@ -23,7 +23,7 @@ def in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_weights, "exchange", exchange_in_place)
 
 
-def engine_of(proposer: Proposer, *hooks: DraftSwitchback) -> Engine:
+def engine_of(proposer: Proposer, *hooks: AlternatingDraftTrial) -> Engine:
     model = tiny_model(config=SMALL, device=DEVICE)
     few = {"max_num_seqs": 1, "max_batched_tokens": 12, "max_model_len": 32}
     return tiny_engine(
@@ -62,7 +62,7 @@ def test_captured_steps_use_the_new_weights(kind: str) -> None:
 
 
 def test_a_trial_within_graph_steps_keeps_every_text() -> None:
-    hook = DraftSwitchback(StepClock(), seed=0)
+    hook = AlternatingDraftTrial(StepClock(), seed=0)
     proposer, _ = made("eagle", 0)
     engine = engine_of(proposer, hook)
     hook.begin(made("eagle", 4)[1], 600.0, 0.006)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.kernels.gpu.speculation.growth import Candidates, candidate_buffers, choose_nodes, grow_level
-from paceline.kernels.gpu.speculation.ranking import Branches
+from paceline.kernels.gpu.speculation.ranking import RankedTokens
 from paceline.speculation.trees.beams import Level, choose
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE
@@ -23,7 +23,7 @@ def test_equals_the_host(levels, width, branches, nodes):
         parents = width if level else 1
         tokens = torch.randint(0, 99, (TREES, parents, branches), generator=g)
         confidence = -torch.randint(0, 4, (TREES, parents, branches), generator=g).float()  # many are equal
-        children = Branches(tokens.view(-1, branches).to(DEVICE), confidence.view(-1, branches).to(DEVICE))
+        children = RankedTokens(tokens.view(-1, branches).to(DEVICE), confidence.view(-1, branches).to(DEVICE))
         grow_level(children, level, beams[level % 2], candidates, beams[(level + 1) % 2])
         host.append(Level(tokens, confidence, rows))
         values = (values.unsqueeze(2) + confidence).flatten(1)
@@ -46,11 +46,11 @@ def test_equals_the_host(levels, width, branches, nodes):
 def test_beams_have_the_bits_of_their_ancestors():
     _, beams = candidates, (first, second) = candidate_buffers(1, 3, 2, 2, DEVICE)
     tokens = torch.arange(4, device=DEVICE).view(2, 2)
-    grow_level(Branches(tokens[:1], torch.tensor([[-1.0, 0.0]], device=DEVICE)), 0, first, candidates, second)
+    grow_level(RankedTokens(tokens[:1], torch.tensor([[-1.0, 0.0]], device=DEVICE)), 0, first, candidates, second)
     assert second.lineage.tolist() == [[0b01, 0b10]]
     assert second.candidates.tolist() == [[1, 0]]
     best = torch.tensor([[-3.0, -3.0], [-0.5, 0.0]], device=DEVICE)
-    grow_level(Branches(tokens, best), 1, second, candidates, first)
+    grow_level(RankedTokens(tokens, best), 1, second, candidates, first)
     assert first.lineage.tolist() == [[0b0110, 0b1010]]  # the second beam's children, the better one first
     assert first.rows.tolist() == [1, 1]
     assert len(beams) == 2

@@ -7,14 +7,14 @@ from statistics import fmean
 import pytest
 
 from paceline.cluster.step import DRAFT_PREFILL_SLOWDOWN
-from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.curve import ProfileValue
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.simulation import simulate
 from paceline.planning.simulation.workers.batches import SteppedBatch, num_accepted
 from paceline.planning.simulation.workers.depths import PolicyDepths
-from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.job import SimulatedRequest
 from paceline.planning.simulation.workers.prompt_blocks import NO_PROMPT
 from paceline.planning.simulation.workers.rounds import Rounds
 from paceline.planning.simulation.workers.worker import DeviceDrafts
@@ -25,17 +25,17 @@ PROFILE = load_profile("h200-8b")
 SPECULATION = Speculation((0.8,), rule="policy")
 
 
-def job(number: int, has_draft: bool = False, tokens: int = 128) -> Job:
-    made = Job(number, 0.0, 300, tokens, NO_PROMPT)
+def job(number: int, has_draft: bool = False, tokens: int = 128) -> SimulatedRequest:
+    made = SimulatedRequest(number, 0.0, 300, tokens, NO_PROMPT)
     made.generated, made.has_draft = 1, has_draft
     return made
 
 
 def slow_prefill(seconds: float) -> WorkerProfile:
-    return replace(PROFILE, draft_prefill_seconds=Figure(seconds, "assumed"))
+    return replace(PROFILE, draft_prefill_seconds=ProfileValue(seconds, "assumed"))
 
 
-def run_steps(policy: PolicyDepths, jobs: list[Job], count: int = 40) -> list[tuple[list[int], float]]:
+def run_steps(policy: PolicyDepths, jobs: list[SimulatedRequest], count: int = 40) -> list[tuple[list[int], float]]:
     """Depths and the waiting time of each step; all drafts are accepted. The first steps are plain: the policy times them."""
     rounds, steps = Rounds(PROFILE, SPECULATION), []
     for _ in range(count):

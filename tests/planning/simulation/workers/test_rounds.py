@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.cluster.cost.cost import Method, Target, prospects
+from paceline.cluster.cost.cost import MethodCosts, TargetCosts, estimates_by_depth
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.workers.rounds import CONTEXT_STEP, MARGIN, PROMPT_STEP, Rounds
@@ -56,7 +56,7 @@ def test_the_depth_is_that_of_the_cost_model(alphas: tuple[float, ...], network:
                 rows: PROFILE.rows_seconds(rows, prompts) + reading for rows in range(batch, 7 * batch + 1, batch)
             }
             drafts = {depth: rounds.waiting_seconds(batch, batch, depth) for depth in range(1, 7)}
-            found = prospects(Target(passes, batch), Method("draft_model", alphas, drafts), 6)
+            found = estimates_by_depth(TargetCosts(passes, batch), MethodCosts("draft_model", alphas, drafts), 6)
             best = max(found, key=lambda one: one.speedup)
             depth = best.depth if best.speedup >= MARGIN else 0
             assert rounds.best(batch, float(context * batch), batch, prompt_rows).depth == depth

@@ -1,6 +1,6 @@
 from paceline.speculation.depth.costs.host_time import LEAST, WINDOW, HostTime
 from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 from tests.traffic import traffic_class
 
 MS = 1e-3
@@ -60,7 +60,7 @@ def drafted(host_of_drafts: float) -> list[int]:
     policy.calibrate({1: MS, 8: MS})
     host, found = 0.1 * MS, []
     for _ in range(400):
-        depth = policy.decide([Candidate(1, traffic_class("one/chat"), 4)])[0]
+        depth = policy.decide([DepthCandidate(1, traffic_class("one/chat"), 4)])[0]
         found.append(depth)
         policy.observe(step(host, depth=depth or 0))
         host = host_of_drafts if depth else 0.1 * MS

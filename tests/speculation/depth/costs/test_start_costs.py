@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from paceline.speculation.depth.costs.start_costs import HORIZON, DraftPrefillCost, SwitchOnCost
-from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 from tests.traffic import traffic_class
 
 # --- draft prefill
@@ -27,8 +27,8 @@ def after(*steps: StepObservation) -> DraftPrefillCost:
 
 def candidate(
     number: int, num_tokens: int = 300, remaining: int | None = None, traffic: str = "draft/chat"
-) -> Candidate:
-    return Candidate(number, traffic_class(traffic), 8, num_tokens, remaining)
+) -> DepthCandidate:
+    return DepthCandidate(number, traffic_class(traffic), 8, num_tokens, remaining)
 
 
 PREFILL = drafting_step(0, prefill=(1000, 0.01))  # 10 µs per token

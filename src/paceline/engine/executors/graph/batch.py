@@ -272,6 +272,6 @@ class GraphBatch:
                 accept_chains(tokens, picks, self._limits, self._active, state, out)
             if keeps:
                 assert self.drafter is not None
-                self.drafter.keep_states(round_.output.inner, path, self._active)
+                self.drafter.keep_states(round_.output.hidden_by_layer, path, self._active)
 
         return compute

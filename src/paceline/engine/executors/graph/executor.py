@@ -27,7 +27,7 @@ from paceline.engine.executors.graph.mixed import (
     Decoding,
     InflightMixed,
     MixedSteps,
-    Prompt,
+    ScheduledPrompt,
 )
 from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.graph.slots import DeviceSlots, Slot
@@ -210,7 +210,7 @@ class GraphExecutor:
             if item.completes:
                 slot = slots.join(sequence, blocks)
                 self._device_slots.params.set(slot, Slot.of(sequence))
-            prompts.append(Prompt(item, blocks, slot))
+            prompts.append(ScheduledPrompt(item, blocks, slot))
         step = self._mixed.submit(batch.inputs(shape), shape, begun, decoding, prompts, is_timed)
         self._inflight.append(step)
         self._drafts.catch_up(schedule.catching_up, begun.drafted, len(self._inflight) - 1)

@@ -29,7 +29,7 @@ from paceline.speculation.verification.verify import PLAIN, Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prompt:
+class ScheduledPrompt:
     """Scheduled tokens of a prompt. `slot` receives the sequence after the prompt's last token. It is None if this step does
     not complete the prompt."""
 
@@ -77,7 +77,7 @@ class InflightMixed:
 
     shape: DraftShape
     decoding: Seq[Decoding]
-    prompts: Seq[Prompt]
+    prompts: Seq[ScheduledPrompt]
     begun: StepBuffers
     buffers: MixedBuffers
     is_timed: bool
@@ -187,7 +187,7 @@ class MixedSteps:
         shape: DraftShape,
         begun: StepBuffers,
         decoding: Seq[Decoding],
-        prompts: Seq[Prompt],
+        prompts: Seq[ScheduledPrompt],
         is_timed: bool,
     ) -> InflightMixed:
         """Queue one step, after the batch has begun it."""

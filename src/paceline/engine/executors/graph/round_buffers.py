@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
+from paceline.engine.executors.graph.drafters.drafter import DraftShape, DraftTensors
 from paceline.engine.executors.graph.rows import ChainRows, TreeRows
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
 from paceline.models.architectures.decoder import ForwardOutput
@@ -13,7 +13,9 @@ from paceline.models.gpu.runner import GpuRunner
 class RoundBuffers:
     """What a step of one shape writes: the accepted path, and the rows and logits of its pass."""
 
-    def __init__(self, target: GpuRunner, tables: Tensor, size: int, shape: DraftShape, drafts: Drafts | None) -> None:
+    def __init__(
+        self, target: GpuRunner, tables: Tensor, size: int, shape: DraftShape, drafts: DraftTensors | None
+    ) -> None:
         device, rows = target.device, 1 + shape.nodes
         self.report = torch.zeros(3, size, dtype=torch.int32, device=device)  # accepted, is bonus, levels
         self.path = AcceptedPath(

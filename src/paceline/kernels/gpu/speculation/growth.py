@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
-from paceline.kernels.gpu.speculation.ranking import Branches
+from paceline.kernels.gpu.speculation.ranking import RankedTokens
 
 _CHUNK = 16
 """Number of candidates that are compared with all other candidates at a time."""
@@ -29,7 +29,7 @@ class Candidates:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beams:
+class BeamNodes:
     """The W nodes of a level that have children."""
 
     tokens: Tensor  # [S * W] int64
@@ -41,7 +41,7 @@ class Beams:
 
 def candidate_buffers(
     trees: int, levels: int, width: int, branches: int, device: torch.device | str
-) -> tuple[Candidates, tuple[Beams, Beams]]:
+) -> tuple[Candidates, tuple[BeamNodes, BeamNodes]]:
     """Buffers of the candidates and of two levels of beams: one level is read while the next is written."""
     shape = (trees, branches + (levels - 1) * width * branches)
     candidates = Candidates(
@@ -50,9 +50,9 @@ def candidate_buffers(
         torch.full(shape, -1, dtype=torch.int32, device=device),
     )
 
-    def beams() -> Beams:
+    def beams() -> BeamNodes:
         flat = torch.zeros(trees * width, dtype=torch.int64, device=device)
-        return Beams(
+        return BeamNodes(
             flat,
             torch.zeros(trees, width, device=device),
             torch.zeros(trees, width, dtype=torch.int32, device=device),
@@ -64,11 +64,11 @@ def candidate_buffers(
 
 
 def grow_level(
-    children: Branches,  # of one row per tree at level 0, of W rows per tree afterwards
+    children: RankedTokens,  # of one row per tree at level 0, of W rows per tree afterwards
     level: int,
-    before: Beams,  # their parents; unused at level 0
+    before: BeamNodes,  # their parents; unused at level 0
     candidates: Candidates,
-    after: Beams,
+    after: BeamNodes,
 ) -> None:
     """Add the children to the candidates and write the beams of the next level to `after`."""
     trees, width = after.values.shape

@@ -36,7 +36,7 @@ class RankScratch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Branches:
+class RankedTokens:
     tokens: Tensor  # [R, K] int64, token ids of the target, best first
     confidence: Tensor  # [R, K] float32, log probability; -inf: impossible
 
@@ -62,7 +62,7 @@ def rank_rows(
     lengths: Tensor,  # [S] int32
     level: int,  # the token is at position length + level
     scratch: RankScratch,
-) -> Branches:
+) -> RankedTokens:
     """The K best tokens of each row; `scratch` determines K."""
     rows, width = logits.shape
     chunks, count = scratch.keys.shape[1:]
@@ -98,7 +98,7 @@ def rank_rows(
         num_warps=max(1, scratch.chunk // 512),
         **PDL,
     )
-    return Branches(tokens, confidence)
+    return RankedTokens(tokens, confidence)
 
 
 @triton.jit(do_not_specialize=["level"])

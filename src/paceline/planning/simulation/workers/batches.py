@@ -9,8 +9,8 @@ from typing import Protocol
 
 from paceline.planning.simulation.texts import KINDS
 from paceline.planning.simulation.workers.depths import PolicyDepths
-from paceline.planning.simulation.workers.job import Job
-from paceline.planning.simulation.workers.rounds import KindTokens, Round, Rounds
+from paceline.planning.simulation.workers.job import SimulatedRequest
+from paceline.planning.simulation.workers.rounds import KindTokens, Rounds, SimulatedRound
 
 _NEAREST = 0.499
 """Share of a step's work that may be missing at the end: after a change of depth, ends fall on the nearest step."""
@@ -29,28 +29,28 @@ class Batch(Protocol):
         """Tokens of all sequences."""
         ...
 
-    def growth(self, step: Round) -> float:
+    def growth(self, step: SimulatedRound) -> float:
         """Expected tokens that a step adds to the context."""
         ...
 
-    def add(self, job: Job, last: Round) -> None:
+    def add(self, job: SimulatedRequest, last: SimulatedRound) -> None:
         """Add `job`, whose prompt is computed. `last` is the round that the batch would run now."""
         ...
 
-    def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
+    def decide(self, drafting: int, prompt_rows: int = 0) -> SimulatedRound:
         """The next round, in a step that also computes `prompt_rows`. `drafting` is the number of sequences at the draft
         device, 0 if there are no drafts."""
         ...
 
-    def max_steps(self, step: Round) -> int:
+    def max_steps(self, step: SimulatedRound) -> int:
         """Steps of this kind until a sequence may end."""
         ...
 
-    def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
+    def advance(self, steps: int, step: SimulatedRound, prompt_rows: int = 0) -> list[SimulatedRequest]:
         """The sequences that end with the last of `steps` steps, which computed `prompt_rows` of prompts."""
         ...
 
-    def drain(self) -> list[tuple[Job, int]]:
+    def drain(self) -> list[tuple[SimulatedRequest, int]]:
         """Remove all sequences, with the tokens that each has generated since it joined, the first included."""
         ...
 
@@ -63,7 +63,7 @@ class _Group:
     def __init__(self, weight: float, kind: int) -> None:
         self.weight, self.kind = weight, kind
         self.progress = 0.0
-        self.ends: list[tuple[float, int, Job]] = []
+        self.ends: list[tuple[float, int, SimulatedRequest]] = []
         """(progress at the end, id, sequence), a heap."""
 
 
@@ -96,12 +96,12 @@ class ClosedBatch:
             return self._offset + self.count * self._progress[0]
         return self._offset + sum(map(mul, self._counts, self._progress))
 
-    def growth(self, step: Round) -> float:
+    def growth(self, step: SimulatedRound) -> float:
         if self._is_uniform:
             return self.count * step.tokens
         return sum([count * kind.mean for count, kind in zip(self._counts, step.kinds, strict=True) if count])
 
-    def add(self, job: Job, last: Round) -> None:
+    def add(self, job: SimulatedRequest, last: SimulatedRound) -> None:
         tokens, kind, work, bucket = job.left - 1, job.kind, float(job.left - 1), 0
         if last.depth:
             own = last.kinds[kind]
@@ -117,10 +117,10 @@ class ClosedBatch:
         self.count += 1
         self._counts[kind] += 1
 
-    def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
+    def decide(self, drafting: int, prompt_rows: int = 0) -> SimulatedRound:
         return self._rounds.best(self.count, self.context, drafting, prompt_rows)
 
-    def max_steps(self, step: Round) -> int:
+    def max_steps(self, step: SimulatedRound) -> int:
         groups = self._groups.values()
         if not step.depth:
             least = min([(group.ends[0][0] - group.progress) / group.weight for group in groups])
@@ -131,14 +131,14 @@ class ClosedBatch:
         steps = math.ceil(least - _NEAREST)
         return steps if steps > 1 else 1
 
-    def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
+    def advance(self, steps: int, step: SimulatedRound, prompt_rows: int = 0) -> list[SimulatedRequest]:
         depth, kinds, uniform = step.depth, step.kinds, self._is_uniform
         each = step.tokens
         if uniform:
             self._progress[0] += steps * each
         else:
             self._progress = [done + steps * kind.mean for done, kind in zip(self._progress, kinds, strict=True)]
-        ended: list[Job] = []
+        ended: list[SimulatedRequest] = []
         empty = []
         for key, group in self._groups.items():
             if not depth:
@@ -163,7 +163,7 @@ class ClosedBatch:
             self._reset()
         return ended
 
-    def drain(self) -> list[tuple[Job, int]]:
+    def drain(self) -> list[tuple[SimulatedRequest, int]]:
         drained = [
             (job, max(1, min(job.left - 1, job.left - round((end - group.progress) / group.weight))))
             for group in self._groups.values()
@@ -210,7 +210,7 @@ class SteppedBatch:
     def __init__(self, rounds: Rounds, dice: random.Random, policy: PolicyDepths | None = None) -> None:
         """`policy` is the production policy that decides depths. If None, the depth with the most expected tokens is taken."""
         self._rounds, self._dice, self._policy = rounds, dice, policy
-        self._jobs: list[Job] = []
+        self._jobs: list[SimulatedRequest] = []
         self._tokens = 0
         self._depths: list[int] = []
         """Depths that the policy chose for the next step."""
@@ -225,26 +225,26 @@ class SteppedBatch:
     def context(self) -> float:
         return float(self._tokens)
 
-    def growth(self, step: Round) -> float:
+    def growth(self, step: SimulatedRound) -> float:
         return len(self._jobs) * step.tokens
 
-    def add(self, job: Job, last: Round) -> None:
+    def add(self, job: SimulatedRequest, last: SimulatedRound) -> None:
         job.generated = 1
         job.has_draft = self._is_drafting
         self._tokens += job.length + 1
         self._jobs.append(job)
 
-    def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
+    def decide(self, drafting: int, prompt_rows: int = 0) -> SimulatedRound:
         if self._policy is None or not drafting:
             return self._rounds.best(self.count, self.context, drafting, prompt_rows)
         may_draft = self._rounds.may_draft_with_prompts(prompt_rows, self.count)
         self._depths = self._policy.decide(self._jobs, prompt_rows) if may_draft else self._policy.skip(self._jobs)
         return self._policy.round_of(self._depths, self._rounds, drafting, prompt_rows)
 
-    def max_steps(self, step: Round) -> int:
+    def max_steps(self, step: SimulatedRound) -> int:
         return 1
 
-    def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
+    def advance(self, steps: int, step: SimulatedRound, prompt_rows: int = 0) -> list[SimulatedRequest]:
         context = self._tokens
         depths = self._depths if self._depths and step.depth else [step.depth] * len(self._jobs)
         kinds, dice = step.kinds, self._dice
@@ -255,8 +255,8 @@ class SteppedBatch:
         if self._policy is not None:
             self._policy.observe(self._jobs, self._depths, accepted, context, step, prompt_rows, self._rounds)
             self._depths = []
-        ended: list[Job] = []
-        kept: list[Job] = []
+        ended: list[SimulatedRequest] = []
+        kept: list[SimulatedRequest] = []
         for job, more in zip(self._jobs, accepted, strict=True):
             made = min(1 + more, job.left - job.generated)
             job.generated += made
@@ -267,7 +267,7 @@ class SteppedBatch:
         self._jobs, self._is_drafting = kept, bool(step.depth and kept)
         return ended
 
-    def drain(self) -> list[tuple[Job, int]]:
+    def drain(self) -> list[tuple[SimulatedRequest, int]]:
         drained = [(job, job.generated) for job in self._jobs]
         self._jobs, self._depths, self._tokens = [], [], 0
         return drained

@@ -6,12 +6,12 @@ from dataclasses import replace
 from paceline.cluster.step import DRAFT_PREFILL_SLOWDOWN, padded_size
 from paceline.core.traffic import TrafficClass
 from paceline.planning.profiles.profile import WorkerProfile
-from paceline.planning.simulation.workers.job import Job
-from paceline.planning.simulation.workers.rounds import Round, Rounds
+from paceline.planning.simulation.workers.job import SimulatedRequest
+from paceline.planning.simulation.workers.rounds import Rounds, SimulatedRound
 from paceline.speculation.depth.costs.draft_time import LinearCost
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 
 METHOD = "draft_model"
 TRAFFIC = TrafficClass(METHOD, "simulated")
@@ -39,7 +39,7 @@ class PolicyDepths:
         """Depth that was granted to each sequence that has a draft prefill in the present step."""
         self._prefill_tokens = 0
 
-    def decide(self, jobs: Sequence[Job], prompt_rows: int = 0) -> list[int]:
+    def decide(self, jobs: Sequence[SimulatedRequest], prompt_rows: int = 0) -> list[int]:
         plain = self.skip(jobs)
         self._policy.expect_prompts(prompt_rows)
         if self._policy.skip_step(len(jobs)):
@@ -57,12 +57,12 @@ class PolicyDepths:
                 depths = [0] * len(jobs)
         return depths
 
-    def skip(self, jobs: Sequence[Job]) -> list[int]:
+    def skip(self, jobs: Sequence[SimulatedRequest]) -> list[int]:
         """A step without a decision, in which nothing drafts."""
         self._behind, self._prefill_tokens = {}, 0
         return [0] * len(jobs)
 
-    def round_of(self, depths: Sequence[int], rounds: Rounds, drafting: int, prompt_rows: int = 0) -> Round:
+    def round_of(self, depths: Sequence[int], rounds: Rounds, drafting: int, prompt_rows: int = 0) -> SimulatedRound:
         """A round with these depths; `tokens` and `variance` are those of the deepest."""
         batch, deepest, rows = len(depths), max(depths), len(depths) + sum(depths)
         if self._is_padded:
@@ -74,11 +74,11 @@ class PolicyDepths:
 
     def observe(
         self,
-        jobs: Sequence[Job],
+        jobs: Sequence[SimulatedRequest],
         depths: Sequence[int],
         accepted: Sequence[int],
         context: int,
-        step: Round,
+        step: SimulatedRound,
         prompt_rows: int,
         rounds: Rounds,
     ) -> None:
@@ -111,7 +111,7 @@ class PolicyDepths:
         return self._row_seconds * self._prefill_tokens
 
     def _rounds(
-        self, jobs: Sequence[Job], depths: Sequence[int], accepted: Sequence[int]
+        self, jobs: Sequence[SimulatedRequest], depths: Sequence[int], accepted: Sequence[int]
     ) -> Iterator[RoundObservation]:
         for job, depth, more in zip(jobs, depths, accepted, strict=True):
             if depth:
@@ -119,7 +119,7 @@ class PolicyDepths:
             elif granted := self._behind.get(job.id):
                 yield RoundObservation(job.id, TRAFFIC, 0, 0, granted, is_behind=True)
 
-    def _candidate(self, job: Job) -> Candidate:
+    def _candidate(self, job: SimulatedRequest) -> DepthCandidate:
         remaining = job.left - job.generated
         tokens = job.length + job.generated
-        return Candidate(job.id, TRAFFIC, min(self._max_depth, remaining), tokens, remaining, job.length)
+        return DepthCandidate(job.id, TRAFFIC, min(self._max_depth, remaining), tokens, remaining, job.length)

@@ -6,7 +6,7 @@ from paceline.planning.simulation.workers.prompt_blocks import PromptBlocks
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class SimulatedRequest:
     """Written by the worker that serves it. Times are seconds of the virtual clock; negative: not yet."""
 
     id: int

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from paceline.cluster.cost.cost import expected_tokens, survival
-from paceline.cluster.pairing.fanout import AlternativeOdds, fan_out
-from paceline.planning.profiles.curve import Curve
+from paceline.cluster.pairing.fanout import AlternativeOdds, likely_outcomes
+from paceline.planning.profiles.curve import ProfileCurve
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.texts import kinds_of_texts, pooled_alphas
@@ -26,7 +26,7 @@ MAX_ROWS = 9216
 
 
 @lru_cache(maxsize=16)
-def _seconds_by_rows(curve: Curve) -> Sequence[float]:
+def _seconds_by_rows(curve: ProfileCurve) -> Sequence[float]:
     """The curve at 0 to `MAX_ROWS`."""
     return [curve.at(rows) for rows in range(MAX_ROWS + 1)]
 
@@ -55,7 +55,7 @@ class KindTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class SimulatedRound:
     """One step of a batch. Context and prompt rows are not part of `seconds`."""
 
     depth: int
@@ -85,10 +85,10 @@ class Rounds:
         self._prompt_rows = None if profile.prompt_seconds is None else _seconds_by_rows(profile.prompt_seconds)
         self._usual_network = self.network_seconds = network_seconds
         self._set_alphas(1.0)
-        self._known: dict[tuple[int, int, int, int], Round] = {}
+        self._known: dict[tuple[int, int, int, int], SimulatedRound] = {}
         self._kind_tokens: dict[int, tuple[KindTokens, ...]] = {}
         """By depth."""
-        self._at_depth: dict[tuple[int, int, int], Round] = {}
+        self._at_depth: dict[tuple[int, int, int], SimulatedRound] = {}
 
     @property
     def num_kinds(self) -> int:
@@ -133,7 +133,7 @@ class Rounds:
         more = table[rows + prompts] - table[rows]
         return own[rows] + more if more > 0.0 else own[rows]
 
-    def best(self, batch: int, context: float, drafting: int, prompt_rows: int = 0) -> Round:
+    def best(self, batch: int, context: float, drafting: int, prompt_rows: int = 0) -> SimulatedRound:
         """The fastest round of `batch` sequences with `context` tokens in all, in a step that also computes `prompt_rows`.
         `drafting` is the number of sequences at the draft device, 0 if it cannot draft."""
         key = batch, int(context / (batch * CONTEXT_STEP)), drafting, (prompt_rows + PROMPT_STEP - 1) // PROMPT_STEP
@@ -143,20 +143,20 @@ class Rounds:
             found = self._known[key] = self._best(batch, context, drafting, key[3] * PROMPT_STEP)
         return found
 
-    def at_depth(self, batch: int, depth: int, drafting: int) -> Round:
+    def at_depth(self, batch: int, depth: int, drafting: int) -> SimulatedRound:
         """A round in which every sequence of the batch drafts `depth` tokens."""
         found = self._at_depth.get((batch, depth, drafting))
         if found is None:
             found = self._at_depth[batch, depth, drafting] = self._make(batch, depth, drafting)
         return found
 
-    def _make(self, batch: int, depth: int, drafting: int) -> Round:
+    def _make(self, batch: int, depth: int, drafting: int) -> SimulatedRound:
         kinds = self._kind_tokens.get(depth)
         if kinds is None:
             kinds = self._kind_tokens[depth] = tuple(KindTokens.of(alphas, depth) for alphas in self._kinds)
         rows, waiting = batch * (depth + 1), self.waiting_seconds(batch, drafting, depth)
         mean = kinds[0].mean if len(kinds) == 1 else expected_tokens(self._alphas, depth)
-        return Round(depth, mean, self.pass_seconds(rows) + waiting, kinds, rows, waiting)
+        return SimulatedRound(depth, mean, self.pass_seconds(rows) + waiting, kinds, rows, waiting)
 
     def waiting_seconds(self, batch: int, drafting: int, depth: int) -> float:
         """Time that a batch waits for its drafts, the network included."""
@@ -175,10 +175,10 @@ class Rounds:
     def ready_share(self, depth: int) -> float:
         """Probability that a draft worker has prepared the outcome of a verification."""
         chances = survival(self._alphas, depth + 1)
-        outcomes = fan_out(self._alphas, AlternativeOdds.PRIOR, depth, depth, AHEAD_NODES)
+        outcomes = likely_outcomes(self._alphas, AlternativeOdds.PRIOR, depth, depth, AHEAD_NODES)
         return min(1.0, chances[-1] + sum(outcome.probability for outcome in outcomes))
 
-    def _best(self, batch: int, context: float, drafting: int, prompt_rows: int) -> Round:
+    def _best(self, batch: int, context: float, drafting: int, prompt_rows: int) -> SimulatedRound:
         speculation = self._speculation
         if (
             speculation is None

@@ -4,7 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from math import ceil, floor, sqrt
 
-from paceline.planning.simulation.workers.rounds import Round
+from paceline.planning.simulation.workers.rounds import SimulatedRound
 
 _EPSILON = 1e-9
 
@@ -18,7 +18,7 @@ class DecodeSegment:
     __slots__ = ("_first", "_slope", "end", "start", "step", "steps")
     prompt_rows = 0
 
-    def __init__(self, start: float, steps: int, step: Round, first: float, slope: float) -> None:
+    def __init__(self, start: float, steps: int, step: SimulatedRound, first: float, slope: float) -> None:
         self.start, self.steps, self.step = start, steps, step
         self._first, self._slope = first, slope
         self.end = start + (steps * first + slope * steps * (steps - 1) / 2.0)
@@ -51,7 +51,7 @@ class PromptSegment:
 
     __slots__ = ("_ends", "_rows", "end", "prompt_rows", "start", "step", "steps")
 
-    def __init__(self, start: float, step: Round, ends: Sequence[float], rows: Sequence[int]) -> None:
+    def __init__(self, start: float, step: SimulatedRound, ends: Sequence[float], rows: Sequence[int]) -> None:
         """`ends` are the times at which the steps end. `rows` are the prompt rows up to the end of each step."""
         self.start, self.step = start, step
         self._ends, self._rows = ends, rows
@@ -75,4 +75,4 @@ class PromptSegment:
         return True
 
 
-Segment = DecodeSegment | PromptSegment
+SimulatedSteps = DecodeSegment | PromptSegment

@@ -7,24 +7,24 @@ from typing import Protocol
 from paceline.cluster.step import admits, prompt_budget
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.workers.batches import Batch
-from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.job import SimulatedRequest
 from paceline.planning.simulation.workers.prefix_cache import PrefixCache
-from paceline.planning.simulation.workers.rounds import Round, Rounds, prompt_bucket
-from paceline.planning.simulation.workers.segment import DecodeSegment, PromptSegment, Segment
+from paceline.planning.simulation.workers.rounds import Rounds, SimulatedRound, prompt_bucket
+from paceline.planning.simulation.workers.segment import DecodeSegment, PromptSegment, SimulatedSteps
 
 MAX_STEPS = 256
 """Decoding steps after which the depth is decided again."""
-_PLAIN = Round(0, 1.0, 0.0, ())
+_PLAIN = SimulatedRound(0, 1.0, 0.0, ())
 
 
 class Drafting(Protocol):
     """The draft device of a worker."""
 
-    def open(self, job: Job, now: float) -> None:
+    def open(self, job: SimulatedRequest, now: float) -> None:
         """The sequence starts to decode."""
         ...
 
-    def close(self, job: Job) -> None: ...
+    def close(self, job: SimulatedRequest) -> None: ...
 
     def load(self, batch: int) -> int:
         """Number of sequences at the draft device that serves a batch of `batch` sequences. 0 if it cannot draft."""
@@ -42,10 +42,10 @@ class Drafting(Protocol):
 class NoDrafts:
     """Plain decoding."""
 
-    def open(self, job: Job, now: float) -> None:
+    def open(self, job: SimulatedRequest, now: float) -> None:
         pass
 
-    def close(self, job: Job) -> None:
+    def close(self, job: SimulatedRequest) -> None:
         pass
 
     def load(self, batch: int) -> int:
@@ -90,15 +90,15 @@ class SimulatedWorker:
         self._rounds, self._max_depth, self._drafts = rounds, max_depth, drafts
         self._context_seconds, self._attention = profile.context_seconds.value, profile.prompt_context_seconds.value
         self._capacity, self._max_num_seqs = int(profile.kv_tokens.value), int(profile.max_num_seqs.value)
-        self._waiting: deque[Job] = deque()
+        self._waiting: deque[SimulatedRequest] = deque()
         self._waiting_tokens = 0
         """Tokens of the requests that wait for admission."""
-        self._prefilling: deque[Job] = deque()
+        self._prefilling: deque[SimulatedRequest] = deque()
         self._pending = 0
         """Prompt tokens to compute of the admitted requests."""
         self._reserved = 0
         """Tokens of the KV cache that admitted requests may need."""
-        self._segment: Segment | None = None
+        self._segment: SimulatedSteps | None = None
         self.end: float | None = None
         self.busy_seconds = 0.0
         self.steps = 0
@@ -112,10 +112,10 @@ class SimulatedWorker:
         """Prompt tokens that wait for their computation."""
         return self._pending + self._waiting_tokens
 
-    def fits(self, job: Job) -> bool:
+    def fits(self, job: SimulatedRequest) -> bool:
         return self._need(job) <= self._capacity
 
-    def submit(self, job: Job, now: float) -> None:
+    def submit(self, job: SimulatedRequest, now: float) -> None:
         """The request joins at the next boundary; a segment of several steps ends there."""
         self._waiting.append(job)
         self._waiting_tokens += job.length
@@ -131,7 +131,7 @@ class SimulatedWorker:
         if segment is not None and segment.steps > 1 and segment.shorten(now):
             self.end = segment.end
 
-    def finish_segment(self) -> tuple[Sequence[Job], Sequence[Job]]:
+    def finish_segment(self) -> tuple[Sequence[SimulatedRequest], Sequence[SimulatedRequest]]:
         """Run the steps of the segment: the requests that got their first token, and those that ended. Begins the next."""
         segment = self._segment
         if segment is None:
@@ -154,7 +154,7 @@ class SimulatedWorker:
         self._begin(now)
         return started, ended
 
-    def stop(self, now: float) -> list[Job]:
+    def stop(self, now: float) -> list[SimulatedRequest]:
         """The worker is lost: all its requests, ready to continue elsewhere from their committed tokens."""
         if self._segment is not None:
             self._segment.cut(now)
@@ -171,18 +171,18 @@ class SimulatedWorker:
         self.cache.clear()
         return [job for job, _ in moved]
 
-    def _run(self, segment: Segment) -> tuple[list[Job], list[Job]]:
+    def _run(self, segment: SimulatedSteps) -> tuple[list[SimulatedRequest], list[SimulatedRequest]]:
         steps, step, rows = segment.steps, segment.step, segment.prompt_rows
         self.busy_seconds += segment.end - segment.start
         self.steps += steps
-        ended: list[Job] = []
+        ended: list[SimulatedRequest] = []
         if self.batch.count:
             ended = self.batch.advance(steps, step, rows)
             if step.depth:
                 self._drafts.ran(steps, step.depth)
         return self._compute_prompts(rows) if rows else [], ended
 
-    def _release(self, job: Job) -> None:
+    def _release(self, job: SimulatedRequest) -> None:
         need = self._need(job)
         self._reserved -= need
         self.cache.reserve(self.cache.tokens_of(job.prompt) - need)
@@ -191,7 +191,7 @@ class SimulatedWorker:
     def _begin(self, now: float) -> None:
         if self._waiting:
             self._admit()
-        segment: Segment
+        segment: SimulatedSteps
         if self._pending:
             segment = self._mixed(now)
         elif self.batch.count:
@@ -271,7 +271,7 @@ class SimulatedWorker:
             self._pending += job.length - job.computed
             self._prefilling.append(job)
 
-    def _compute_prompts(self, rows: int) -> list[Job]:
+    def _compute_prompts(self, rows: int) -> list[SimulatedRequest]:
         """Compute the next `rows` prompt tokens, in order; the requests whose prompt is complete."""
         started = []
         rows = min(rows, self._pending)
@@ -299,5 +299,5 @@ class SimulatedWorker:
                 break
         return total
 
-    def _need(self, job: Job) -> int:
+    def _need(self, job: SimulatedRequest) -> int:
         return job.length + job.left + self._max_depth

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from paceline.core.output import StepOutput
 from paceline.core.request import ValidatedRequest
 from paceline.core.sequence import FinishReason, Origin
-from paceline.runtime.wire.target_messages import Recalled
+from paceline.runtime.wire.target_messages import TokensReply
 from paceline.server.auth.api_keys import ApiKey
 from paceline.server.gateway.session import RequestSession
 from paceline.server.openai.answers.answer import DONE, Answer
@@ -37,23 +37,23 @@ async def respond(session: RequestSession, answer: Answer, body: GenerationBody,
         return GenerationResponse(session, answer, is_stream=True)
     event = LastEvent.parse(last)
     request = _with_key(session.requests[0], event.answer_id, session.key)
-    recalled = await asyncio.wrap_future(session.gateway.target.recall(request.resume_key))
-    if recalled is None or not _covers(recalled, event, request.sampling.n):
+    reply = await asyncio.wrap_future(session.gateway.target.request_tokens(request.resume_key))
+    if reply is None or not _covers(reply, event, request.sampling.n):
         raise NotFound(
             "no worker has this stream: it ended over a minute ago, its worker is gone, or the body or the key differs. Send "
             "the request without Last-Event-ID",
             code="stream_not_found",
         )
     seen = [
-        _seen(request, choice, recalled.choices[choice][: position.num_tokens], position.is_finished)
+        _seen(request, choice, reply.choices[choice][: position.num_tokens], position.is_finished)
         for choice, position in enumerate(event.choices)
     ]
     committed = tuple(
-        None if position.is_finished else tuple(recalled.choices[choice][: position.num_tokens])
+        None if position.is_finished else tuple(reply.choices[choice][: position.num_tokens])
         for choice, position in enumerate(event.choices)
     )
-    assert recalled.seed is not None
-    sampling = replace(request.sampling, seed=recalled.seed)
+    assert reply.seed is not None
+    sampling = replace(request.sampling, seed=reply.seed)
     session.replace_request(replace(request, committed=committed, sampling=sampling))
     for output in seen:
         session.add_text(output)
@@ -71,12 +71,12 @@ def _with_key(request: ValidatedRequest, answer_id: str, key: ApiKey) -> Validat
     return replace(request, resume_key=hashlib.sha256(repr(parts).encode()).hexdigest())
 
 
-def _covers(recalled: Recalled, event: LastEvent, num_choices: int) -> bool:
+def _covers(reply: TokensReply, event: LastEvent, num_choices: int) -> bool:
     """Whether the worker has the tokens that the client has seen."""
-    if len(event.choices) != num_choices or len(recalled.choices) != num_choices:
+    if len(event.choices) != num_choices or len(reply.choices) != num_choices:
         return False
     return all(
-        len(tokens) >= position.num_tokens for tokens, position in zip(recalled.choices, event.choices, strict=True)
+        len(tokens) >= position.num_tokens for tokens, position in zip(reply.choices, event.choices, strict=True)
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from statistics import median_low
 
 from paceline.cluster.step import DRAFT_PREFILL_SLOWDOWN
-from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.depth.policy import DepthCandidate, StepObservation
 
 HORIZON = 256
 """Tokens within which drafting has to recover its start cost, for a sequence that has as many left."""
@@ -27,7 +27,7 @@ _SWITCHES = 3
 """Switches remembered. The median counts, so that a single pause does not keep drafting off."""
 
 
-def horizon(candidate: Candidate) -> int:
+def horizon(candidate: DepthCandidate) -> int:
     """Tokens within which drafting has to recover its start cost."""
     return HORIZON if candidate.remaining is None else max(1, min(candidate.remaining, HORIZON))
 
@@ -73,12 +73,12 @@ class DraftPrefillCost:
             seconds = min(seconds, usual * _MAX_RATIO)
         self._rates[method] = known_seconds * kept + seconds, known_tokens * kept + tokens
 
-    def unprofitable(self, batch: Sequence[Candidate], depths: Sequence[int], saved: float) -> set[int]:
+    def unprofitable(self, batch: Sequence[DepthCandidate], depths: Sequence[int], saved: float) -> set[int]:
         """Indices of sequences whose draft prefill costs more than drafting saves them: `saved` seconds for each token that
         they have left, up to the horizon. Only sequences with a depth are considered."""
         return {i for i in self.behind(batch, depths) if self.seconds(batch[i]) > saved * horizon(batch[i])}
 
-    def behind(self, batch: Sequence[Candidate], depths: Sequence[int]) -> list[int]:
+    def behind(self, batch: Sequence[DepthCandidate], depths: Sequence[int]) -> list[int]:
         """Indices of sequences with a depth that need a draft prefill."""
         if not self._rates:
             return []
@@ -89,7 +89,7 @@ class DraftPrefillCost:
             if depth and self._last_drafted.get(c.sequence_id, recent - 1) < recent
         ]
 
-    def seconds(self, candidate: Candidate) -> float:
+    def seconds(self, candidate: DepthCandidate) -> float:
         """Time of the draft prefill that this sequence needs; 0 if its draft is up to date, or nothing is known."""
         if not self._rates:
             return 0.0

@@ -11,7 +11,7 @@ from paceline.engine.executors.graph.drafters.tree_drafter import FRESH, ROOM, T
 from paceline.engine.executors.graph.drafters.tree_growth import SHAPES
 from paceline.engine.executors.graph.slots import DeviceSlots, Slot
 from paceline.kernels.gpu.speculation.accept_tree import path_buffers
-from paceline.speculation.proposer import Hidden, Progress
+from paceline.speculation.proposer import HiddenRows, SequenceProgress
 from paceline.speculation.trees import eagle_trees
 from tests.fakes import TINY, tiny_model
 from tests.heads import eagle
@@ -26,14 +26,14 @@ PARAMS = {
 }
 
 
-def states(start: int, count: int, seed: int) -> Hidden:
+def states(start: int, count: int, seed: int) -> HiddenRows:
     generator = torch.Generator().manual_seed(1000 * seed + start)
     drawn = {layer: torch.randn(count, TINY.hidden_size, generator=generator).to(DEVICE) for layer in LAYERS}
-    return Hidden(start, drawn, None)
+    return HiddenRows(start, drawn, None)
 
 
-def progress(number: int, ids: list[int], nodes: int, params: SamplingParams, hidden: Hidden) -> Progress:
-    return Progress(number, ids, nodes, params, 3, number, 2, "coupled", hidden=hidden)
+def progress(number: int, ids: list[int], nodes: int, params: SamplingParams, hidden: HiddenRows) -> SequenceProgress:
+    return SequenceProgress(number, ids, nodes, params, 3, number, 2, "coupled", hidden=hidden)
 
 
 class Case:
@@ -57,7 +57,7 @@ class Case:
         self.observe({n: states(0, len(ids) - 1, n) for n, ids in self.ids.items()})
         self.load()
 
-    def observe(self, hidden: dict[int, Hidden], *others) -> None:
+    def observe(self, hidden: dict[int, HiddenRows], *others) -> None:
         for proposer in (self.host, self.lender)[: 1 if others else 2]:
             proposer.observe([progress(n, self.ids[n], self.nodes, self.params, part) for n, part in hidden.items()])
 
@@ -85,7 +85,7 @@ class Case:
         """Rounds in which so many nodes were accepted: random tokens with random states."""
         path = path_buffers(2, max(counts), DEVICE)
         hidden = {n: states(len(ids) - 1, counts[n] + 1, n) for n, ids in self.ids.items()}
-        inner = {layer: torch.cat([hidden[n].inner[layer] for n in self.ids]) for layer in LAYERS}
+        inner = {layer: torch.cat([hidden[n].by_layer[layer] for n in self.ids]) for layer in LAYERS}
         first = 0
         for n, ids in self.ids.items():
             new = [(11 * len(ids) + 7 * j) % TINY.vocab_size for j in range(counts[n] + 1)]

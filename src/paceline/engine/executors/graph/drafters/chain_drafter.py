@@ -9,14 +9,14 @@ from torch import Tensor
 
 from paceline.core.sequence import Sequence
 from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
-from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
+from paceline.engine.executors.graph.drafters.drafter import DraftShape, DraftTensors
 from paceline.engine.executors.graph.rows import ChainRows
 from paceline.engine.executors.graph.slots import DeviceSlots
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
 from paceline.models.cuda_graph import StreamEvent
 from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.drafts import DraftPrefill
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 
 MAX_FOLLOWED_ROUNDS = 2
@@ -39,7 +39,7 @@ class ChainDrafter:
         self._vocab_size, self._prefills = vocab_size, prefills
         self.table_width = self._runner.table_width
         self.scratch_block = self._runner.scratch_block
-        self._drafts: dict[DraftShape, Drafts] = {}
+        self._drafts: dict[DraftShape, DraftTensors] = {}
         self._current: set[int] = set()
         """Sequences of which at most two tokens are missing in the draft's cache."""
         self._num_plain = 0
@@ -62,7 +62,7 @@ class ChainDrafter:
     @torch.inference_mode()
     def load(self, sequences: Seq[Sequence]) -> DraftPrefill:
         known = [sequence for sequence in sequences if sequence.depth or self._proposer.sequence(sequence.id)]
-        self._proposer.observe([Progress.of(sequence, sequence.depth) for sequence in known])
+        self._proposer.observe([SequenceProgress.of(sequence, sequence.depth) for sequence in known])
         prefill = self._proposer.prefill([sequence.id for sequence in sequences if sequence.depth])
         self._current = {sequence.id for sequence in sequences if self._is_current(sequence.id)}
         self._num_plain = 0
@@ -88,7 +88,7 @@ class ChainDrafter:
         """Queue the draft prefill of these sequences behind `drafted`, the drafts of the step just submitted. When that step
         ends they have one token more than the host knows now, and `num_unknown` more if they are in the step before it, which
         is in flight. Returns the end of the prefill, None if there is nothing to compute."""
-        self._proposer.observe([Progress.of(sequence, 0) for sequence in sequences])
+        self._proposer.observe([SequenceProgress.of(sequence, 0) for sequence in sequences])
         joining, drafter = [], self._drafter
         for sequence in sequences:
             cached, num_tokens = self._proposer.sequence(sequence.id), len(sequence.ids)
@@ -172,10 +172,10 @@ class ChainDrafter:
         assert output.logits is not None
         return output.logits[:, :known]
 
-    def drafts(self, shape: DraftShape) -> Drafts:
+    def drafts(self, shape: DraftShape) -> DraftTensors:
         if shape not in self._drafts:
             tokens = torch.zeros(self._slots.size, shape.nodes, dtype=torch.int64, device=self._slots.device)
-            self._drafts[shape] = Drafts(tokens, None)
+            self._drafts[shape] = DraftTensors(tokens, None)
         return self._drafts[shape]
 
     def keep_states(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:

@@ -29,7 +29,7 @@ NO_DRAFTS = DraftShape(0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Drafts:
+class DraftTensors:
     """Device memory that drafting writes and verification reads."""
 
     tokens: Tensor  # [B, N] int64
@@ -105,7 +105,7 @@ class GraphDrafter(Protocol):
         """A function that computes the committed tokens without drafting."""
         ...
 
-    def drafts(self, shape: DraftShape) -> Drafts: ...
+    def drafts(self, shape: DraftShape) -> DraftTensors: ...
 
     def keep_states(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
         """Store the hidden states of the committed rows of a pass; part of the accept graph."""

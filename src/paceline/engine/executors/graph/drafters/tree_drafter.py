@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sequence import Sequence
-from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
+from paceline.engine.executors.graph.drafters.drafter import DraftShape, DraftTensors
 from paceline.engine.executors.graph.drafters.tree_growth import SHAPES, TreeGrowth, fresh_pass
 from paceline.engine.executors.graph.slots import DeviceSlots
 from paceline.kernels.gpu.attention.plan import AttentionScratch
@@ -17,7 +17,7 @@ from paceline.kernels.gpu.speculation.head_rows import fresh_states, keep_fresh
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import blocks_for
 from paceline.speculation.drafts import DraftPrefill
-from paceline.speculation.proposer import Hidden
+from paceline.speculation.proposer import HiddenRows
 from paceline.speculation.proposers.eagle import EagleProposer, GraphStart
 
 FRESH = 1 + max(shape.levels for shape in SHAPES.values())
@@ -96,7 +96,7 @@ class TreeDrafter:
         width = self._runner.model.config.hidden_size
         for slot, start in enumerate(starts):
             if start is not None:
-                states = [start.state.inner[layer][0, :width] for layer in self.state_layers]
+                states = [start.state.by_layer[layer][0, :width] for layer in self.state_layers]
                 fresh.states[slot, 0] = torch.cat(states)
         self._num_fresh = 1
 
@@ -138,9 +138,9 @@ class TreeDrafter:
 
         return compute
 
-    def drafts(self, shape: DraftShape) -> Drafts:
+    def drafts(self, shape: DraftShape) -> DraftTensors:
         growth = self._growth(shape)
-        return Drafts(growth.tokens, growth.parents)
+        return DraftTensors(growth.tokens, growth.parents)
 
     def keep_states(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
         layers = [inner[layer] for layer in self.state_layers]
@@ -156,7 +156,7 @@ class TreeDrafter:
                 if sequence_id in ids:
                     states = self._fresh.states[slot, : counts[slot]].unflatten(1, (-1, width)).unbind(1)
                     start = len(ids[sequence_id]) - 1 - counts[slot]
-                    hidden = Hidden(start, dict(zip(self.state_layers, states, strict=True)), None)
+                    hidden = HiddenRows(start, dict(zip(self.state_layers, states, strict=True)), None)
                     self._proposer.end_graph(sequence_id, cached[slot], hidden)
         self._current.clear()
 

@@ -15,7 +15,7 @@ from paceline.kernels.gpu.attention.plan import AttentionScratch
 from paceline.kernels.gpu.linear import Normed
 from paceline.kernels.gpu.speculation.growth import candidate_buffers, choose_nodes, grow_level
 from paceline.kernels.gpu.speculation.head_rows import FreshStates, HeadPlaces, head_places, place_fresh
-from paceline.kernels.gpu.speculation.ranking import Branches, RankScratch, rank_rows, rank_scratch
+from paceline.kernels.gpu.speculation.ranking import RankedTokens, RankScratch, rank_rows, rank_scratch
 from paceline.kernels.layout import AttentionLayout
 from paceline.models.drafts.eagle import EagleRunner
 from paceline.models.gpu.eagle import gpu_eagle_logits, gpu_eagle_pass, plan_eagle, product
@@ -128,7 +128,7 @@ class TreeGrowth:
 
         return compute
 
-    def _ranking(self, sampling: Sampling, rows: int) -> Callable[[Tensor, int], Branches]:
+    def _ranking(self, sampling: Sampling, rows: int) -> Callable[[Tensor, int], RankedTokens]:
         """A function (logits of `rows` rows a slot, level) -> the children of each row."""
         slots, ids = self._slots, self._runner.model.vocabulary.ids
         total = slots.size * rows
@@ -139,7 +139,7 @@ class TreeGrowth:
                 scratch[columns] = rank_scratch(total, columns, self._branches, slots.device)
             return scratch[columns]
 
-        def rank(logits: Tensor, level: int) -> Branches:
+        def rank(logits: Tensor, level: int) -> RankedTokens:
             noise = slots.tensors.temperature, slots.tensors.streams, slots.state.lengths
             if sampling != "truncated":
                 return rank_rows(logits, ids, sampling, *noise, level, scratch_for(self._columns))
