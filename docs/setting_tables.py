@@ -7,10 +7,12 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from paceline.server.config.config import SETTINGS, ServerConfig
-from paceline.server.config.learning import LearningConfig
-from paceline.server.config.sampling import SamplingDefaults
-from paceline.server.config.settings import ALIASES, Setting
+from paceline.gateway.config.config import SETTINGS
+from paceline.gateway.config.config import ServerConfig
+from paceline.gateway.config.config import LearningConfig
+from paceline.gateway.config.config import SamplingDefaults
+from paceline.gateway.config.settings import ALIASES
+from paceline.gateway.config.settings import Setting
 
 PAGE = Path(__file__).parent / "configuration.md"
 MARKS = re.compile(

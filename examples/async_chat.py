@@ -5,7 +5,8 @@ python examples/async_chat.py
 
 import asyncio
 
-from paceline import LLM, SamplingParams
+from paceline.core.request import SamplingParams
+from paceline.engine.start.llm import LLM
 
 QUESTIONS = {
     "ann": ["Name a fruit.", "Name another one."],

@@ -7,8 +7,9 @@ It can only change the speed: verification keeps the text that of the target. do
 
 from collections.abc import Sequence
 
-from paceline import LLM, SamplingParams
-from paceline.speculation.drafts import DraftBatch
+from paceline.core.request import SamplingParams
+from paceline.engine.start.llm import LLM
+from paceline.speculation.drafts.drafts import DraftBatch
 from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 
 

@@ -3,7 +3,8 @@
 python examples/offline.py
 """
 
-from paceline import LLM, SamplingParams
+from paceline.core.request import SamplingParams
+from paceline.engine.start.llm import LLM
 
 PROMPTS = [
     "List the numbers from one to twenty in words: one, two, three,",

@@ -5,8 +5,9 @@ python examples/streaming.py "Why is the sky blue?"
 
 import sys
 
-from paceline import LLM, SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.core.sequence import Origin
+from paceline.engine.start.llm import LLM
 
 
 def main() -> None:

@@ -7,8 +7,8 @@ python examples/two_endpoints.py http://127.0.0.1:8001 http://127.0.0.1:8002
 import asyncio
 import sys
 
-from paceline import SamplingParams
-from paceline.endpoints import Orchestrator
+from paceline.core.request import SamplingParams
+from paceline.tools.orchestrate.orchestrator import Orchestrator
 
 QUESTIONS = ("Why is the sky blue?", "Name the planets of the solar system.")
 

@@ -5,7 +5,7 @@ import torch
 
 from paceline.core.machine import freeze_loaded_objects, usable_cores
 from paceline.kernels.cpu import native
-from paceline.kernels.weights import Dense
+from paceline.kernels.formats.weights import Dense
 
 # Triton reads this when it is imported: without a GPU, its kernels run in the interpreter.
 if not torch.cuda.is_available():
@@ -40,7 +40,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def unrounded_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts without rounding to 8 or 4 bits, which would hide small errors."""
-    from paceline.models.drafts import vocabulary
+    from paceline.models.heads import vocabulary
 
     monkeypatch.setattr(vocabulary, "quantize", lambda values, kind: Dense(values))
     monkeypatch.setattr(vocabulary, "four_bits", Dense)

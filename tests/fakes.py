@@ -9,34 +9,32 @@ import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationParams
+from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.core.traffic import TrafficClass
-from paceline.engine.assembly import engine_of_parts
 from paceline.engine.engine import Engine
-from paceline.engine.hooks.hook import StepHook
-from paceline.engine.hooks.tiers import Tiers
+from paceline.engine.hook import StepHook
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
-from paceline.engine.validator import Limits, RequestValidator
-from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kernels.weights import Dense
+from paceline.engine.start.build import engine_of_parts
+from paceline.engine.tiers import Tiers
+from paceline.kernels.formats.weights import Dense
 from paceline.kv.block_tables import BlockTables
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.loading.weight_shapes import weight_shape
-from paceline.models.runner import ModelRunner
-from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.policy import DepthCandidate, DepthPolicy, StepObservation
-from paceline.speculation.depth.simple_rules import FixedDepth
-from paceline.speculation.drafts import DraftBatch, DraftProbs
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.families.config import ModelConfig
+from paceline.models.runner.runner import ModelRunner
+from paceline.models.weights.shapes import weight_shape
+from paceline.policy.depth.breaker import Breaker, BreakerRule
+from paceline.policy.depth.observation import DepthCandidate, DepthPolicy, StepObservation
+from paceline.policy.depth.rules import FixedDepth
+from paceline.requests.validator import Limits, RequestValidator
+from paceline.speculation.distribution.distribution import log_distribution
+from paceline.speculation.drafts.drafts import DraftBatch, DraftProbs
 from paceline.speculation.proposer import Proposer, ProposerTraits, SequenceProgress
-from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.verification.distribution import log_distribution
-from paceline.speculation.verification.noise import Purpose, gumbel
-from paceline.speculation.verification.rows import RowContext
+from paceline.speculation.proposers.model.draft_model import DraftModelProposer
+from paceline.speculation.rows.noise import Purpose, gumbel
+from paceline.speculation.rows.rows import RowContext
 
 TINY = ModelConfig(
     architecture="llama",
@@ -282,7 +280,7 @@ def tiny_engine(
     scheduler = Scheduler(tables, max_num_seqs, max_batched_tokens, tiers and tiers(runner, tables, clock))
     graph = None
     if graph_depth is not None:
-        from paceline.engine.executors.graph.executor import GraphExecutor
+        from paceline.engine.graph.executor import GraphExecutor
 
         told: Any = runner, None if drafts_on_host else proposer
         graph = GraphExecutor(*told, scheduler, speculator, validator, graph_depth, clock)

@@ -9,18 +9,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.kernels.weights import Dense
+from paceline.kernels.formats.weights import Dense
 from paceline.kv.block_tables import BlockTables
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.drafts.distilled import DistilledModel
-from paceline.models.drafts.eagle import EagleModel, EagleRunner
-from paceline.models.drafts.eagle_weights import EagleConfig
-from paceline.models.drafts.medusa import MedusaModel
-from paceline.models.runner import ModelRunner
-from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.proposers.eagle import EagleProposer
-from paceline.speculation.proposers.layer_skip import LayerSkipProposer
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
+from paceline.models.heads.eagle.eagle_weights import EagleConfig
+from paceline.models.heads.trained import DistilledModel, MedusaModel
+from paceline.models.runner.runner import ModelRunner
+from paceline.speculation.proposers.eagle.eagle import EagleProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
+from paceline.speculation.proposers.model.draft_model import DraftModelProposer
+from paceline.speculation.proposers.model.layer_skip import LayerSkipProposer
 
 
 class TensorWeights:

@@ -35,7 +35,7 @@ def captures_without_a_run(request: pytest.FixtureRequest, monkeypatch: pytest.M
     nothing to load, and a replay runs it."""
     if torch.cuda.is_available() or "captures_with_a_run" in request.fixturenames:
         return
-    from paceline.models import cuda_graph
+    from paceline.models.device import cuda_graph
 
     def construct(self: Any, compute: Any, *_: Any) -> None:
         self._compute, self._graph = compute, None

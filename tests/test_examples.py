@@ -95,13 +95,13 @@ def test_custom_proposer() -> None:
     assert "the same text" in run_python("custom_proposer.py")
 
 
-@pytest.mark.slow  # tests/server/openai/test_openai_client.py sends such requests too
+@pytest.mark.slow  # tests/gateway/openai/test_openai_client.py sends such requests too
 def test_http_client() -> None:
     with served("--max-num-seqs", "8", "--kv-tokens", "4096", "--max-model-len", "1024") as url:
         assert "{'city': " in run_python("http_client.py", f"{url}/v1")
 
 
-@pytest.mark.slow  # tests/endpoints/test_orchestrator.py runs the loop too
+@pytest.mark.slow  # tests/tools/orchestrate/test_orchestrator.py runs the loop too
 def test_two_endpoints() -> None:
     with served("--max-num-seqs", "8", "--kv-tokens", "4096", "--max-model-len", "1024") as url:
         assert " tokens in " in run_python("two_endpoints.py", url, url)
@@ -120,7 +120,7 @@ def test_cluster(tmp_path: Path) -> None:
     assert "draft-0: draft, ready" in said
 
 
-@pytest.mark.slow  # tests/runtime/test_models_processes.py runs two models too
+@pytest.mark.slow  # tests/processes/test_models_processes.py runs two models too
 @pytest.mark.timeout(SECONDS)
 def test_two_models_and_two_gateways(tmp_path: Path) -> None:
     config = yaml.safe_load((EXAMPLES / "cluster" / "two_models.yaml").read_text("utf-8"))

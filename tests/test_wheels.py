@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.process import CODE, SMALL
+from tests.gateway.process import CODE, SMALL
 
 ROOT = Path(__file__).parent.parent
 MAX_BYTES = 3 * 2**20
@@ -69,7 +69,7 @@ def run(site: Path, code: str, *arguments: str) -> "subprocess.Popen[str]":
 
 def test_the_model_and_its_drafts_are_found_in_their_wheel(site: Path) -> None:
     code = (
-        "import paceline; from paceline.models.loading.hub import *; "
+        "import paceline; from paceline.model_files.hub.hub import *; "
         "print(paceline.__file__, find_model('smollm2'), *shipped_drafts())"
     )
     text = run(site, code).communicate(timeout=120)[0]

@@ -18,11 +18,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from paceline.bench.inflate import write_folder
 from paceline.core.machine import cpu_name, usable_cores
-from paceline.models.loading.hub import find_model
+from paceline.model_files.hub.hub import find_model
+from paceline.model_files.tokenizer.chat_template import ChatTemplate
 from paceline.models.loading.load import open_checkpoint
-from paceline.models.tokenizer.chat_template import ChatTemplate
+from paceline.tools.inflate.inflate import write_folder
 
 PACELINE = """
 import json, resource, sys, time

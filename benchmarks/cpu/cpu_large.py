@@ -16,16 +16,15 @@ import torch
 
 from paceline.core.config import EngineConfig
 from paceline.core.machine import cpu_name, usable_cores
-from paceline.core.request import Request, SpeculationParams
-from paceline.core.sampling import SamplingParams
-from paceline.engine.build import build_engine
+from paceline.core.request import Request, SamplingParams, SpeculationParams
 from paceline.engine.engine import Engine
-from paceline.kernels.quantized import Quantization
-from paceline.kernels.weights import Activations, Dense, Weight
-from paceline.models.drafts.vocabulary import four_bits
-from paceline.models.loading.checkpoint import DerivedWeights
+from paceline.engine.start.build import build_engine
+from paceline.kernels.formats.quantized import Quantization
+from paceline.kernels.formats.weights import Activations, Dense, Weight
+from paceline.model_files.tokenizer.chat_template import ChatTemplate
+from paceline.models.heads.vocabulary import four_bits
 from paceline.models.loading.load import LoadedModel, build_model, load_model, open_checkpoint
-from paceline.models.tokenizer.chat_template import ChatTemplate
+from paceline.models.weights.checkpoint import DerivedWeights
 
 
 class FourBitWeights(DerivedWeights):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.core.machine import cpu_name, usable_cores
-from paceline.models.loading.hub import find_model
+from paceline.model_files.hub.hub import find_model
 
 ROWS = (1, 2, 4, 8, 16, 32)
 PROMPTS = (128, 1024)

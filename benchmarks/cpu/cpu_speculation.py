@@ -17,12 +17,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from paceline import LLM, SamplingParams
 from paceline.core.clock import WallClock
 from paceline.core.machine import cpu_name
+from paceline.core.request import SamplingParams
+from paceline.engine.start.llm import LLM
 from paceline.kernels.cpu import native
-from paceline.kernels.eagle_head import EagleHead
-from paceline.models.runner import ModelRunner
+from paceline.kernels.cpu.eagle_head import EagleHead
+from paceline.models.runner.runner import ModelRunner
 
 RULES = ("fixed", "goodput")
 Contender = tuple[str, int]

@@ -36,31 +36,28 @@ from typing import Any
 
 import torch
 
-from paceline.bench.prompts import BenchPrompt, load_prompts
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationParams, Verification
-from paceline.engine.build import build_engine
+from paceline.core.request import Request, SamplingParams, SpeculationParams, Verification
+from paceline.engine.start.build import build_engine
 from paceline.kernels.cpu import native
+from paceline.model_files.hub.hub import find_model
+from paceline.model_files.tokenizer.chat_template import ChatTemplate
 from paceline.models.drafts.folder import open_draft_folder
 from paceline.models.drafts.load import LoadedHead, load_draft
-from paceline.models.drafts.medusa import MedusaModel
-from paceline.models.drafts.vocabulary import proposable_ids
-from paceline.models.loading.hub import find_model
+from paceline.models.heads.trained import MedusaModel
+from paceline.models.heads.vocabulary import proposable_ids
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runners import make_runner
-from paceline.models.tokenizer.chat_template import ChatTemplate
-from paceline.speculation.drafts import Draft, DraftBatch, DraftTree
+from paceline.speculation.drafts.drafts import Draft, DraftBatch, DraftTree
 from paceline.speculation.proposer import Proposer, SequenceProgress
 from paceline.speculation.proposers.combined import CombinedProposer
-from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
-from paceline.speculation.proposers.ngram import NgramProposer
-from paceline.speculation.proposers.suffix import SuffixProposer
-from paceline.speculation.trees.model_trees import BRANCHES
+from paceline.speculation.proposers.model.draft_model import DraftModelProposer
+from paceline.speculation.proposers.model.model_trees import BRANCHES
+from paceline.speculation.proposers.suffix import NgramProposer, SuffixProposer
+from paceline.tools.prompts.prompts import BenchPrompt, load_prompts
 
 FIRST, PLAIN = "eagle:1", "plain:0"
 """The row that answers first: the head then has the states of the prompt in its cache. And plain decoding."""

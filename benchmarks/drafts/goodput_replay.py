@@ -13,12 +13,12 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from paceline.cluster.step import padded_size
 from paceline.core.traffic import TrafficClass
-from paceline.speculation.depth.drift import DriftTest
-from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.policy.depth.allocation import PaddedBatch
+from paceline.policy.depth.drift import DriftTest
+from paceline.policy.depth.goodput import GoodputDepth
+from paceline.policy.depth.observation import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.policy.step import padded_size
 
 MS = 1e-3
 PASSES = {

@@ -22,17 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median, quantiles
 
-from paceline.cluster.step import padded_size, prompt_budget
 from paceline.core.traffic import TrafficClass
-from paceline.engine.executors.graph.drafters.chain_drafter import MAX_FOLLOWED_ROUNDS
-from paceline.planning.traces.trace_file import load_trace
-from paceline.speculation.depth import prompt_load
-from paceline.speculation.depth.costs.draft_time import LinearCost
-from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth.policy import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
-from paceline.speculation.depth.probing import SEQUENCES as PROBED
-from paceline.speculation.depth.prompt_load import may_draft_with_prompts
+from paceline.engine.graph.chain_drafter import MAX_FOLLOWED_ROUNDS
+from paceline.planning.traces.trace_files import load_trace
+from paceline.policy.depth import prompt_load
+from paceline.policy.depth.allocation import PaddedBatch
+from paceline.policy.depth.draft_cost import LinearCost
+from paceline.policy.depth.goodput import GoodputDepth
+from paceline.policy.depth.observation import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.policy.depth.probing import SEQUENCES as PROBED
+from paceline.policy.depth.prompt_load import may_draft_with_prompts
+from paceline.policy.step import padded_size, prompt_budget
 
 MS = 1e-3
 PASSES = {

@@ -28,18 +28,18 @@ from pathlib import Path
 
 import torch
 
-from paceline import LLM, SamplingParams
 from paceline.core.clock import Clock, WallClock
-from paceline.learning.further_training import DraftTraining, Pacer
-from paceline.learning.gate import decide_offline
-from paceline.learning.learner import Learner, LearnerLimits
-from paceline.learning.memory import MemoryLimits, SampleMemory
-from paceline.learning.plan import LearnPlan
-from paceline.learning.versions import TrialResult, VersionFolder
-from paceline.models.loading.hub import find_model
-from paceline.server.learning.sample_ring import LearningSample, SampleRing
-from paceline.train.evaluate import Score
-from paceline.train.progress import PlainProgress, StopRequest
+from paceline.core.request import SamplingParams
+from paceline.engine.start.llm import LLM
+from paceline.gateway.sessions.samples import LearningSample, SampleRing
+from paceline.model_files.hub.hub import find_model
+from paceline.tools.learn.learner import Learner, LearnerLimits, decide_offline
+from paceline.tools.learn.memory import MemoryLimits, SampleMemory
+from paceline.tools.learn.versions import TrialResult, VersionFolder
+from paceline.tools.progress.progress import PlainProgress, StopRequest
+from paceline.tools.train.evaluate import Score
+from paceline.tools.train.further import DraftTraining, Pacer
+from paceline.tools.train.plan import LearnPlan
 
 CHAT = (
     "writing", "roleplay", "humanities", "qa", "reasoning", "stem", "extraction", "rag", "summarization", "questions", "tasks",

@@ -17,15 +17,15 @@ import torch
 
 from paceline.core.clock import Clock, WallClock
 from paceline.models.loading.load import open_checkpoint
-from paceline.train.card import RECORD, read_record
-from paceline.train.data.text_file import Text
-from paceline.train.data.training_text import TrainingText
-from paceline.train.drafts.target import Target
-from paceline.train.evaluate import Evaluation, evaluate
-from paceline.train.plan import TrainPlan
-from paceline.train.progress import PlainProgress, StopRequest
-from paceline.train.run import pick_device, train
-from paceline.train.saved_draft import load_draft
+from paceline.tools.progress.progress import PlainProgress, StopRequest
+from paceline.tools.train.card import RECORD, read_record
+from paceline.tools.train.evaluate import Evaluation, evaluate
+from paceline.tools.train.plan import TrainPlan
+from paceline.tools.train.run import pick_device, train
+from paceline.tools.train.saved_draft import load_draft
+from paceline.tools.train.target import Target
+from paceline.tools.train.text import TrainingText
+from paceline.tools.train.text_files import Text
 
 FOLDERS = ("prompts", "evaluate", "work", "out")
 FILES = ("config.json", "model.safetensors", "card.md", RECORD)

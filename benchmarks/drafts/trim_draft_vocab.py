@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.clock import WallClock
+from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
 from paceline.models.loading.load import open_checkpoint
-from paceline.models.tokenizer.load import load_tokenizer
-from paceline.train.card import read_record, write_card
-from paceline.train.drafts.target import Target
-from paceline.train.drafts.vocabulary import DraftVocabulary
-from paceline.train.progress import PlainProgress
-from paceline.train.saved_draft import load_draft, save_draft
+from paceline.tools.progress.progress import PlainProgress
+from paceline.tools.train.card import read_record, write_card
+from paceline.tools.train.layers import DraftVocabulary
+from paceline.tools.train.saved_draft import load_draft, save_draft
+from paceline.tools.train.target import Target
 
 
 def main() -> None:

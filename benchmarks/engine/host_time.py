@@ -20,28 +20,26 @@ from unittest.mock import patch
 import torch
 from tests.fakes import TINY, tiny_engine, tiny_model
 
-from paceline.cluster.step import padded_size
 from paceline.core.clock import WallClock
 from paceline.core.machine import freeze_loaded_objects
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationFlags
+from paceline.core.request import Request, SamplingParams, SpeculationFlags
 from paceline.engine.engine import Engine
-from paceline.engine.executors.graph import mixed as mixed_steps
-from paceline.engine.executors.graph.batch import GraphBatch
-from paceline.engine.executors.graph.inflight import InflightStep, SlotResults
+from paceline.engine.graph import mixed as mixed_steps
+from paceline.engine.graph.batch import GraphBatch
+from paceline.engine.graph.inflight import InflightStep, SlotResults
 from paceline.kernels.cpu import native
 from paceline.kernels.gpu.speculation.accept import Accepted
-from paceline.models.architectures.decoder import ForwardOutput
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.gpu import mixed as gpu_mixed
-from paceline.models.gpu import ragged as gpu_ragged
-from paceline.models.gpu import workspace as gpu_workspace
-from paceline.models.gpu.runner import GpuRunner
+from paceline.models.decoder.decoder import ForwardOutput
+from paceline.models.decoder.forward import DecoderModel
 from paceline.models.loading.load import open_checkpoint
-from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.models.runner.gpu import mixed as gpu_mixed
+from paceline.models.runner.gpu import ragged as gpu_ragged
+from paceline.models.runner.gpu import workspace as gpu_workspace
+from paceline.models.runner.gpu.runner import GpuRunner
+from paceline.policy.depth.allocation import PaddedBatch
+from paceline.policy.depth.goodput import GoodputDepth
+from paceline.policy.step import padded_size
+from paceline.speculation.proposers.model.draft_model import DraftModelProposer
 
 SHAPE = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, vocab_size=1024, max_position=2048)
 ROWS, WORDS = 2048, range(300, 700)

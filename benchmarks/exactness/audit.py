@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.audit.planted import COUPLED, REJECTION, stale_slot
 from tests.exactness.test_embedded import Noisy
+from tests.tools.audit.planted import COUPLED, REJECTION, stale_slot
 
-from paceline.audit.auditor import Auditor, Workload
-from paceline.audit.report import Report
 from paceline.core.config import EngineConfig
-from paceline.core.sampling import SamplingParams
-from paceline.engine import build
-from paceline.engine.llm import LLM
-from paceline.models.architectures.llama import DecoderModel
+from paceline.core.request import SamplingParams
+from paceline.engine.start import build
+from paceline.engine.start.llm import LLM
+from paceline.models.decoder.forward import DecoderModel
 from paceline.models.loading.load import LoadedModel, open_checkpoint
+from paceline.tools.audit.auditor import Auditor, Workload
+from paceline.tools.audit.report import Report
 
 RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "coupled": {**COUPLED, "a stale KV slot in one round of 20": lambda engine: stale_slot(engine, 20)},

@@ -25,9 +25,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from paceline.models.loading.hub import find_model
+from paceline.model_files.hub.hub import find_model
 from paceline.models.loading.load import build_model, open_checkpoint
-from paceline.models.runner import ModelRunner, Span
+from paceline.models.runner.runner import ModelRunner, Span
 
 SHAPE = {
     "vocab_size": 512,

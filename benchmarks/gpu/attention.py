@@ -12,12 +12,13 @@ from unittest import mock
 
 import torch
 
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.kernels.formats.layout import PIECE, LongPrompt
 from paceline.kernels.gpu.attention import prompts
 from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.plan import attention_plan
 from paceline.kernels.gpu.attention.prompts import attend_long_prompt
-from paceline.kernels.layout import BLOCK_SIZE, PIECE, LongPrompt
-from paceline.models.cuda_graph import Graph, GraphPool, StreamTimer
+from paceline.models.device.cuda_graph import Graph, GraphPool, StreamTimer
 
 BANDWIDTH = 4.3e12
 """Bytes per second of a large copy on an H200."""

@@ -20,13 +20,13 @@ from statistics import median
 import torch
 from gpu_runs import BANDWIDTH, Run, Served, decode, largest_gap, serve, switch
 
-from paceline.bench.prompts import load_prompts, select
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.machine import freeze_loaded_objects
-from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
-from paceline.models.tokenizer.chat_template import ChatTemplate
+from paceline.engine.start.build import build_engine
+from paceline.model_files.tokenizer.chat_template import ChatTemplate
+from paceline.tools.prompts.prompts import load_prompts, select
 
 
 def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:

@@ -27,23 +27,23 @@ from gpu_families_models import PARTS, SHAPES, RandomModel, random_four_bit
 from gpu_runs import BANDWIDTH, Run, decode, replay_seconds, switch
 
 from paceline.core.clock import WallClock
-from paceline.engine.assembly import engine_of_parts
 from paceline.engine.engine import Engine
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
-from paceline.engine.validator import Limits, RequestValidator
+from paceline.engine.start.build import engine_of_parts
 from paceline.kernels.formats.four_bit import FourBitWeight
+from paceline.kernels.formats.weights import Dense, FourBit, Weight
 from paceline.kernels.gpu.tiles import RowClass, Tile, four_bit_key, four_bit_tile
-from paceline.kernels.weights import Dense, FourBit, Weight
 from paceline.kv.block_tables import BlockTables
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.loading.checkpoint import Float32Activations
-from paceline.models.loading.formats.mxfp4 import unpack_mxfp4
-from paceline.models.loading.weight_shapes import weight_shape
-from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.simple_rules import FixedDepth
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.families.config import ModelConfig
+from paceline.models.runner.runner import ModelRunner, Span
+from paceline.models.weights.checkpoint import Float32Activations
+from paceline.models.weights.family_weights import unpack_mxfp4
+from paceline.models.weights.shapes import weight_shape
+from paceline.policy.depth.breaker import Breaker, BreakerRule
+from paceline.policy.depth.rules import FixedDepth
+from paceline.requests.validator import Limits, RequestValidator
 
 COLD_BYTES = 400e6
 """Weights of one graph: more than the L2 cache holds."""
@@ -210,7 +210,7 @@ def logits_of(model: DecoderModel, make: Callable[[DecoderModel, int], ModelRunn
 
 def family_lines(device: torch.device, part: int | None) -> Iterator[str]:
     """One line of the table for each family; of every eighth, with a part."""
-    from paceline.models.gpu.runner import GpuRunner
+    from paceline.models.runner.gpu.runner import GpuRunner
 
     yield "| family | float32: largest difference | bfloat16: largest difference | largest logit |"
     chosen = list(FAMILIES.items())
@@ -237,9 +237,9 @@ HEADER = (
 
 
 def make_engine(random: RandomModel, batch: int, depth: int) -> Engine:
-    from paceline.engine.executors.graph.executor import GraphExecutor
-    from paceline.models.gpu.runner import GpuRunner
-    from paceline.speculation.proposers.draft_model import DraftModelProposer
+    from paceline.engine.graph.executor import GraphExecutor
+    from paceline.models.runner.gpu.runner import GpuRunner
+    from paceline.speculation.proposers.model.draft_model import DraftModelProposer
 
     clock, blocks, most, size = WallClock(), 64 * (batch + 1), 64, random.model.config.vocab_size
     tables = BlockTables(blocks, prefix_caching=False)
@@ -336,7 +336,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--compiled", action="store_true", help="do not compile kernels in other processes first")
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        parser.error("this needs a GPU; tests/engine/executors/graph/test_families.py checks the families without one")
+        parser.error("this needs a GPU; tests/engine/graph/test_families.py checks the families without one")
     options.batches = options.batches or [1, 8]
     options.only = options.only or ["families", "kernels", *SHAPES]
     return options

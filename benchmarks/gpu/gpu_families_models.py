@@ -7,10 +7,10 @@ import torch
 from gpu_runs import BANDWIDTH
 
 from paceline.kernels.formats.four_bit import FourBitWeight, Kind
-from paceline.kernels.linear import DenseWeight, LinearWeight
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.loading.streamed_weights import StreamedModel, StreamedWeights
-from paceline.models.loading.weight_parts import Parts, Piece
+from paceline.kernels.formats.linear import DenseWeight, LinearWeight
+from paceline.models.families.config import ModelConfig
+from paceline.models.loading.streamed import StreamedModel, StreamedWeights
+from paceline.models.manifest.parts import Parts, Piece
 
 DRAFT_LAYERS = 2
 PARTS = 8

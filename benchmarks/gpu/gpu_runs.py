@@ -9,12 +9,10 @@ from statistics import median
 import torch
 
 from paceline.core.clock import Clock
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationFlags
+from paceline.core.request import Request, SamplingParams, SpeculationFlags
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.engine.engine import Engine
-from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.runner import Span
+from paceline.models.runner.runner import Span
 
 BANDWIDTH = 4.3e12  # bytes per second of a large copy on an H200
 

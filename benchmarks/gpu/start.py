@@ -30,7 +30,7 @@ class Phases(logging.Handler):
         self.rows: list[tuple[str, float, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name == "paceline.core.timeline":
+        if record.name == "paceline.core.machine":
             name, seconds, note = record.args
             self.rows.append((name, seconds, note.strip(" ()")))
             print(f"  {record.getMessage()}", file=sys.stderr, flush=True)
@@ -47,7 +47,7 @@ def start(options: argparse.Namespace) -> None:
     import torch
 
     from paceline.core.config import EngineConfig, SpeculationConfig
-    from paceline.engine.build import build_engine
+    from paceline.engine.start.build import build_engine
 
     phases.rows.append(("import", time.time() - began, ""))
     before = time.time()
@@ -78,8 +78,7 @@ def start(options: argparse.Namespace) -> None:
 
 
 def first_answer(engine, phases: Phases) -> None:
-    from paceline.core.request import Request
-    from paceline.core.sampling import SamplingParams
+    from paceline.core.request import Request, SamplingParams
 
     before, first = time.time(), 0.0
     engine.add(Request("first", tuple(range(100, 200)), SamplingParams(max_tokens=16, temperature=0.0)))

@@ -29,9 +29,10 @@ from gpu_runs import BANDWIDTH, replay_seconds
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
+from paceline.kernels.formats.linear import DenseWeight, LinearWeight
+from paceline.kernels.formats.quantized import QuantizedWeight
 from paceline.kernels.gpu.linear import Normed, add_linear, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.tiles import MEASURED, RowClass, Tile, tile_for, tile_key
-from paceline.kernels.linear import DenseWeight, LinearWeight, QuantizedWeight
 
 ROWS = {RowClass.UP_TO_16: (8, 16), RowClass.UP_TO_64: (32, 64), RowClass.MORE: (128, 1024)}
 """The two numbers of rows that a tile of a class is measured with."""

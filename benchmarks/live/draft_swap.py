@@ -28,7 +28,7 @@ import torch
 from live_models import write_models
 from safetensors.torch import load_file, save_file
 
-from paceline.models.loading.hub import find_model
+from paceline.model_files.hub.hub import find_model
 
 KEY = "benchmark-key"
 REASON = re.compile(r"(draft drafts with|draft keeps|the server).*")

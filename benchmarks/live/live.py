@@ -28,10 +28,10 @@ from typing import Any
 from live_load import Results, Streams, plain_tokens
 from live_models import Models, write_models
 
-from paceline.bench.plots import load_pyplot
 from paceline.core.cluster_config import ClusterConfig, cluster_config
-from paceline.runtime.deploy.deployment import find_cluster, free_address
-from paceline.runtime.deploy.directory import Member
+from paceline.deploy.deployment import find_cluster, free_address
+from paceline.tools.plots.plots import load_pyplot
+from paceline.wire.worker_spec import Member
 
 REASON = re.compile(r"(draft drafts with|draft keeps|error:).*")
 DEADLINE = 5.0

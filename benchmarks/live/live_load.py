@@ -11,10 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.core.config import EngineConfig
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationParams
-from paceline.engine.build import build_engine
+from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.engine.start.build import build_engine
 
 SILENCE_SECONDS = 60.0
 RETRY_SECONDS = 0.2

@@ -15,23 +15,20 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.planner.rules import FixedSize, QueueThreshold, TimetableRule, UtilisationTarget
 from planner_oracle import FluidLoad, as_schedule, fluid_load, missed, ready_sizes
 
-from paceline.planning.autoscaling.decision import HOLD_SECONDS, PlannerConfig
-from paceline.planning.autoscaling.forecast import Prediction
-from paceline.planning.autoscaling.observation import Controller
-from paceline.planning.autoscaling.planner import Planner
-from paceline.planning.autoscaling.replay import TrafficSpan
-from paceline.planning.autoscaling.rules import FixedSize, QueueThreshold, TimetableRule, UtilisationTarget
-from paceline.planning.profiles.profile import WorkerProfile
-from paceline.planning.profiles.profile_file import load_profile
-from paceline.planning.simulation.config import SimulationConfig
-from paceline.planning.simulation.objective import Objective
-from paceline.planning.simulation.result import summarize
-from paceline.planning.simulation.simulation import Scaling, simulate
-from paceline.planning.sizing.candidate import ClusterLimits
+from paceline.planning.observation import Controller
+from paceline.planning.planner.forecast import Prediction
+from paceline.planning.planner.planner import HOLD_SECONDS, Planner, PlannerConfig
+from paceline.planning.planner.replay import TrafficSpan
+from paceline.planning.planner.sizing import ClusterLimits
+from paceline.planning.profile import WorkerProfile, load_profile
+from paceline.planning.simulator.result import Objective, summarize
+from paceline.planning.simulator.settings.config import SimulationConfig
+from paceline.planning.simulator.simulation import Scaling, simulate
 from paceline.planning.traces.trace import Trace, ordered
-from paceline.planning.traces.trace_file import load_trace
+from paceline.planning.traces.trace_files import load_trace
 
 PRICES = 6
 """Prices of a miss that the search for a schedule tries."""

@@ -7,11 +7,10 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.bench.plots import load_pyplot
-from paceline.planning.profiles.curve import ProfileValue
-from paceline.planning.profiles.profile_file import load_profile
-from paceline.planning.simulation.config import Speculation
-from paceline.planning.sizing.placement import placements
+from paceline.planning.planner.capacity import placements
+from paceline.planning.profile import ProfileValue, load_profile
+from paceline.planning.simulator.settings.config import Speculation
+from paceline.tools.plots.plots import load_pyplot
 
 H200 = load_profile("h200-8b")
 BATCHES, ALPHAS, RATIOS = (1, 4, 16, 64, 128, 256), (0.5, 0.6, 0.7, 0.8, 0.9), (0.05, 0.1, 0.3, 1.0)

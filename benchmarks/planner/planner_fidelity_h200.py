@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from paceline.models.tokenizer.chat_template import ChatTemplate
-from paceline.models.tokenizer.load import load_tokenizer
-from paceline.planning.profiles.curve import ProfileValue
-from paceline.planning.profiles.profile_file import load_profile
-from paceline.planning.simulation.config import SimulationConfig, Speculation
-from paceline.planning.simulation.result import quantile
-from paceline.planning.simulation.simulation import simulate
-from paceline.planning.simulation.workers.rounds import Rounds
+from paceline.model_files.tokenizer.chat_template import ChatTemplate
+from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
+from paceline.planning.profile import ProfileValue, load_profile
+from paceline.planning.simulator.result import quantile
+from paceline.planning.simulator.rounds import Rounds
+from paceline.planning.simulator.settings.config import SimulationConfig, Speculation
+from paceline.planning.simulator.simulation import simulate
 from paceline.planning.traces.trace import Trace, TraceRequest
 
 CONTEXT = 345

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.profile import WorkerProfile
 from paceline.planning.traces.trace import Trace
 
 Array = npt.NDArray[np.float64]

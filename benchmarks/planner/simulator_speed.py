@@ -19,16 +19,13 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean, pvariance
 
-from paceline.planning.profiles.curve import ProfileCurve, ProfileValue
-from paceline.planning.profiles.profile import WorkerProfile
-from paceline.planning.profiles.profile_file import load_profile
-from paceline.planning.simulation import simulation
-from paceline.planning.simulation.config import Mode, SimulationConfig, Speculation
-from paceline.planning.simulation.objective import Objective
-from paceline.planning.simulation.result import SimulationReport, quantile, summarize
-from paceline.planning.simulation.simulation import simulate
+from paceline.planning.profile import ProfileCurve, ProfileValue, WorkerProfile, load_profile
+from paceline.planning.simulator import simulation
+from paceline.planning.simulator.result import Objective, SimulationReport, quantile, summarize
+from paceline.planning.simulator.settings.config import Mode, SimulationConfig, Speculation
+from paceline.planning.simulator.simulation import simulate
 from paceline.planning.traces.trace import Trace
-from paceline.planning.traces.trace_file import load_trace
+from paceline.planning.traces.trace_files import load_trace
 
 ROOFLINE = "70b-8xh200"
 ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)

@@ -16,13 +16,13 @@ from urllib.parse import urlsplit
 
 from pools_fakes import TOKENIZER, VOCAB, Run, TimedCore, decode, until_up, worker_process
 
-from paceline.runtime.draft_pool.connection import DraftAddress
-from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.core import DraftBranch
-from paceline.runtime.draft_worker.scheduler import DraftLimits
-from paceline.speculation.drafts import DraftBatch
+from paceline.drafting.connection import DraftAddress
+from paceline.drafting.proposer import PoolProposer
+from paceline.drafting.scheduler import DraftLimits
+from paceline.drafting.state import DraftBranch
+from paceline.speculation.drafts.drafts import DraftBatch
 from paceline.speculation.proposer import ProposerTraits, SequenceProgress
-from paceline.speculation.proposers.model_drafter import SequenceParams
+from paceline.speculation.proposers.model.model_drafter import SequenceParams
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:

@@ -19,21 +19,19 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
-from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationParams
-from paceline.engine.build import build_engine
+from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.deploy.deployment import process_specs
+from paceline.deploy.processes.supervisor import Supervisor
+from paceline.engine.start.build import build_engine
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.loading.load import open_checkpoint
-from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.runtime.deploy.deployment import process_specs
-from paceline.runtime.deploy.directory import Directory, FixedDirectory
-from paceline.runtime.deploy.supervisor import Supervisor
-from paceline.runtime.gateway_client.target_client import TargetClient
+from paceline.targets.client import TargetClient
+from paceline.tools.prompts.prompts import DEFAULT_PROMPTS
+from paceline.wire.worker_spec import Directory, FixedDirectory
 
 Tokens = dict[str, list[int]]
 Kill = Callable[[str], None]
@@ -164,7 +162,7 @@ def on_ray(settings: ClusterConfig) -> Iterator[tuple[Directory, Kill]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from paceline.runtime.deploy.on_ray.deployment import RayDeployment
+    from paceline.deploy.ray.deployment import RayDeployment
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     cluster.add_node(num_cpus=2)

@@ -14,16 +14,16 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from multiprocessing.connection import Connection
 
-from paceline.core.sampling import SamplingParams
-from paceline.models.drafts.compatibility import Fingerprint
-from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.core import DraftBranch, DraftedToken
-from paceline.runtime.draft_worker.scheduler import DraftLimits
-from paceline.runtime.draft_worker.worker import DraftWorker, DraftWorkerStatus
-from paceline.runtime.wire.keys import Security
-from paceline.runtime.wire.messages import TO_DRAFT_WORKER
-from paceline.runtime.wire.transport import Listener
+from paceline.core.request import SamplingParams
+from paceline.drafting.proposer import PoolProposer
+from paceline.drafting.scheduler import DraftLimits
+from paceline.drafting.state import DraftBranch, DraftedToken
+from paceline.drafting.worker import DraftWorker, DraftWorkerStatus
+from paceline.model_files.tokenizer.compatibility import Fingerprint
 from paceline.speculation.proposer import Proposer, SequenceProgress
+from paceline.wire.draft_messages import TO_DRAFT_WORKER
+from paceline.wire.keys import Security
+from paceline.wire.transport import Listener
 
 VOCAB = 49_152
 TOKENIZER = Fingerprint("timed", "", "", "", None)

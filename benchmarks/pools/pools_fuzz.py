@@ -20,13 +20,11 @@ import psutil
 import zmq
 from pools_fakes import TOKENIZER, VOCAB, decode, until_up, worker_process
 
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import Verification
-from paceline.runtime.draft_pool.connection import DraftAddress
-from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.scheduler import DraftLimits
-from paceline.runtime.wire.keys import Security, generate_key_pair
-from paceline.runtime.wire.messages import (
+from paceline.core.request import SamplingParams, Verification
+from paceline.drafting.connection import DraftAddress
+from paceline.drafting.proposer import PoolProposer
+from paceline.drafting.scheduler import DraftLimits
+from paceline.wire.draft_messages import (
     TO_DRAFT_WORKER,
     TO_TARGET,
     VERSION,
@@ -38,7 +36,8 @@ from paceline.runtime.wire.messages import (
     Ping,
     RoundRequest,
 )
-from paceline.runtime.wire.transport import Connection
+from paceline.wire.keys import Security, generate_key_pair
+from paceline.wire.transport import Connection
 
 RULES: tuple[Verification, ...] = ("coupled", "rejection")
 

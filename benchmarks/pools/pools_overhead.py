@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from pools_fakes import TOKENIZER, VOCAB, decode, until_up, worker_process
 
-from paceline.runtime.draft_pool.connection import DraftAddress
-from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.scheduler import DraftLimits
-from paceline.runtime.wire.keys import Security, generate_key_pair
+from paceline.drafting.connection import DraftAddress
+from paceline.drafting.proposer import PoolProposer
+from paceline.drafting.scheduler import DraftLimits
+from paceline.wire.keys import Security, generate_key_pair
 
 WARM = 50
 CORES = sorted(os.sched_getaffinity(0))

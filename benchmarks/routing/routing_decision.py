@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.cluster.routing.kv_index import BLOCK_SIZE, KvIndex
-from paceline.cluster.routing.kv_router import KvRouter
-from paceline.cluster.routing.router import RoutedPrompt, WorkerLoad
 from paceline.core.clock import WallClock
 from paceline.core.kv_events import BlocksStored
 from paceline.kv.prefix import PrefixSums
+from paceline.policy.routing.kv_index import BLOCK_SIZE, KvIndex
+from paceline.policy.routing.kv_router import KvRouter
+from paceline.policy.routing.router import RoutedPrompt, WorkerLoad
 
 NUM_SHARED, SHARED, OWN, TAIL, VOCABULARY = 16, 3072, 1024, 200, 49_152
 SLOTS = 32

@@ -26,12 +26,10 @@ from queue import SimpleQueue
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationParams
-from paceline.runtime.deploy.deployment import running_processes
-from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.target_client import TargetClient
+from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.deploy.deployment import running_processes
+from paceline.deploy.processes.state import StateFolder
+from paceline.targets.client import TargetClient
 
 WORKERS, PROMPTS, HELD = 4, 8, 3
 SYSTEM, QUESTION, ANSWER, VOCABULARY = 1500, 30, 8, 49_152

@@ -20,7 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from paceline import LLM, SamplingParams
+from paceline.core.request import SamplingParams
+from paceline.engine.start.llm import LLM
 
 QUESTION, ANSWER, VOCABULARY = 24, 16, 49_152
 MODES = ("computed", "from disk", "from disk, page cache dropped")

@@ -24,14 +24,14 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
-from paceline.kernels.cpu.crc32 import crc32
+from paceline.kernels.cpu.checksums import crc32
 from paceline.models.loading.load import open_checkpoint
-from paceline.runtime.transfer.channels.channel_pool import pick_channels
-from paceline.runtime.transfer.client import TransferClient
-from paceline.runtime.transfer.messages import TransferHandle
-from paceline.runtime.transfer.server import TransferServer
-from paceline.runtime.transfer.transfer import Transfer
-from paceline.runtime.wire.keys import KeyPair, Security, generate_key_pair
+from paceline.transfer.client import TransferClient
+from paceline.transfer.pool import pick_channels
+from paceline.transfer.server import TransferServer
+from paceline.transfer.transfer import Transfer
+from paceline.wire.keys import KeyPair, Security, generate_key_pair
+from paceline.wire.transfer_messages import TransferHandle
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ENCRYPTED = "socket, encrypted"

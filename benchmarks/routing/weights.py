@@ -29,17 +29,15 @@ from torch import Tensor
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.engine.build import build_engine
+from paceline.core.request import Request, SamplingParams
 from paceline.engine.loop import EngineLoop
-from paceline.models.loading.hub import find_model
-from paceline.models.loading.streamed_weights import StreamedWeights
-from paceline.models.loading.weight_parts import Piece
-from paceline.runtime.weights.manager import WeightManager
-from paceline.runtime.weights.send_rate import Activity
-from paceline.runtime.weights.server import WeightServer
-from paceline.runtime.weights.spec import PeerAddress, WeightSpec
+from paceline.engine.start.build import build_engine
+from paceline.model_files.hub.hub import find_model
+from paceline.models.loading.streamed import StreamedWeights
+from paceline.models.manifest.parts import Piece
+from paceline.transfer.weights.loader import WeightManager
+from paceline.transfer.weights.server import Activity, WeightServer
+from paceline.wire.worker_spec import PeerAddress, WeightSpec
 
 ANY = "tcp://127.0.0.1:0"
 SAMPLES = 256

@@ -13,7 +13,7 @@ import time
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from paceline.server.gateway.categorise import kind_of
+from paceline.requests.categories import kind_of
 
 KINDS = ("code", "json", "maths", "prose")
 

@@ -25,24 +25,32 @@ from paceline.core.config import EngineConfig
 from paceline.core.machine import freeze_loaded_objects
 from paceline.core.output import StepOutput
 from paceline.core.pool_config import PoolConfig
+from paceline.core.request import SpeculationFlags
 from paceline.core.sequence import FinishReason, Origin
-from paceline.core.speculation import SpeculationFlags
-from paceline.core.status.engine import EngineStatus
-from paceline.models.tokenizer.load import load_tokenizer
-from paceline.runtime.deploy.directory import FixedDirectory, Member
-from paceline.runtime.gateway_client.target_client import TargetClient
-from paceline.runtime.target_worker.jobs import GatewaySession, Submission
-from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, Cancel, HeartbeatRequest, StatusRequest, Submit
-from paceline.runtime.wire.messages import VERSION, Hello
-from paceline.runtime.wire.target_messages import Heartbeat, StatusReport, Welcome
-from paceline.runtime.wire.transport import Listener, Peer
-from paceline.server.app import create_app
-from paceline.server.auth.access import Access
-from paceline.server.config.config import ServerConfig
-from paceline.server.config.flags import FlagStore
-from paceline.server.gateway.gateway import Gateway
-from paceline.server.gateway.models import ServedModels
-from paceline.server.metrics.metrics import Metrics
+from paceline.core.status import EngineStatus
+from paceline.gateway.auth.access import Access
+from paceline.gateway.config.config import ServerConfig
+from paceline.gateway.config.flags import FlagStore
+from paceline.gateway.http.app import create_app
+from paceline.gateway.metrics.metrics import Metrics
+from paceline.gateway.sessions.gateway import Gateway
+from paceline.gateway.sessions.models import ServedModels
+from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
+from paceline.targets.client import TargetClient
+from paceline.wire.draft_messages import VERSION, Hello
+from paceline.wire.gateway_messages import (
+    TO_TARGET_WORKER,
+    Cancel,
+    Heartbeat,
+    HeartbeatRequest,
+    StatusReport,
+    StatusRequest,
+    Submit,
+    Welcome,
+)
+from paceline.wire.transport import Listener, Peer
+from paceline.wire.worker_spec import FixedDirectory, Member
+from paceline.worker.server.gateways import GatewaySession, Submission
 
 MODEL = "smollm2"
 KV_BLOCKS = 1_000_000

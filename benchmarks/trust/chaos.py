@@ -35,9 +35,9 @@ from chaos_load import POISON, Results, Streams, cases, plain_text, send_poison
 
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.errors import PacelineError
-from paceline.runtime.deploy.deployment import free_address, process_specs
-from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.deploy.supervisor import Supervisor
+from paceline.deploy.deployment import free_address, process_specs
+from paceline.deploy.processes.state import StateFolder
+from paceline.deploy.processes.supervisor import Supervisor
 
 SAMPLE_SECONDS = 10.0
 SHOWN = 6
@@ -243,7 +243,7 @@ def _on_ray(document: dict[str, Any]) -> Iterator[tuple[Pids, dict[str, Link]]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from paceline.runtime.deploy.on_ray.deployment import RayDeployment
+    from paceline.deploy.ray.deployment import RayDeployment
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     cluster.add_node(num_cpus=2)

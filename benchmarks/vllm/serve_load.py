@@ -19,8 +19,8 @@ from typing import Any
 
 import aiohttp
 
-from paceline.planning.simulation.result import quantile
-from paceline.planning.traces.trace_file import load_trace
+from paceline.planning.simulator.result import quantile
+from paceline.planning.traces.trace_files import load_trace
 
 
 def arrival_times(path: Path, count: int, rate: float) -> list[float]:

@@ -77,7 +77,7 @@ def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
     if name not in ("plain", "draft_model"):
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         os.environ["PACELINE_COUPLED_SAMPLING"] = "1"  # greedy batches are decoded as without it
-    from paceline.vllm import register
+    from paceline.vllm.plugin import register
     from vllm import LLM, SamplingParams
 
     register()
@@ -161,8 +161,9 @@ def vllm_arguments(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
-    from paceline import LLM, SamplingParams
     from paceline.core.machine import freeze_loaded_objects
+    from paceline.core.request import SamplingParams
+    from paceline.engine.start.llm import LLM
 
     model, draft = (options.head_model, options.head) if name == "paceline_head" else (options.model, options.draft)
     llm = LLM(
@@ -240,7 +241,7 @@ def log_decisions(policy: Any) -> None:
 
 def kv_token_bytes(options: argparse.Namespace) -> int:
     """Bytes of one token in the target's KV cache."""
-    from paceline.models.architectures.config import ModelConfig
+    from paceline.models.families.config import ModelConfig
 
     shape = ModelConfig.from_hf(json.loads((Path(options.model) / "config.json").read_text("utf-8")))
     return shape.kv_bytes_per_token(4 if options.dtype == "float32" else 2)

@@ -20,21 +20,22 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.vllm.environment import ROOT, run_vllm
 
-from paceline import LLM, SamplingParams
-from paceline.bench.inflate import write_folder
-from paceline.kernels.eagle_head import TreeRoot
-from paceline.models.drafts.eagle import EagleModel, EagleRunner
+from paceline.core.request import SamplingParams
+from paceline.engine.start.llm import LLM
+from paceline.kernels.cpu.eagle_head import TreeRoot
+from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
 from paceline.models.drafts.load import find_draft
 from paceline.models.drafts.load import load_draft as load_head
+from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
 from paceline.models.loading.load import load_model, open_checkpoint
-from paceline.models.tokenizer.load import load_tokenizer
-from paceline.speculation.proposers.eagle import EagleProposer
-from paceline.speculation.trees.eagle_trees import EagleTrees, TreeStart
-from paceline.train.data.text_file import Text
-from paceline.train.drafts.target import Target
-from paceline.train.evaluate import evaluate
-from paceline.train.saved_draft import load_draft
-from paceline.train.speculators import export_head
+from paceline.speculation.proposers.eagle.eagle import EagleProposer
+from paceline.speculation.proposers.eagle.eagle_trees import EagleTrees, TreeStart
+from paceline.tools.inflate.inflate import write_folder
+from paceline.tools.train.card import export_head
+from paceline.tools.train.evaluate import evaluate
+from paceline.tools.train.saved_draft import load_draft
+from paceline.tools.train.target import Target
+from paceline.tools.train.text_files import Text
 
 MODEL = "smollm2"
 HEAD = ROOT / "src" / "paceline" / "drafts" / "smollm2-eagle"

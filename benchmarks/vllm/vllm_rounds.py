@@ -96,9 +96,9 @@ def read_prompts(file: Path, model: str, longest: int) -> Tokens:
     if file.suffix == ".json":
         found = [list(ids) for ids in json.loads(file.read_text("utf-8"))]
     else:
-        from paceline.bench.prompts import load_prompts
-        from paceline.models.tokenizer.chat_template import ChatTemplate
-        from paceline.models.tokenizer.load import load_tokenizer
+        from paceline.model_files.tokenizer.chat_template import ChatTemplate
+        from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
+        from paceline.tools.prompts.prompts import load_prompts
 
         tokenizer = load_tokenizer(model)
         template = ChatTemplate.of(tokenizer)

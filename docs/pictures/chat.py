@@ -7,10 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline import LLM, SamplingParams
-from paceline.cli.chat import HELP, Conversation
-from paceline.cli.render import console
-from paceline.cli.render.token_colours import legend
+from paceline.engine.start.llm import LLM
+from paceline.core.request import SamplingParams
+from paceline.cli.chat import HELP
+from paceline.cli.chat import Conversation
+from paceline.cli import console
+from paceline.cli.chat import legend
 from paceline.core.clock import WallClock
 
 QUESTION = "Write a Python class Point with x and y, and methods add, sub and mul."

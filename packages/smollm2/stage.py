@@ -4,9 +4,11 @@ import shutil
 import sys
 from pathlib import Path
 
-from paceline.models.loading.hub import EMBEDDED, find_model, shipped_drafts
+from paceline.model_files.hub.hub import EMBEDDED
+from paceline.model_files.hub.hub import find_model
+from paceline.model_files.hub.hub import shipped_drafts
 
-INIT = '"""SmolLM2-135M-Instruct as a GGUF file, and drafts for it. `paceline.models.loading.hub` finds them."""\n'
+INIT = '"""SmolLM2-135M-Instruct as a GGUF file, and drafts for it. `paceline.model_files.hub.hub` finds them."""\n'
 
 
 def stage(folder: Path) -> None:

@@ -7,9 +7,9 @@ import tokenizers
 from tokenizers.models import WordLevel
 
 from paceline.core.output import StepOutput
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
-from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
 
 WORDS = ("<end>", "one", "two", "three", "four", "five")
 

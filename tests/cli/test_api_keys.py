@@ -4,8 +4,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from paceline.cli.commands import cli
-from paceline.server.auth.api_keys import KeyFile, KeyLimits
+from paceline.cli.main import cli
+from paceline.gateway.auth.api_keys import KeyFile, KeyLimits
 
 
 def run(*arguments: str, **environment: str) -> Result:

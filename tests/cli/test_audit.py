@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import audit as module
-from paceline.cli.commands import cli
-from paceline.engine.llm import LLM
-from paceline.server.auth.audit_log import AuditLog
-from tests.audit.planted import COUPLED, REJECTION
-from tests.engine.test_build import save_checkpoint
+from paceline.cli.main import cli
+from paceline.engine.start.llm import LLM
+from paceline.gateway.audit.audit_log import AuditLog
+from tests.engine.start.test_build import save_checkpoint
+from tests.tools.audit.planted import COUPLED, REJECTION
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, plant: Any) -> Iterator[None]:
     monkeypatch.setattr(module, "loaded", loaded)
 
 
-# tests/audit has both rules; the command is the same
+# tests/tools/audit has both rules; the command is the same
 @pytest.mark.parametrize("rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow)])
 def test_clean_and_drift(prompts: Path, models: tuple[str, str], tmp_path: Path, rule: str, monkeypatch: Any) -> None:
     page, figures = tmp_path / "audit.html", tmp_path / "audit.json"

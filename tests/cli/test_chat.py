@@ -3,14 +3,13 @@ import io
 import pytest
 from rich.console import Console
 
-from paceline.bench.trace import AnswerTimes, Arrival
-from paceline.cli.chat import Conversation, speed_line
-from paceline.cli.render import console
-from paceline.cli.render.token_colours import STYLES, Painter, legend
+from paceline.cli import console
+from paceline.cli.chat import STYLES, Conversation, Painter, legend, speed_line
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InvalidRequest
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.core.sequence import Origin
+from paceline.tools.prompts.prompts import AnswerTimes, Arrival
 from tests.cli.fakes import ANSWER, ScriptedLLM, word_tokenizer
 
 

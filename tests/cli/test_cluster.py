@@ -19,11 +19,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from paceline.cli import cluster
-from paceline.cli.commands import cli
-from paceline.cli.render.workers import view
-from paceline.core.status.engine import HandoffCounts, Symptom
-from paceline.core.status.worker import WorkerLife, WorkerStatus
-from tests.engine.test_build import save_checkpoint
+from paceline.cli.main import cli
+from paceline.cli.workers import view
+from paceline.core.status import HandoffCounts, Symptom, WorkerLife, WorkerStatus
+from tests.engine.start.test_build import save_checkpoint
 
 LIMITS = {"max_num_seqs": 8, "max_batched_tokens": 64, "max_model_len": 256, "kv_tokens": 2048}
 
@@ -95,7 +94,7 @@ def workers(folder: Path) -> set[int]:
     found = set()
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "paceline.runtime.deploy.worker" in words and any(str(folder) in word for word in words):
+        if "paceline.worker.main" in words and any(str(folder) in word for word in words):
             found.add(process.pid)
     return found
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli import generate
-from paceline.cli.commands import cli
+from paceline.cli import chat as generate
+from paceline.cli.main import cli
 from paceline.core.config import EngineConfig
-from paceline.server.config.config import SETTINGS, ServerConfig
-from paceline.server.serve import ServerReady
+from paceline.deploy.serving import ServerReady
+from paceline.gateway.config.config import SETTINGS, ServerConfig
 from tests.cli.fakes import ScriptedLLM
 
 SMALL = ("--kv-tokens", "2048", "--max-model-len", "512", "--max-num-seqs", "8")
@@ -63,7 +63,7 @@ def test_serve_reads_settings_from_every_source(source: str, tmp_path: Path, mon
         on_ready(ServerReady("http://127.0.0.1:9000", config.model_name))
         return 3
 
-    monkeypatch.setattr("paceline.server.serve.serve", fake)
+    monkeypatch.setattr("paceline.deploy.serving.serve", fake)
     if source == "option":
         result = run("serve", "--port", "9000", "--speculation-max-depth", "3", "--prefix-caching", "false")
     elif source == "environment":
@@ -144,7 +144,7 @@ def test_missing_package_error_has_the_install_command() -> None:
 
 
 def test_python_m_paceline_and_help_without_torch() -> None:
-    code = "import sys, paceline.cli.commands; sys.exit('torch' in sys.modules)"
+    code = "import sys, paceline.cli.main; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
     result = subprocess.run(
         [sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True, check=True, timeout=60

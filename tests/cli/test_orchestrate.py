@@ -8,9 +8,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli.commands import cli
-from paceline.endpoints import orchestrator
-from tests.server.process import server_process
+from paceline.cli.main import cli
+from paceline.tools.orchestrate import orchestrator
+from tests.gateway.process import server_process
 
 PROMPT = "The capital of France is"
 QUESTION = "Name three colours."

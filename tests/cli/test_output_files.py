@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.output_files import check_folders, check_plots, write_json
+from paceline.cli.options import check_folders, check_plots, write_json
 from paceline.core.errors import InvalidRequest, MissingDependency
 
 

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.commands import cli
+from paceline.cli.main import cli
 
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     configs: list[Any] = []
-    monkeypatch.setattr("paceline.server.serve.serve", lambda config, on_ready: configs.append(config) or 0)
+    monkeypatch.setattr("paceline.deploy.serving.serve", lambda config, on_ready: configs.append(config) or 0)
     return configs
 
 

@@ -8,11 +8,11 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import status as module
-from paceline.cli.commands import cli
+from paceline.cli.main import cli
 from paceline.core.errors import InvalidRequest
-from paceline.server.client import ServerClient
-from tests.server.fakes import served
-from tests.server.live import running
+from paceline.gateway.client import ServerClient
+from tests.gateway.fakes import served
+from tests.gateway.live import running
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models.tokenizer.load import load_tokenizer
-from tests.server.process import server_process
+from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
+from tests.gateway.process import server_process
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 import pytest
 
-from paceline.core.request import Categories, Request, ValidatedRequest, draw_seed
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import Categories, Request, SamplingParams, ValidatedRequest, draw_seed
 
 
 def test_a_validated_request_keeps_the_seed_of_the_request() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 
 NAN = math.nan
 

@@ -1,6 +1,5 @@
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams, SpeculationParams
 from paceline.core.sequence import Sequence, SpeculationCounts, Status
-from paceline.core.speculation import SpeculationParams
 
 
 def sequence(num_prompt: int, num_output: int = 0) -> Sequence:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.speculation import SpeculationParams
+from paceline.core.request import SpeculationParams
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from paceline.core.cluster_config import cluster_config
-from paceline.runtime.deploy.cluster_file import is_cluster_file, load_cluster
+from paceline.deploy.processes.cluster_file import is_cluster_file, load_cluster
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCUMENTS = {d["kind"]: d for d in yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())}

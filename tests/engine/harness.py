@@ -9,12 +9,12 @@ from tokenizers import decoders, models, pre_tokenizers
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
-from paceline.engine.text import RequestText
-from paceline.models.runner import ModelRunner, Span
-from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.models.runner.runner import ModelRunner, Span
+from paceline.requests.text import RequestText
 from paceline.speculation.proposer import Proposer, SequenceProgress
-from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.proposers.eagle.eagle import EagleProposer
+from paceline.speculation.proposers.model.draft_model import DraftModelProposer
 from tests import fakes
 from tests.fakes import (
     TINY,

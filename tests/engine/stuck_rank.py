@@ -1,9 +1,9 @@
-"""A rank that never finishes its first command: `paceline.models.parallel.rank_process`, as if its GPU waited for rank 0."""
+"""A rank that never finishes its first command: `paceline.models.parallel.process`, as if its GPU waited for rank 0."""
 
 import sys
 import time
 
-from paceline.models.parallel import rank_process
+from paceline.models.parallel import process as rank_process
 
 
 def sleep(self: rank_process.Caches, command: object) -> None:

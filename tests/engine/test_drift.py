@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from paceline.core.traffic import TrafficClass
-from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.policy.depth.goodput import GoodputDepth
 from tests.engine.harness import (
     GREEDY,
     PROMPT,

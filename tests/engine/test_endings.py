@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.sequence import FinishReason
 from paceline.speculation.proposer import Proposer
-from paceline.speculation.proposers.ngram import NgramProposer
+from paceline.speculation.proposers.suffix import NgramProposer
 from tests.engine.harness import (
     CHARACTERS,
     EOS,

@@ -8,14 +8,12 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import Request, SamplingParams, SpeculationFlags
 from paceline.core.sequence import FinishReason, Origin
-from paceline.core.speculation import SpeculationFlags
-from paceline.engine.assembly import engine_of_parts
 from paceline.engine.engine import Engine
-from paceline.engine.executors.reason import HostReason
-from paceline.engine.hooks.idle_captures import IdleCaptures
+from paceline.engine.graph.captures import IdleCaptures
+from paceline.engine.start.build import engine_of_parts
+from paceline.engine.step.step import HostReason
 from paceline.speculation.proposer import Proposer
 from tests.engine.harness import (
     GREEDY,

@@ -8,8 +8,8 @@ import pytest
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.output import StepOutput
+from paceline.core.request import MAX_DEPTH
 from paceline.core.sequence import FinishReason
-from paceline.core.speculation import MAX_DEPTH
 from paceline.engine.engine import Engine
 from tests.engine.harness import GREEDY, LONG, PROMPT, SAMPLED, engine_of, outputs_of, plain_tokens, request
 

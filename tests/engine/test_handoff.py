@@ -7,19 +7,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationParams
+from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.engine.engine import Engine
-from paceline.engine.hooks.exports import KvExports
-from paceline.engine.hooks.handoff_plan import BlockPart, CacheLayout, HandoffPlan, Part, StatePart
-from paceline.engine.hooks.imports import KvImports, PromptImport
-from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.cuda_graph import StreamEvent
-from paceline.models.kv_blocks import read_layer
-from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposers.eagle import EagleProposer
-from paceline.speculation.proposers.pending_states import SEQUENCE_ROWS
+from paceline.engine.hooks.handoff import (
+    BlockPart,
+    CacheLayout,
+    HandoffPlan,
+    KvExports,
+    KvImports,
+    Part,
+    PromptImport,
+    StatePart,
+)
+from paceline.models.blocks.kv_blocks import read_layer
+from paceline.models.device.cuda_graph import StreamEvent
+from paceline.speculation.drafts.drafts import DraftBatch
+from paceline.speculation.proposers.eagle.eagle import EagleProposer
+from paceline.speculation.proposers.eagle.eagle_cache import SEQUENCE_ROWS
 from tests.engine.harness import GREEDY, MODEL, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.heads import eagle
 

@@ -13,13 +13,12 @@ import pytest
 
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent, StepOutput
-from paceline.core.request import Request
-from paceline.core.speculation import SpeculationFlags
+from paceline.core.request import Request, SpeculationFlags
 from paceline.engine import loop as engine_loop
 from paceline.engine.engine import Engine
-from paceline.engine.hooks.idle_captures import IdleCaptures
+from paceline.engine.graph.captures import IdleCaptures
 from paceline.engine.loop import EngineLoop
-from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.proposers.model.draft_model import DraftModelProposer
 from tests.engine.harness import MODEL, PROMPT, request
 from tests.exactness.suite import mixed_requests, plain_text
 from tests.fakes import TINY, draft_model, tiny_engine, tiny_model

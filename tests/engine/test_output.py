@@ -6,14 +6,13 @@ import pytest
 import torch
 
 from paceline.core.output import StepOutput, StepTimes
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams, SpeculationParams
 from paceline.core.sequence import FinishReason, Origin, Sequence
-from paceline.core.speculation import SpeculationParams
 from paceline.engine.output import SequenceOutput
-from paceline.engine.text import TextOutput
-from paceline.speculation.drafts import Draft
-from paceline.speculation.verification.grammar import Grammar
-from paceline.speculation.verification.verify import Verdict
+from paceline.requests.grammar import Grammar
+from paceline.requests.text import TextOutput
+from paceline.speculation.drafts.drafts import Draft
+from paceline.speculation.verification.verification import Verdict
 from tests.engine.harness import CHARACTERS, EOS, letters
 
 NUMBER = {"type": "integer", "minimum": 10, "maximum": 55}

@@ -14,14 +14,14 @@ import pytest
 import torch.distributed as dist
 
 from paceline.core.errors import EngineClosed, InvalidConfig, RankLost
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.llm import LLM
+from paceline.engine.start.llm import LLM
 from paceline.kernels.cpu import native
 from paceline.models.parallel import ranks as module
 from paceline.models.parallel.commands import Move
 from paceline.models.parallel.runner import ParallelRunner
-from tests.engine.test_build import engine, prompt, save_checkpoint, texts
+from tests.engine.start.test_build import engine, prompt, save_checkpoint, texts
 from tests.fakes import random_tree, request, run, tiny_engine
 
 

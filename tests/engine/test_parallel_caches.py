@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from paceline.engine.engine import Engine
-from paceline.engine.hooks.handoff_plan import CacheLayout
+from paceline.engine.hooks.handoff import CacheLayout
 from paceline.kernels.cpu import native
-from paceline.models.kv_blocks import block_bytes, read_blocks, write_blocks
+from paceline.models.blocks.kv_blocks import block_bytes, read_blocks, write_blocks
 from paceline.models.parallel.runner import ParallelRunner
-from paceline.models.runner import Span
+from paceline.models.runner.runner import Span
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, outputs_of, request, tokens_of
-from tests.engine.hooks.test_tier_build import PROMPT, llm, run_prompt
-from tests.engine.test_build import engine, save_checkpoint
+from tests.engine.start.test_build import engine, save_checkpoint
 from tests.engine.test_handoff import hand_off
+from tests.engine.test_tier_build import PROMPT, llm, run_prompt
 
 LONG = tuple((7 * i + i // 11) % 36 for i in range(150))
 OPTIONS = {"speculation": {"enabled": False}, "kv_tokens": 512, "kv_host_bytes": 4 << 20}

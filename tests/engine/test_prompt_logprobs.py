@@ -7,9 +7,9 @@ import torch
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.output import TokenLogprobs
-from paceline.engine.executors import host
-from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.verification.distribution import logprobs
+from paceline.engine import host
+from paceline.models.runner.runner import ModelRunner, Span
+from paceline.speculation.distribution.distribution import logprobs
 from tests.engine.harness import LONG, MODEL, SAMPLED, engine_of, outputs_of, request, tokens_of
 from tests.fakes import TINY, random_chain
 
@@ -67,7 +67,7 @@ def test_a_prompt_of_one_token_has_none_to_report() -> None:
 
 
 def test_too_many_values_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.validator.MAX_PROMPT_SCORES", 40)
+    monkeypatch.setattr("paceline.requests.validator.MAX_PROMPT_SCORES", 40)
     with pytest.raises(InvalidRequest, match="prompt_logprobs has 96 values"):
         engine_of().validate(request("r", LONG, prompt_logprobs=1))
 

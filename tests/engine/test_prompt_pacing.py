@@ -1,4 +1,4 @@
-from paceline.cluster.step import PromptPacer
+from paceline.policy.step import PromptPacer
 from tests.engine.harness import MODEL, PROMPT, request
 from tests.exactness.suite import plain_text
 from tests.fakes import run, tiny_engine

@@ -3,12 +3,10 @@ from collections.abc import Sequence as Seq
 
 import pytest
 
-from paceline.core.sampling import SamplingParams
-from paceline.core.sequence import Sequence, Status
-from paceline.core.speculation import SpeculationParams
-from paceline.engine.schedule import Schedule
+from paceline.core.request import SamplingParams, SpeculationParams
+from paceline.core.sequence import BLOCK_SIZE, Sequence, Status
 from paceline.engine.scheduler import Scheduler
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.engine.step.step import Schedule
 from paceline.kv.block_tables import BlockTables, blocks_for
 
 
@@ -494,7 +492,7 @@ def test_removing_frees_blocks_in_either_queue() -> None:
 def test_random_traffic_keeps_every_promise_and_finishes(
     seed: int, piece: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.cluster.step.LEAST_PIECE_ROWS", 16)
+    monkeypatch.setattr("paceline.core.sequence.LEAST_PIECE_ROWS", 16)
     rng = random.Random(seed)
     max_num_seqs = rng.randint(1, 6)
     part = scheduler(rng.randint(7, 24), max_num_seqs, rng.randint(max_num_seqs, 40), rng.random() < 0.7, piece)

@@ -10,17 +10,17 @@ import torch
 from paceline.core.clock import VirtualClock
 from paceline.core.request import Request
 from paceline.core.sequence import Origin
-from paceline.core.status.engine import BreakerState
+from paceline.core.status import BreakerState
 from paceline.engine.engine import Engine
-from paceline.engine.schedule import Schedule, Scheduled
-from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.policy import DraftingObservation, RoundObservation
-from paceline.speculation.drafts import DraftBatch
+from paceline.engine.step.step import Schedule, Scheduled
+from paceline.models.runner.runner import ModelRunner, Span
+from paceline.policy.depth.breaker import Breaker, BreakerRule
+from paceline.policy.depth.observation import DraftingObservation, RoundObservation
+from paceline.speculation.drafts.drafts import DraftBatch
 from paceline.speculation.proposer import ProposerTraits
-from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.verification.verify import Verdict
-from tests.engine.drafting.case import VOCAB, Case, chain
+from paceline.speculation.proposers.model.draft_model import DraftModelProposer
+from paceline.speculation.verification.verification import Verdict
+from tests.engine.step.case import VOCAB, Case, chain
 from tests.fakes import TINY, draft_model, request, run, tiny_engine, tiny_model
 from tests.traffic import traffic_class
 

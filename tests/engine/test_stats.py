@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from paceline.core.status.engine import BreakerState, TrafficStatus
+from paceline.core.status import BreakerState, TrafficStatus
 from paceline.core.traffic import TrafficClass
-from paceline.engine.stats import (
+from paceline.engine.traffic import (
     BREAKER,
     DECLINED,
     FALLBACKS,
@@ -16,9 +16,9 @@ from paceline.engine.stats import (
     StepTotals,
     TrafficStatistics,
 )
-from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.drift import AcceptanceChange
-from paceline.speculation.depth.policy import RoundObservation
+from paceline.policy.depth.breaker import Breaker, BreakerRule
+from paceline.policy.depth.drift import AcceptanceChange
+from paceline.policy.depth.observation import RoundObservation
 from tests.traffic import traffic_class
 
 # --- step totals

@@ -6,14 +6,14 @@ from typing import Any
 
 from paceline.core.clock import Clock
 from paceline.engine.engine import Engine
-from paceline.engine.hooks.tiers import Tiers
+from paceline.engine.tiers import Tiers
 from paceline.kv.block_tables import BlockTables
 from paceline.kv.tiers.block import TieredBlock
-from paceline.kv.tiers.disk_folder import DiskFolder
 from paceline.kv.tiers.store import TierStore
-from paceline.models.host_blocks import HostBlocks
-from paceline.models.kv_blocks import cache_fingerprint
-from paceline.models.runner import ModelRunner
+from paceline.kv.tiers.tiers import DiskFolder
+from paceline.models.blocks.host_blocks import HostBlocks
+from paceline.models.blocks.kv_blocks import cache_fingerprint
+from paceline.models.runner.runner import ModelRunner
 from tests.engine.harness import engine_of
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.request import Request
-from paceline.models.architectures.llama import DecoderModel
-from paceline.speculation.verification.distribution import log_distribution
-from paceline.speculation.verification.noise import Purpose, gumbel
-from paceline.speculation.verification.rows import RowContext
+from paceline.models.decoder.forward import DecoderModel
+from paceline.speculation.distribution.distribution import log_distribution
+from paceline.speculation.rows.noise import Purpose, gumbel
+from paceline.speculation.rows.rows import RowContext
 from tests.exactness.suite import next_logits
 
 GAP = 1e-4

@@ -11,13 +11,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import Request, SamplingParams
 from paceline.engine.engine import Engine
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.verification.distribution import log_distribution
-from paceline.speculation.verification.rows import RowContext
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.runner.runner import ModelRunner, Span
+from paceline.speculation.distribution.distribution import log_distribution
+from paceline.speculation.rows.rows import RowContext
 from tests.fakes import Result, request, run, tiny_engine
 
 SAMPLINGS = (

@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.core.speculation import SpeculationFlags
+from paceline.core.request import SpeculationFlags
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
-from paceline.speculation.proposers.ngram import NgramProposer
-from paceline.speculation.proposers.suffix import SuffixProposer
+from paceline.speculation.proposers.suffix import NgramProposer, SuffixProposer
 from tests.exactness.suite import check_identical, mixed_requests, plain_text
 from tests.fakes import (
     TINY,

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.core.request import Request
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import Request, SamplingParams
 from paceline.kernels.cpu import native
-from paceline.kernels.weights import Dense
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.loading.checkpoint import Float32Activations
+from paceline.kernels.formats.weights import Dense
+from paceline.model_files.tokenizer.chat_template import ChatTemplate
+from paceline.models.decoder.forward import DecoderModel
 from paceline.models.loading.load import open_checkpoint
-from paceline.models.tokenizer.chat_template import ChatTemplate
-from paceline.speculation.proposers.ngram import NgramProposer
+from paceline.models.weights.checkpoint import Float32Activations
+from paceline.speculation.proposers.suffix import NgramProposer
 from tests.exactness.contract import check_contract, differences
 from tests.fakes import MixedDepth, Unreliable, draft_model, random_tree, run, tiny_engine
 

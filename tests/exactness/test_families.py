@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from paceline.core.clock import Clock
-from paceline.engine.hooks.tiers import Tiers
+from paceline.engine.tiers import Tiers
 from paceline.kernels.cpu import native
 from paceline.kv.block_tables import BlockTables
 from paceline.kv.tiers.store import TierStore
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.host_blocks import HostBlocks
-from paceline.models.runner import ModelRunner, Span
+from paceline.models.blocks.host_blocks import HostBlocks
+from paceline.models.families.config import ModelConfig
+from paceline.models.runner.runner import ModelRunner, Span
 from paceline.speculation.proposer import Proposer
 from tests.engine.tiered import StoppedClock
 from tests.exactness.suite import check_identical, mixed_requests, plain_text

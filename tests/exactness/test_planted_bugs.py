@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.core.sequence import Origin
-from paceline.engine.executors import host
-from paceline.speculation.drafts import depths
-from paceline.speculation.verification import coupled
-from paceline.speculation.verification.verify import Verdict, rejection, verify
+from paceline.engine import host
+from paceline.speculation.drafts.drafts import depths
+from paceline.speculation.verification import rejection
+from paceline.speculation.verification import verification as coupled
+from paceline.speculation.verification.verification import Verdict, verify
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests
 from tests.exactness.test_rejection import PROMPT, SMALL, engine_for
 from tests.fakes import TINY, Sampled, draft_model, tiny_engine, tiny_model

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from tests.exactness.suite import check_distribution, next_logits
 from tests.fakes import TINY, Sampled, draft_model, tiny_engine, tiny_model
 from tests.heads import LayerSkip, eagle, medusa

@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 from paceline.core.clock import VirtualClock
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.speculation.proposers.choice import MethodChoice
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
-from paceline.speculation.proposers.ngram import NgramProposer
-from paceline.speculation.proposers.suffix import SuffixProposer
+from paceline.speculation.proposers.suffix import NgramProposer, SuffixProposer
 from tests.exactness.suite import check_distribution, next_logits
 from tests.fakes import TINY, Sampled, tiny_engine, tiny_model
 

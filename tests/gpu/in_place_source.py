@@ -15,16 +15,16 @@ import msgspec
 import torch
 
 from paceline.engine.engine import Engine
-from paceline.models.loading.checksums import quick_checksum
+from paceline.model_files.checksums import quick_checksum
 from paceline.models.loading.load import load_model
-from paceline.models.loading.weight_manifest import ExportedWeights, weight_form
+from paceline.models.manifest.manifest import ExportedWeights, weight_form
 from paceline.models.runners import make_runner
-from paceline.runtime.transfer.device_memory import device_memory
-from paceline.runtime.transfer.messages import MemoryRegion
-from paceline.runtime.weights.server import WeightServer
+from paceline.transfer.memory import device_memory
+from paceline.transfer.weights.server import WeightServer
+from paceline.wire.transfer_messages import MemoryRegion
 from tests.engine.harness import letters
 from tests.fakes import tiny_engine, tiny_model
-from tests.runtime.handoff.test_handoffs import PrefillWorker
+from tests.worker.handoff.test_handoffs import PrefillWorker
 
 DTYPE = torch.bfloat16
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paceline.core.request import Request
-from paceline.speculation.proposers.ngram import NgramProposer
-from paceline.speculation.verification.noise import NoiseKey, Purpose, gumbel
+from paceline.speculation.proposers.suffix import NgramProposer
+from paceline.speculation.rows.noise import NoiseKey, Purpose, gumbel
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import mixed_requests, plain_text
 from tests.fakes import TINY, MixedDepth, draft_model, random_tree, run, tiny_engine, tiny_model

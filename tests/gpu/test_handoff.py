@@ -8,15 +8,15 @@ import torch
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.models.runners import make_runner
-from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.proposers.eagle.eagle import EagleProposer
 from tests.engine.harness import letters, outputs_of, request, tokens_of
 from tests.engine.test_handoff import hand_off
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
 from tests.fakes import tiny_engine, tiny_model
 from tests.heads import eagle
-from tests.runtime.handoff.test_handoffs import LONG, PrefillWorker, Target, split_cluster
-from tests.runtime.target_harness import StreamReader
+from tests.processes.target_harness import StreamReader
+from tests.worker.handoff.test_handoffs import LONG, PrefillWorker, Target, split_cluster
 
 DEVICE = "cuda"
 

@@ -6,21 +6,20 @@ import pytest
 import torch
 
 from paceline.models.loading.load import load_model
-from paceline.runtime.deploy.directory import Member
-from paceline.runtime.gateway_client.target_pool import TargetPool
-from paceline.runtime.transfer.messages import MemoryRegion
-from paceline.runtime.transfer.transfer import ChannelUnavailable
-from paceline.runtime.weights.loader import WeightLoader
-from paceline.runtime.weights.spec import PeerAddress
+from paceline.targets.pool import TargetPool
+from paceline.transfer.transfer import ChannelUnavailable
+from paceline.transfer.weights.loader import WeightLoader
+from paceline.wire.transfer_messages import MemoryRegion
+from paceline.wire.worker_spec import Member, PeerAddress
 from tests.engine.harness import request, tokens_of
-from tests.engine.test_build import save_checkpoint
+from tests.engine.start.test_build import save_checkpoint
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
 from tests.fakes import tiny_model
 from tests.gpu.in_place_source import DTYPE, source, tiny
-from tests.runtime.handoff.test_handoffs import LONG, Target
-from tests.runtime.target_harness import Members, StreamReader, cluster, until
-from tests.runtime.weights.test_loader import assert_same
+from tests.processes.target_harness import Members, StreamReader, cluster, until
+from tests.transfer.weights.test_loader import assert_same
+from tests.worker.handoff.test_handoffs import LONG, Target
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,7 +29,7 @@ DEVICE = torch.device("cuda")
 
 
 def test_a_tensor_of_another_process_is_mapped_and_unmapped() -> None:
-    from paceline.runtime.transfer import cuda_memory
+    from paceline.transfer import memory as cuda_memory
 
     memory = cuda_memory.CudaMemory(DEVICE)
     with source("tensor", "cuda") as other:
@@ -49,7 +48,7 @@ def test_a_tensor_of_another_process_is_mapped_and_unmapped() -> None:
 
 
 def test_memory_of_this_process_and_of_no_process_cannot_be_mapped() -> None:
-    from paceline.runtime.transfer import cuda_memory
+    from paceline.transfer import memory as cuda_memory
 
     memory = cuda_memory.CudaMemory(DEVICE)
     own = memory.share(torch.zeros(16, device=DEVICE))
@@ -62,7 +61,7 @@ def test_memory_of_this_process_and_of_no_process_cannot_be_mapped() -> None:
 
 
 def test_the_device_works_after_the_other_process_was_killed() -> None:
-    from paceline.runtime.transfer import cuda_memory
+    from paceline.transfer import memory as cuda_memory
 
     memory = cuda_memory.CudaMemory(DEVICE)
     with source("tensor", "cuda") as other:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.models.loading.load import load_model
-from paceline.models.runner import ModelRunner, Span
+from paceline.models.runner.runner import ModelRunner, Span
 
 pytestmark = [
     pytest.mark.gpu,

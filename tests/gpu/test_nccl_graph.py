@@ -7,17 +7,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.cuda_graph import Graph, GraphPool
-from paceline.models.gpu.ranks.runner import ParallelGpuRunner
-from paceline.models.gpu.runner import GpuRunner
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.device.cuda_graph import Graph, GraphPool
 from paceline.models.loading.load import load_model
 from paceline.models.parallel.commands import RankSpec
+from paceline.models.parallel.gpu import ParallelGpuRunner
 from paceline.models.parallel.group import RankGroup
 from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.runner import load_parallel
+from paceline.models.runner.gpu.runner import GpuRunner
 from tests.engine.harness import GREEDY, SAMPLED, request
-from tests.engine.test_build import save_checkpoint
+from tests.engine.start.test_build import save_checkpoint
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
 from tests.fakes import draft_model, run, tiny_engine

@@ -8,11 +8,11 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models import kv_blocks
-from paceline.models.host_blocks import HostBlocks
-from paceline.models.parallel.shared_cache import CacheShape, receive_cache
-from paceline.models.runner import Cache, ModelRunner
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.models.blocks import kv_blocks
+from paceline.models.blocks.host_blocks import HostBlocks
+from paceline.models.parallel.caches import CacheShape, receive_cache
+from paceline.models.runner.runner import Cache, ModelRunner
 from tests.fakes import TINY, tiny_model
 
 pytestmark = [

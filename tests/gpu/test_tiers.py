@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.models import kv_blocks
-from paceline.models.host_blocks import HostBlocks
+from paceline.models.blocks import kv_blocks
+from paceline.models.blocks.host_blocks import HostBlocks
 from paceline.models.runners import make_runner
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import mixed_requests, plain_text
@@ -42,9 +42,9 @@ def test_saved_blocks_are_loaded_unchanged(dtype):
 
 def test_the_text_is_the_same_with_tiers(tmp_path: Path):
     from paceline.core.clock import WallClock
-    from paceline.engine.hooks.tiers import Tiers
-    from paceline.kv.tiers.disk_folder import DiskFolder
+    from paceline.engine.tiers import Tiers
     from paceline.kv.tiers.store import TierStore
+    from paceline.kv.tiers.tiers import DiskFolder
 
     model = tiny_model(device="cuda")
     requests = mixed_requests(12, TINY.vocab_size, max_tokens=40)

@@ -7,15 +7,15 @@ import torch
 
 from paceline.core.clock import VirtualClock
 from paceline.models.loading.load import open_checkpoint
-from paceline.train.data.generator import TextGenerator
-from paceline.train.data.turn_tokens import turn_tokens
-from paceline.train.drafts.target import Target
-from paceline.train.evaluate import answers
-from paceline.train.plan import Kind, TrainPlan
-from paceline.train.progress import PlainProgress
-from paceline.train.run import train
-from tests.train.data.test_generator import scripts
-from tests.train.tiny import save_tiny
+from paceline.tools.progress.progress import PlainProgress
+from paceline.tools.train.corpus import turn_tokens
+from paceline.tools.train.evaluate import answers
+from paceline.tools.train.generator import TextGenerator
+from paceline.tools.train.plan import Kind, TrainPlan
+from paceline.tools.train.run import train
+from paceline.tools.train.target import Target
+from tests.tools.train.test_generator import scripts
+from tests.tools.train.tiny import save_tiny
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:\s*Online softmax:UserWarning"),  # Inductor, on how it compiles a loss

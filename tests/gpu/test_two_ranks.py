@@ -11,21 +11,21 @@ import torch.distributed as dist
 
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.request import Request
-from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
-from paceline.engine.executors.graph import batch as device_batch
-from paceline.engine.hooks.handoff_plan import CacheLayout
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.gpu.ranks.runner import ParallelGpuRunner
-from paceline.models.gpu.runner import GpuRunner
-from paceline.models.kv_blocks import block_bytes
+from paceline.engine.graph import batch as device_batch
+from paceline.engine.hooks.handoff import CacheLayout
+from paceline.engine.start.build import build_engine
+from paceline.models.blocks.kv_blocks import block_bytes
+from paceline.models.decoder.forward import DecoderModel
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.parallel.commands import Command, DeviceMove, DevicePass, Follow, RankSpec
+from paceline.models.parallel.gpu import ParallelGpuRunner
 from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.runner import load_parallel
-from tests.engine.executors.graph.oracle import OracleProposer
+from paceline.models.runner.gpu.runner import GpuRunner
+from tests.engine.graph.oracle import OracleProposer
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, outputs_of, request, tokens_of
-from tests.engine.test_build import save_checkpoint
+from tests.engine.start.test_build import save_checkpoint
 from tests.engine.test_handoff import hand_off
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.cpu import native
-from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
-from paceline.kernels.weights import Activations, Dense, Grouped, Weight
+from paceline.kernels.formats.layout import AttentionLayout
+from paceline.kernels.formats.weights import Activations, Dense, Grouped, Weight
 
 needs_native = pytest.mark.skipif(not native.available(), reason="no native kernels here")
 

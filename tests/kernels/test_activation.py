@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from paceline.kernels.activation import NUMBERS, Activation, gated, gated_reference
+from paceline.kernels.activation import gated, gated_reference
+from paceline.kernels.formats.activation import NUMBERS, Activation
 from tests.kernels.cases import generator, needs_native
 
 KINDS: tuple[Activation, ...] = tuple(NUMBERS)

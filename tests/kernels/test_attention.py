@@ -2,9 +2,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.attention import paged_attention, paged_attention_reference
 from paceline.kernels.cpu import native
-from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
+from paceline.kernels.formats.layout import AttentionLayout
 from tests.kernels.cases import generator, make_cache, make_layout, needs_native
 
 HEADS, KV_HEADS, WIDTH, BLOCKS, SCALE = 6, 2, 64, 40, 0.125

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu import native
-from paceline.models.architectures.decoder import ForwardOutput
-from paceline.models.architectures.llama import DecoderModel
+from paceline.models.decoder.decoder import ForwardOutput
+from paceline.models.decoder.forward import DecoderModel
 from paceline.models.loading.load import build_model, open_checkpoint
-from paceline.models.runner import ModelRunner, Span, early_exit
+from paceline.models.runner.runner import ModelRunner, Span, early_exit
 from tests.kernels.cases import needs_native
 from tests.models.tiny import FAMILIES, build
 

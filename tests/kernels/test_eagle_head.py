@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.sampling import SamplingParams
-from paceline.kernels.eagle_head import EagleHead, TreeRoot
-from paceline.models.drafts.eagle import EagleModel, EagleRunner
-from paceline.models.drafts.eagle_weights import EagleConfig
-from paceline.models.runner import Span
+from paceline.core.request import SamplingParams
+from paceline.kernels.cpu.eagle_head import EagleHead, TreeRoot
+from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
+from paceline.models.heads.eagle.eagle_weights import EagleConfig
+from paceline.models.runner.runner import Span
 from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors
 from tests.kernels.cases import needs_native

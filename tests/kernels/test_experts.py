@@ -2,14 +2,15 @@ import pytest
 import torch
 
 from paceline.core.errors import UnsupportedModel
-from paceline.kernels.activation import Activation
 from paceline.kernels.cpu import native
 from paceline.kernels.experts import feed_experts, feed_experts_reference, route, route_reference
+from paceline.kernels.formats.activation import Activation
 from paceline.kernels.formats.experts import Experts, Routing
-from paceline.kernels.linear import DenseWeight, prepare
-from paceline.kernels.packing import PackedWeight
-from paceline.kernels.quantized import quantize
-from paceline.kernels.weights import Dense, Weight
+from paceline.kernels.formats.linear import DenseWeight
+from paceline.kernels.formats.packing import PackedWeight
+from paceline.kernels.formats.quantized import quantize
+from paceline.kernels.formats.weights import Dense, Weight
+from paceline.kernels.linear import prepare
 from tests.kernels.cases import generator, needs_native
 
 pytestmark = needs_native

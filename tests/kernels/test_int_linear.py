@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu import native
+from paceline.kernels.formats.weights import Grouped
 from paceline.kernels.linear import linear, prepare
-from paceline.kernels.weights import Grouped
 from tests.kernels.cases import GROUPED, generator, make_weight, needs_native
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 33)

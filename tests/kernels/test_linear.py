@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from paceline.kernels.cpu import native
-from paceline.kernels.linear import DenseWeight, embedding_rows, linear, prepare
-from paceline.kernels.packing import PackedWeight
-from paceline.kernels.weights import Dense, Grouped
+from paceline.kernels.formats.linear import DenseWeight
+from paceline.kernels.formats.packing import PackedWeight
+from paceline.kernels.formats.weights import Dense, Grouped
+from paceline.kernels.linear import embedding_rows, linear, prepare
 from tests.kernels.cases import FORMATS, generator, make_weight, needs_native
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 33)

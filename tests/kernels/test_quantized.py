@@ -5,9 +5,10 @@ import pytest
 import torch
 
 from paceline.kernels.cpu import native
-from paceline.kernels.linear import PackedWeight, linear, prepare
-from paceline.kernels.quantized import Quantization, QuantizedWeight, put, quantize, saturate, take
-from paceline.kernels.weights import Dense, concat, grouped
+from paceline.kernels.formats.packing import PackedWeight
+from paceline.kernels.formats.quantized import Quantization, QuantizedWeight, put, quantize, saturate, take
+from paceline.kernels.formats.weights import Dense, concat, grouped
+from paceline.kernels.linear import linear, prepare
 
 # relative to the largest weight of an output: half a step of 127, and half of the last of three mantissa bits
 ERROR: dict[Quantization, float] = {"int8": 0.5 / 127, "fp8": 2**-4}

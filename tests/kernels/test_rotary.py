@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.rotary import apply_rotary_and_store, apply_rotary_and_store_reference
 from tests.kernels.cases import generator, needs_native
 

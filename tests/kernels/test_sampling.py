@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.kernels.cpu import native
 from paceline.kernels.sampling import can_sample, rank_sampled, sample
-from paceline.speculation.trees.ranking import RankRules
-from paceline.speculation.verification import distribution
-from paceline.speculation.verification.distribution import pick, sampled_row
-from paceline.speculation.verification.rows import RowContext
+from paceline.speculation.distribution import distribution
+from paceline.speculation.distribution.distribution import pick, sampled_row
+from paceline.speculation.rows.rows import RowContext
+from paceline.speculation.trees.growth import RankRules
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="needs the native kernels")
 

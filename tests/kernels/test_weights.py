@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from paceline.core.errors import UnsupportedModel
-from paceline.kernels.weights import Dense, Grouped, concat
+from paceline.kernels.formats.weights import Dense, Grouped, concat
 from tests.kernels.cases import make_weight
 
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from paceline.kv.block_pool import BlockPool
+from paceline.kv.block_tables import BlockPool
 
 
 def keys(*names: str) -> list[bytes]:

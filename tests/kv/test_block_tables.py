@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kv import block_tables
 from paceline.kv.block_tables import BlockTables, blocks_for
 from paceline.kv.prefix import chain_keys

@@ -1,7 +1,7 @@
 """Events that a cache reports."""
 
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheEvent
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables
 from paceline.kv.prefix import chain_keys
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kv.prefix import block_key, chain_keys, root_key
 
 IDS = [random.Random(1).randrange(150_000) for _ in range(4 * BLOCK_SIZE)]

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kv.prefix import PrefixSums
 
 IDS = [(7 * i * i + 3) % 49152 for i in range(1000)]

@@ -2,8 +2,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.loading.load import open_checkpoint
-from paceline.models.tokenizer.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

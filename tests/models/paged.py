@@ -5,9 +5,10 @@ import random
 import torch
 from torch import Tensor
 
-from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
-from paceline.models.architectures.decoder import ForwardOutput
-from paceline.models.architectures.llama import DecoderModel
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.kernels.formats.layout import AttentionLayout
+from paceline.models.decoder.decoder import ForwardOutput
+from paceline.models.decoder.forward import DecoderModel
 
 
 class PagedRunner:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from paceline.kernels.linear import embedding_rows
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.runner import ModelRunner, Span
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.runner.runner import ModelRunner, Span
 
 
 def table(weight: Any) -> Tensor:

@@ -25,8 +25,8 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from tests.gateway.process import Process, cluster_process, server_process
 from tests.poison.kinds import BODIES, KINDS
-from tests.server.process import Process, cluster_process, server_process
 
 HEALTH_SECONDS = 0.02
 """Pause between two calls of `/health`."""
@@ -233,7 +233,7 @@ def run_streams(url: str, count: int, tokens: int, kinds: Sequence[str] = (), se
 def engine_pids(pid: int) -> set[int]:
     """Process ids of the workers that the server has started."""
     children = psutil.Process(pid).children(recursive=True)
-    return {child.pid for child in children if "paceline.runtime.deploy.worker" in " ".join(child.cmdline())}
+    return {child.pid for child in children if "paceline.worker.main" in " ".join(child.cmdline())}
 
 
 def report(plain: Run, attacked: Run) -> list[str]:

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from paceline.runtime.target_worker.gateways import GATEWAY_TIMEOUT
+from paceline.worker.server.gateways import GATEWAY_TIMEOUT
+from tests.gateway.process import server_process
 from tests.poison.attack import run_streams
-from tests.server.process import server_process
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 
 import pytest
 
+from tests.gateway.process import Process
 from tests.poison.attack import Run, cluster_server, engine_pids, engine_server, report, run_streams
 from tests.poison.kinds import BODIES, KINDS
-from tests.server.process import Process
 
 REFUSED = {400, 408, 413, 429}
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
-from paceline.speculation.default_method import DefaultMethod
+from paceline.engine.traffic import DefaultMethod
 
 POOL, MODEL = "pool", "draft_model"
 BOTH = (POOL, MODEL)

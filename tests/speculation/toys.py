@@ -8,12 +8,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import Verification
-from paceline.speculation.drafts import Draft, DraftProbs
-from paceline.speculation.verification.distribution import log_distribution
-from paceline.speculation.verification.rows import RowContext
-from paceline.speculation.verification.verify import Round, Verdict, verify
+from paceline.core.request import SamplingParams, Verification
+from paceline.speculation.distribution.distribution import log_distribution
+from paceline.speculation.drafts.drafts import Draft, DraftProbs
+from paceline.speculation.rows.rows import RowContext
+from paceline.speculation.verification.verification import Round, Verdict, verify
 
 VOCAB = 5
 LENGTH = 4

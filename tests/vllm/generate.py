@@ -15,7 +15,7 @@ from typing import Any
 def main(job_file: str, result_file: str) -> None:
     job = json.loads(Path(job_file).read_text("utf-8"))
     os.environ["PACELINE_COUPLED_SAMPLING"] = "1" if job.get("coupled") else "0"
-    from paceline.vllm import register
+    from paceline.vllm.plugin import register
     from vllm import LLM, SamplingParams
 
     register()  # a source tree that is not installed has no entry point

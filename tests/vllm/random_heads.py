@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.models.architectures.config import ModelConfig
+from paceline.models.families.config import ModelConfig
 from tests.fakes import RandomWeights
 from tests.heads import draft_tensors, save_draft, vocabulary_map
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from paceline.core.clock import VirtualClock
-from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.simple_rules import FixedDepth
-from paceline.speculation.drafts import DraftBatch
+from paceline.policy.depth.goodput import GoodputDepth
+from paceline.policy.depth.rules import FixedDepth
+from paceline.speculation.drafts.drafts import DraftBatch
 from paceline.speculation.proposer import ProposerTraits
-from paceline.vllm.batch import Batch
-from paceline.vllm.decisions.lookup_time import LookupTime
+from paceline.vllm.decisions import LookupTime
 from paceline.vllm.drafting import DraftLoop
 from paceline.vllm.proposers import Lookups, depth_policy
+from paceline.vllm.sequences import Batch
 
 LONGEST = 256
 TIMES = LookupTime(per_sequence=20e-6, per_token=1e-6)

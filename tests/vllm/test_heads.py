@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from paceline import LLM, SamplingParams
 from paceline.core.errors import UnsupportedModel
-from paceline.engine.hooks.hook import StepHook
-from paceline.engine.schedule import Schedule
-from paceline.models.architectures.decoder import ForwardOutput
-from paceline.speculation.drafts import Draft
+from paceline.core.request import SamplingParams
+from paceline.engine.hook import StepHook
+from paceline.engine.start.llm import LLM
+from paceline.engine.step.step import Schedule
+from paceline.models.decoder.decoder import ForwardOutput
+from paceline.speculation.drafts.drafts import Draft
 from tests.heads import save_draft
 from tests.vllm.environment import run_vllm
 from tests.vllm.random_heads import (

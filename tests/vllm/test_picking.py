@@ -2,8 +2,8 @@
 
 import torch
 
-from paceline.core.sampling import SamplingParams
-from paceline.vllm.picking import PLACEHOLDER, SamplingRows, accept, pick
+from paceline.core.request import SamplingParams
+from paceline.vllm.coupled import PLACEHOLDER, SamplingRows, accept, pick
 
 
 def test_a_pick_depends_on_seed_and_position_and_not_on_the_batch():

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.inflate import write_folder
+from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
 from paceline.models.loading.load import open_checkpoint
-from paceline.models.tokenizer.load import load_tokenizer
-from paceline.train.speculators import export_head
+from paceline.tools.inflate.inflate import write_folder
+from paceline.tools.train.card import export_head
 from tests.vllm.environment import ROOT, VERSION, run_vllm, vllm_python
 
 pytestmark = pytest.mark.vllm

@@ -3,8 +3,7 @@
 import pytest
 
 from paceline.core.errors import InvalidConfig, UnsupportedVersion
-from paceline.vllm.settings import Settings
-from paceline.vllm.versions import ACCEPTED, check_version
+from paceline.vllm.settings import ACCEPTED, Settings, check_version
 
 
 def test_settings_are_read_from_additional_config():

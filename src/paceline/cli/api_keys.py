@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli.render import console
-from paceline.server.auth.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits, KeyShare
+from paceline.cli import console
+from paceline.gateway.auth.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits, KeyShare
 
 File = Annotated[
     Path,

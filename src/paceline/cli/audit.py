@@ -10,24 +10,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from paceline.bench.presets import DEFAULT_PROMPTS
-from paceline.bench.prompts import load_prompts, select
-from paceline.cli.options import ENGINE, default_to, with_settings
-from paceline.cli.output_files import JsonFile, check_folders, print_written, write_json
-from paceline.cli.render import console
-from paceline.cli.render.console import counting_bar, loaded
+from paceline.cli import console
+from paceline.cli.console import counting_bar, loaded
+from paceline.cli.options import ENGINE, JsonFile, check_folders, default_to, print_written, with_settings, write_json
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import Verification
-from paceline.server.auth.audit_log import AuditLogBroken
-from paceline.server.auth.audit_log import verify as verify_log
-from paceline.server.config.config import ServerConfig
+from paceline.core.request import SamplingParams, Verification
+from paceline.gateway.audit.audit_log import AuditLogBroken
+from paceline.gateway.audit.audit_log import verify as verify_log
+from paceline.gateway.config.config import ServerConfig
+from paceline.tools.prompts.prompts import DEFAULT_PROMPTS, load_prompts, select
 
 if TYPE_CHECKING:
-    from paceline.audit.auditor import Workload
-    from paceline.audit.report import Report
-    from paceline.engine.llm import LLM, Prompt
+    from paceline.engine.start.llm import LLM, Prompt
+    from paceline.tools.audit.auditor import Workload
+    from paceline.tools.audit.report import Report
 
 
 PROMPTS = "prompts"
@@ -151,10 +148,10 @@ def _audit(
     report_file: Path | None,
     json_file: Path | None,
 ) -> "Report":
-    from paceline.audit.auditor import Auditor, Workload
-    from paceline.audit.html_report import page
-    from paceline.audit.report import Report
-    from paceline.audit.two_sample import require_scipy
+    from paceline.tools.audit.auditor import Auditor, Workload
+    from paceline.tools.audit.html_report import page
+    from paceline.tools.audit.report import Report
+    from paceline.tools.audit.tests import require_scipy
 
     check_folders(report_file, json_file)  # before measuring
     if report_file is not None:
@@ -188,7 +185,7 @@ def _run(auditor: Any, workload: "Workload") -> Any:
 
 
 def _about(llm: "LLM", workload: "Workload", prompts: Path | None) -> dict[str, Any]:
-    from paceline.engine.build import draft_of
+    from paceline.engine.start.build import draft_of
 
     engine, sampling = llm.config, workload.sampling
     source = prompts.name if prompts is not None else "the built-in set"

@@ -1,34 +1,173 @@
-"""`paceline bench`: plain and speculative decoding side by side, and inflated targets for it."""
+"""`paceline bench`: plain and speculative decoding side by side, and inflated targets for it.
+
+Bench reports and profiles as terminal tables.
+"""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from paceline.bench.contender import EngineContender, MeasuredSystem, ProfiledContender
-from paceline.bench.openai_server import connect
-from paceline.bench.presets import DEFAULT, DEFAULT_PROMPTS, PRESETS, Preset, find_preset
-from paceline.bench.profiling.profile import Profile, RoundTimes, profile
-from paceline.bench.profiling.recorder import Recorder
-from paceline.bench.prompts import load_prompts, select
-from paceline.bench.report import Measured, Report
-from paceline.bench.runner import Workload, compare
-from paceline.cli.options import ENGINE, with_settings
-from paceline.cli.output_files import JsonFile, check_folders, check_plots, print_written, write_json
-from paceline.cli.render import console
-from paceline.cli.render.bench import print_profiles, print_report
-from paceline.cli.render.console import counting_bar, loaded
+from paceline.cli import console
+from paceline.cli.console import counting_bar, loaded
+from paceline.cli.options import ENGINE, JsonFile, check_folders, check_plots, print_written, with_settings, write_json
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
 from paceline.core.machine import cpu_name, usable_cores
-from paceline.core.sampling import SamplingParams
-from paceline.server.config.config import ServerConfig
+from paceline.core.request import SamplingParams
+from paceline.gateway.config.config import ServerConfig
+from paceline.tools.bench.report import MIN_TRIALS, Alpha, Measured, Report, Summary
+from paceline.tools.bench.runner import EngineContender, MeasuredSystem, ProfiledContender, Workload, compare, connect
+from paceline.tools.profile.measurement import LABELS, Profile, RoundTimes, profile
+from paceline.tools.profile.recorder import Recorder
+from paceline.tools.prompts.prompts import DEFAULT, DEFAULT_PROMPTS, PRESETS, Preset, find_preset, load_prompts, select
 
 if TYPE_CHECKING:
-    from paceline.engine.llm import LLM
+    from paceline.engine.start.llm import LLM
+
+
+def print_report(report: Report, console: Console) -> None:
+    console.print(report.about["title"], style="bold", markup=False)
+    console.print(_overall(report))
+    console.print(_by_category(report))
+    for contender in report.contenders:
+        if contender.overall.drafted:
+            console.print(_alphas(contender))
+    for contender in report.contenders[1:]:
+        _print_identity(contender, report.contenders[0].name, console)
+
+
+def _overall(report: Report) -> Table:
+    table = Table("", *(contender.name for contender in report.contenders), title="All prompts", title_justify="left")
+    table.columns[0].no_wrap = True
+    for column in table.columns[1:]:
+        column.justify = "right"
+    reference = report.contenders[0].overall.tokens_per_second
+    summaries = [contender.overall for contender in report.contenders]
+    table.add_row("tokens per second", *(_speed(summary, reference) for summary in summaries))
+    if report.price is not None:
+        costs = [report.dollars_per_million(contender) for contender in report.contenders]
+        table.add_row("dollars per million tokens", *("-" if cost is None else f"{cost:.4g}" for cost in costs))
+    table.add_row("first token, p50 / p99", *(_pair(s.ttft_p50, s.ttft_p99) for s in summaries))
+    table.add_row("per token, p50 / p99", *(_pair(s.token_p50, s.token_p99) for s in summaries))
+    table.add_row("tokens per round", *(_number(s.tokens_per_round) for s in summaries))
+    table.add_row("drafts accepted, drafted", *(f"{s.accepted}, {s.drafted}" if s.drafted else "-" for s in summaries))
+    table.add_row("draft acceptance rate", *(_number(s.draft_acceptance_rate) for s in summaries))
+    table.add_row("requests, tokens", *(f"{s.requests}, {s.tokens}" for s in summaries))
+    return table
+
+
+def _by_category(report: Report) -> Table:
+    table = Table("category", title="By category, tokens per second of one request", title_justify="left")
+    for contender in report.contenders:
+        table.add_column(contender.name, justify="right")
+    for heading in ("tokens per round", "alpha"):
+        table.add_column(heading, justify="right")
+    speculative = _speculative(report)
+    for category in report.categories:
+        summaries = [contender.by_category[category] for contender in report.contenders]
+        table.add_row(
+            category,
+            *(_speed(summary, summaries[0].tokens_per_second) for summary in summaries),
+            _number(speculative.by_category[category].tokens_per_round),
+            _number(speculative.by_category[category].alpha),
+        )
+    return table
+
+
+def _alphas(contender: Measured) -> Table:
+    """Alpha per position. Dim values have few trials."""
+    alphas = contender.overall.alphas
+    table = Table(title=f"Alpha by position, {contender.name}", title_justify="left")
+    table.add_column("category", no_wrap=True)
+    for position in range(1, len(alphas) + 1):
+        table.add_column(str(position), justify="right")
+    for category, summary in contender.by_category.items():
+        if summary.drafted:
+            table.add_row(category, *map(_alpha, summary.alphas))
+    table.add_section()
+    table.add_row("all", *map(_alpha, alphas))
+    table.add_row("trials", *(str(alpha.trials) for alpha in alphas))
+    return table
+
+
+def _alpha(alpha: Alpha) -> Text:
+    return Text(f"{alpha.value:.2f}", "dim" if alpha.trials < MIN_TRIALS else "")
+
+
+def _print_identity(contender: Measured, reference: str, console: Console) -> None:
+    if not contender.differences:
+        console.print(
+            f"{contender.name}: all {contender.compared} answers are identical to {reference}.",
+            style="green",
+            markup=False,
+        )
+        return
+    console.print(
+        f"{contender.name}: {len(contender.differences)} of {contender.compared} answers differ from {reference}.",
+        style="red",
+        markup=False,
+    )
+    for difference in contender.differences[:3]:
+        console.print(
+            f"  answer {difference.answer} ({difference.category}), character {difference.character}: "
+            f"{difference.expected!r} expected, {difference.found!r} found",
+            markup=False,
+        )
+
+
+def _speculative(report: Report) -> Measured:
+    return next((contender for contender in report.contenders if contender.overall.drafted), report.contenders[0])
+
+
+def _speed(summary: Summary, reference: float) -> str:
+    speed = summary.tokens_per_second
+    factor = f" ({speed / reference:.2f}x)" if reference and speed != reference else ""
+    return f"{speed:.1f}{factor}"
+
+
+def _pair(low: float | None, high: float | None) -> str:
+    return "-" if low is None or high is None else f"{1000 * low:.1f} / {1000 * high:.1f} ms"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def print_profiles(profiles: Sequence[Profile], console: Console) -> None:
+    table = Table(title="Time of each part of a round, mean", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for measured in profiles:
+        table.add_column(measured.name, justify="right")
+    for i, share in enumerate(profiles[0].parts):
+        parts = [measured.parts[i] for measured in profiles]
+        table.add_row(LABELS[share.part], *(_share(part.seconds, part.fraction) for part in parts))
+    table.add_section()
+    table.add_row("round", *(f"{1000 * measured.seconds:.2f} ms" for measured in profiles))
+    table.add_row("round, p50", *(f"{1000 * measured.median_seconds:.2f} ms" for measured in profiles))
+    table.add_row("rounds", *(str(measured.num_rounds) for measured in profiles))
+    table.add_section()
+    table.add_row("bytes read", *(f"{measured.bytes_read / 1e6:.1f} MB" for measured in profiles))
+    table.add_row(
+        "bandwidth floor", *(_share(measured.floor_seconds, measured.floor_fraction) for measured in profiles)
+    )
+    console.print(table)
+    console.print(
+        f"Floor: the time to read a round's weights and cache once at {profiles[0].bandwidth / 1e9:.1f} GB/s.",
+        style="dim",
+        markup=False,
+    )
+
+
+def _share(seconds: float, fraction: float) -> str:
+    return f"{1000 * seconds:.2f} ms {fraction:>6.1%}"
 
 
 EPILOG = "Presets:\n\n" + "\n".join(f"- **{preset.name}**: {preset.about}" for preset in PRESETS.values())
@@ -137,11 +276,11 @@ class _Files:
             )
             write_json(self.json, figures)
         if self.plot is not None:
-            from paceline.bench.plots import plot_report
+            from paceline.tools.plots.plots import plot_report
 
             plot_report(report, self.plot)
         if self.profile is not None and profiles:
-            from paceline.bench.plots import plot_profiles
+            from paceline.tools.plots.plots import plot_profiles
 
             plot_profiles(profiles, str(report.about["title"]), self.profile)
         print_written(self.json, self.plot, self.profile if profiles else None)
@@ -168,7 +307,7 @@ async def _measure(
 
 def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
     """One profile per contender, of rounds that only decode."""
-    from paceline.bench.profiling.memory_reads import copy_bandwidth
+    from paceline.tools.footprint.memory_reads import copy_bandwidth
 
     bandwidth = copy_bandwidth(llm.engine.runner.device, WallClock())
     rounds: dict[str, list[RoundTimes]] = {}
@@ -180,7 +319,7 @@ def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
 
 
 def _about(config: ServerConfig, preset: str, prompts: Path | None, workload: Workload) -> dict[str, Any]:
-    from paceline.engine.build import draft_of, pick_device
+    from paceline.engine.start.build import draft_of, pick_device
 
     engine, sampling = config.engine, workload.sampling
     draft = draft_of(engine)
@@ -227,9 +366,12 @@ def inflate(
     The folder loads in Paceline and in transformers. The same model without a folder, as the value of --model:
     `inflate:llama-8b?base=smollm2&noise=0.06&seed=0`.
     """
-    from paceline.bench.inflate import make, write_folder  # imports torch
-    from paceline.engine.build import pick_device, pick_dtype, pick_quantization
-    from paceline.models.architectures.inflation import Inflation
+    from paceline.engine.start.build import pick_device, pick_dtype, pick_quantization
+    from paceline.model_files.hub.inflation import Inflation
+    from paceline.tools.inflate.inflate import (
+        make,
+        write_folder,  # imports torch
+    )
 
     config = EngineConfig(device=device, dtype=dtype, quantization=quantization)  # type: ignore[arg-type]  # validated there
     where = pick_device(config.device)

@@ -1,27 +1,39 @@
-"""`paceline chat`: a conversation in the terminal, with tokens coloured by origin."""
+"""`paceline chat`: a conversation in the terminal, with tokens coloured by origin.
 
+`paceline generate`: one prompt, one or more completions.
+
+Colours of tokens by origin: accepted, recovered, bonus or plain.
+"""
+
+import json
+import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from paceline.bench.summary import Summary
-from paceline.bench.trace import AnswerTimes, Arrival
+from paceline.cli import console
+from paceline.cli.console import loaded
 from paceline.cli.options import ENGINE, MaxTokens, Seed, Temperature, TopK, TopP, sampling_params, with_settings
-from paceline.cli.render import console
-from paceline.cli.render.console import loaded
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest
-from paceline.core.sampling import SamplingParams
-from paceline.server.config.config import ServerConfig
+from paceline.core.output import Generation, StepOutput
+from paceline.core.request import SamplingParams
+from paceline.core.sequence import Origin
+from paceline.gateway.config.config import ServerConfig
+from paceline.model_files.tokenizer.tokenizer import TextStream, Tokenizer
+from paceline.tools.bench.report import Summary
+from paceline.tools.prompts.prompts import AnswerTimes, Arrival
 
 if TYPE_CHECKING:
-    from paceline.engine.llm import LLM
+    from paceline.engine.start.llm import LLM
 
 HELP = "Type a message. /reset clears the conversation, /help shows this line, /exit exits, Ctrl-C stops an answer."
 EXITS = ("/exit", "/quit")
-MAX_TOKENS = 512
+CHAT_MAX_TOKENS = 512
 
 
 @with_settings(ENGINE)
@@ -40,11 +52,9 @@ def chat(
     the same with speculation off; only the speed line changes.
     """
     sampling = sampling_params(
-        config, MAX_TOKENS, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        config, CHAT_MAX_TOKENS, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
     with loaded(config.engine) as llm:
-        from paceline.cli.render.token_colours import legend
-
         console.out.print(legend())
         console.out.print(HELP, style="dim", highlight=False)
         Conversation(llm, sampling, system, WallClock()).run()
@@ -85,7 +95,6 @@ class Conversation:
         console.out.print(speed_line(trace), style="dim", highlight=False)
 
     def _answer(self, messages: list[dict[str, str]]) -> AnswerTimes:
-        from paceline.cli.render.token_colours import Painter
 
         painter = Painter(self._llm.tokenizer)
         arrivals: list[Arrival] = []
@@ -141,3 +150,154 @@ def _write(text: Text) -> None:
     if text.plain:
         console.out.print(text, end="", soft_wrap=True)
         console.out.file.flush()
+
+
+GENERATE_MAX_TOKENS = 128
+
+
+@with_settings(ENGINE)
+def generate(
+    config: ServerConfig,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to complete; `-` or none reads standard input.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.", metavar="FILE")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send it as a user message, through the chat template.")] = False,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of completions.")] = 1,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with text, tokens and statistics.")
+    ] = False,
+) -> None:
+    """Complete a text from an argument, a file or standard input.
+
+    Standard output receives only the completion.
+    """
+    text = read_prompt(prompt, file)
+    sampling = sampling_params(
+        config,
+        GENERATE_MAX_TOKENS,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        n=n,
+        stop=tuple(stop or ()),
+    )
+    with loaded(config.engine) as llm:
+        if n == 1 and not json_output:
+            _stream(llm, _messages(text) if chat else text, sampling)
+            return
+        clock = WallClock()
+        started = clock.now()
+        generation = llm.chat(_messages(text), sampling) if chat else llm.generate(text, sampling)[0]
+        seconds = clock.now() - started
+    if json_output:
+        document = _to_json(config.engine.model, text, generation, seconds)
+        sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
+    else:
+        _write_texts(generation)
+
+
+def _messages(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def _stream(llm: "LLM", prompt: Any, sampling: SamplingParams) -> None:
+    """Writes the text while it is generated."""
+    for output in llm.stream(prompt, sampling):
+        sys.stdout.write(output.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+
+
+def _write_texts(generation: Generation) -> None:
+    for completion in generation.completions:
+        console.err.rule(f"{completion.index + 1} of {len(generation.completions)}", align="left")
+        sys.stdout.write(completion.text + "\n")
+
+
+def _to_json(model: str, prompt: str, generation: Generation, seconds: float) -> dict[str, Any]:
+    return {
+        "model": model,
+        "prompt": prompt,
+        "prompt_tokens": len(generation.prompt_token_ids),
+        "seconds": seconds,
+        "completions": [
+            {
+                "index": completion.index,
+                "text": completion.text,
+                "finish_reason": completion.finish_reason.value,
+                "token_ids": completion.token_ids,
+                "origins": [origin.value for origin in completion.origins],
+                "speculative_decoding": asdict(completion.speculation),
+            }
+            for completion in generation.completions
+        ],
+    }
+
+
+def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the argument, the file, or standard input."""
+    if file is not None:
+        if prompt is not None:
+            raise InvalidRequest("give the prompt as an argument or in a file, not both", field="prompt")
+        try:
+            return file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"cannot read the prompt in {file}: {error}", field="prompt") from error
+    if prompt is not None and prompt != "-":
+        return prompt
+    if prompt is None and sys.stdin.isatty():
+        raise InvalidRequest(
+            "there is no prompt: give it as an argument, with --file, or on standard input", field="prompt"
+        )
+    return sys.stdin.read()
+
+
+STYLES = {
+    Origin.ACCEPTED: "green",
+    Origin.RECOVERED: "yellow",
+    Origin.BONUS: "cyan",
+    Origin.PLAIN: "default",
+}
+
+MEANINGS = {
+    Origin.ACCEPTED: "drafted and accepted",
+    Origin.RECOVERED: "the target's token in place of a rejected draft",
+    Origin.BONUS: "the target's token after a draft accepted whole",
+    Origin.PLAIN: "decoded without a draft",
+}
+
+
+class Painter:
+    """Colours one answer. The joined results of `paint` and `flush` are its text, unless a stop string cuts it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = TextStream(tokenizer)
+        self._eos_ids = tokenizer.eos_ids
+        self._last = Origin.PLAIN
+
+    def paint(self, output: StepOutput) -> Text:
+        return Text.assemble(*self._pieces(output))
+
+    def flush(self) -> Text:
+        """Text held back because a character was incomplete."""
+        return Text(self._stream.flush(), STYLES[self._last])
+
+    def _pieces(self, output: StepOutput) -> Iterator[tuple[str, str]]:
+        for token, origin in zip(output.tokens, output.origins, strict=True):
+            if token not in self._eos_ids:
+                self._last = origin
+                yield self._stream.push(token), STYLES[origin]
+
+
+def legend() -> Text:
+    lines = (Text.assemble(("■ ", STYLES[o]), (f"{o.value:<10}", STYLES[o]), MEANINGS[o]) for o in Origin)
+    return Text("\n").join(lines)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.doctor.start_check import check_before_start
-from paceline.cli.live.chosen_cluster import FILE, Ray, cluster_of, running_config
-from paceline.cli.render import console
-from paceline.cli.render.workers import view
+from paceline.cli import console
+from paceline.cli.doctor_cluster import check_before_start
+from paceline.cli.workers import FILE, Ray, cluster_of, running_config, view
 
 if TYPE_CHECKING:
-    from paceline.runtime.gateway_client.target_pool import TargetPool
+    from paceline.targets.pool import TargetPool
 
 
 def up(
@@ -32,12 +31,12 @@ def up(
     config = cluster_of(file, ray)
     check_before_start(config)
     with console.err.status(f"starting {config.name}"):
-        from paceline.runtime.deploy import deployment
-        from paceline.runtime.deploy.state import StateFolder
+        from paceline.deploy import deployment
+        from paceline.deploy.processes.state import StateFolder
 
         warnings = LogWarnings(StateFolder.of(config).logs / "supervisor.log")
         if config.ray is not None:
-            from paceline.runtime.deploy.on_ray.deployment import RayDeployment
+            from paceline.deploy.ray.deployment import RayDeployment
 
             RayDeployment.up(config)
         else:
@@ -94,7 +93,7 @@ def down(
     """
     config = running_config(file, ray, "`paceline down CLUSTER.yaml`")
     with console.err.status(f"stopping {config.name}"):
-        from paceline.runtime.deploy.deployment import down as stop
+        from paceline.deploy.deployment import down as stop
 
         stopped = stop(config)
     console.out.print(f"{config.name} is down" if stopped else f"{config.name} was not up")
@@ -124,7 +123,7 @@ def keys(folder: Annotated[Path, typer.Argument(help="Output folder; the value o
     Workers encrypt connections and reject all other clients. Each machine needs the .key_secret files of the roles it runs and
     all .key files. Public .key files of further clients go into the folder `allowed`.
     """
-    from paceline.runtime.wire.keys import KeyFolder
+    from paceline.wire.keys import KeyFolder
 
     created = KeyFolder.create(folder)
     console.out.print(

@@ -1,7 +1,11 @@
-"""Settings as command-line options."""
+"""Settings as command-line options.
+
+Files that commands write: the option --json, a check of the folders, JSON, and a line about each file.
+"""
 
 import functools
 import inspect
+import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,12 +14,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from paceline.cli import console
 from paceline.core.config import EngineConfig
-from paceline.core.errors import InvalidConfig
-from paceline.core.sampling import SamplingParams
-from paceline.server.config.config import SETTINGS, ServerConfig
-from paceline.server.config.load import load_config
-from paceline.server.config.settings import Setting
+from paceline.core.errors import InvalidConfig, InvalidRequest
+from paceline.core.request import SamplingParams
+from paceline.deploy.serving import load_config
+from paceline.gateway.config.config import SETTINGS, ServerConfig
+from paceline.gateway.config.settings import Setting
 
 ENGINE: Mapping[str, Setting] = {
     name: setting
@@ -133,3 +138,32 @@ def default_to(name: str) -> type[TyperGroup]:
             return super().parse_args(ctx, args if args and args[0] in self.commands else [name, *args])
 
     return Group
+
+
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")]
+
+
+def check_folders(*files: Path | None) -> None:
+    """Raise `InvalidRequest` if the folder of a file does not exist. Commands call it before they measure."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
+
+
+def check_plots(*files: Path | None) -> None:
+    """Raise `MissingDependency` if a file with a plot is wanted without matplotlib. Commands call it before they measure."""
+    if any(file is not None for file in files):
+        from paceline.tools.plots.plots import load_pyplot
+
+        load_pyplot()
+
+
+def write_json(file: Path, figures: dict[str, Any]) -> None:
+    file.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
+
+
+def print_written(*files: Path | None) -> None:
+    """Print a line about each written file. A file that was not requested is None."""
+    for file in files:
+        if file is not None:
+            console.out.print(f"wrote {file}", markup=False, soft_wrap=True)

@@ -10,15 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.bench.prompts import load_prompts
-from paceline.cli.generate import read_prompt
+from paceline.cli import console
+from paceline.cli.chat import read_prompt
 from paceline.cli.options import Seed
-from paceline.cli.render import console
 from paceline.core.config import DepthRule, SpeculationConfig
 from paceline.core.errors import MissingDependency
-from paceline.core.sampling import SamplingParams
-from paceline.endpoints import Orchestrator
-from paceline.endpoints.orchestrator import Answer
+from paceline.core.request import SamplingParams
+from paceline.tools.orchestrate.orchestrator import Answer, Orchestrator
+from paceline.tools.prompts.prompts import load_prompts
 
 DraftUrl = Annotated[str, typer.Option(metavar="URL", help="The server that drafts, with or without /v1.")]
 TargetUrl = Annotated[str, typer.Option(metavar="URL", help="The server whose text is generated.")]
@@ -166,7 +165,7 @@ def _serve_metrics(orchestrator: Orchestrator, port: int) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
         raise MissingDependency("prometheus-client", "metrics", "server") from None
-    from paceline.server.metrics.engine_metrics import EngineCollector
+    from paceline.gateway.metrics.engine import EngineCollector
 
     registry = CollectorRegistry()
     registry.register(EngineCollector(orchestrator.target.model, orchestrator.status))

@@ -1,23 +1,27 @@
-"""`paceline serve`: the OpenAI-compatible server."""
+"""`paceline serve`: the OpenAI-compatible server.
+
+`paceline warm`: compiles the GPU kernels of a server into a folder that can be shipped.
+"""
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
-from paceline.cli.doctor.start_check import check_before_start
-from paceline.cli.live.chosen_cluster import Ray
-from paceline.cli.options import with_settings
-from paceline.cli.render import console
-from paceline.cli.render.console import describe
+from paceline.cli import console
+from paceline.cli.console import describe
+from paceline.cli.doctor_cluster import check_before_start
+from paceline.cli.options import ENGINE, with_settings
+from paceline.cli.workers import Ray
 from paceline.core.errors import InvalidConfig
-from paceline.server.config.config import SETTINGS, GatewayConfig, ServerConfig
-from paceline.server.config.load import load_gateway_config
+from paceline.deploy.serving import load_gateway_config
+from paceline.gateway.config.config import SETTINGS, GatewayConfig, ServerConfig
 
 if TYPE_CHECKING:
-    from paceline.server.serve import ServerReady
+    from paceline.deploy.serving import ServerReady
 
 QUESTION = "Write a Python function that sorts a list."
 KEY = "OPENAI_API_KEY"
@@ -39,14 +43,14 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
             raise InvalidConfig("--ray needs a cluster: give a file with pools, --config cluster.yaml")
         config = replace(config, cluster=replace(config.cluster, ray=ray))
     if isinstance(config, GatewayConfig):
-        from paceline.runtime.deploy.deployment import is_up
+        from paceline.deploy.deployment import is_up
 
         if not is_up(config.cluster):
             check_before_start(config.cluster)
     doing = "waiting for the workers" if isinstance(config, GatewayConfig) else describe(config.engine)
     if console.err.is_terminal:  # not a spinner: the engine process writes its log to the same terminal
         console.err.print(f"{doing} …", style="dim")
-    from paceline.server.serve import serve as run
+    from paceline.deploy.serving import serve as run
 
     raise typer.Exit(run(config, lambda ready: console.out.print(banner(ready), soft_wrap=True)))
 
@@ -73,3 +77,32 @@ def banner(ready: "ServerReady") -> Text:
         '    print(chunk.choices[0].delta.content or "", end="", flush=True)\n'
         "EOF\n",
     )
+
+
+Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder for the compiled kernels.")]
+Gpu = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu", metavar="NAME", help="The GPU to compile for: h100, h200 or a100. Default: this machine's GPU."
+    ),
+]
+
+
+@with_settings(ENGINE)
+def warm(config: ServerConfig, out: Out, gpu: Gpu = None) -> None:
+    """Compile all GPU kernels that serve with the same options needs, on all cores.
+
+    Serve with --kernel-cache FOLDER, here or on another machine with the same GPU and the same versions of torch and Triton.
+    With --gpu the machine that compiles needs no GPU. No weights are read.
+    """
+    with console.err.status("compiling kernels"):
+        from paceline.engine.start.compile_child import compile_into
+
+        report = compile_into(out, config.engine, gpu)
+    console.out.print(
+        f"{report.kernels} kernels in {out} ({report.compiled} compiled now) after {report.seconds:.0f} s: "
+        f"paceline serve --kernel-cache {out}, with the same options",
+        soft_wrap=True,
+    )
+    if not report.has_launchers:
+        console.out.print("The launchers need libcuda: the first start on a machine with a GPU adds them, in seconds.")

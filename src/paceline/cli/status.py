@@ -12,14 +12,13 @@ from typing import Annotated
 import typer
 from rich.live import Live
 
+from paceline.cli import console
 from paceline.cli.cluster import all_ready
-from paceline.cli.live.chosen_cluster import has_default, running_config
-from paceline.cli.render import console
-from paceline.cli.render.workers import view
-from paceline.cluster.cost.cost import cost_since_start, dollars_per_hour
+from paceline.cli.workers import has_default, running_config, view
 from paceline.core.cluster_config import ClusterConfig
-from paceline.core.status.worker import WorkerStatus
-from paceline.server.client import ServerClient
+from paceline.core.status import WorkerStatus
+from paceline.gateway.client import ServerClient
+from paceline.policy.cost.cost import cost_since_start, dollars_per_hour
 
 SERVER = "http://127.0.0.1:8000"
 REFRESH = 0.5
@@ -80,7 +79,7 @@ def _chosen(
 def _of_cluster(config: ClusterConfig) -> Iterator[tuple[str, bool, Workers]]:
     """The name of a cluster, whether all its workers are ready, and a function that returns them."""
     with console.err.status("waiting for heartbeats"):
-        from paceline.runtime.deploy.deployment import observe_cluster
+        from paceline.deploy.deployment import observe_cluster
     with observe_cluster(config) as pool:
         yield config.name, all_ready(pool, HEARTBEAT_SECONDS), pool.workers
 

@@ -1,1 +1,1 @@
-"""The shared vocabulary. Standard library only."""
+"""The shared vocabulary: requests, outputs, sequences, configuration, status, errors and the clock. Standard library only."""

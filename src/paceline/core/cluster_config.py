@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
 from paceline.core.config import EngineConfig, from_mapping, reject_unknown_keys
-from paceline.core.device_shares import device_shares
 from paceline.core.errors import InvalidConfig
+from paceline.core.machine import device_shares
 from paceline.core.pool_config import Placement, PoolConfig, pool_config
 
 RouterPolicy = Literal["round_robin", "least_loaded", "kv_aware"]

@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.core.errors import InvalidConfig, PacelineError
-from paceline.core.speculation import DRAFT_METHODS, MAX_DEPTH, METHODS, Verification
+from paceline.core.request import DRAFT_METHODS, MAX_DEPTH, METHODS, Verification
 
 DepthRule = Literal["goodput", "threshold", "additive", "fixed"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]

@@ -2,15 +2,24 @@
 
 The limits of a container's control groups (v1 or v2) apply. `os.cpu_count` and `/proc/meminfo` report the whole node: a pod
 that trusts them starts too many threads, or exceeds its memory limit and is killed.
+
+The division of a device's memory among its workers.
+
+Durations of the phases of a start: one log line for each.
 """
 
 import gc
+import logging
 import math
 import os
 import platform
-from collections.abc import Iterator
-from contextlib import suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+
+from paceline.core.errors import InvalidConfig
 
 GIB = 1 << 30
 """Bytes of a GiB."""
@@ -125,3 +134,65 @@ def _word(path: Path) -> str:
 def _entry(path: Path, name: str) -> str:
     """The word after `name` at the start of a line; empty if there is none."""
     return next((words[1] for line in _lines(path) if (words := line.split()) and words[0] == name), "")
+
+
+SHARED_MEMORY = 0.85
+"""Share of a device's memory that its workers divide among themselves, unless `limits.memory_fraction` is set."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryClaim:
+    """One worker's claim on the memory of its devices."""
+
+    name: str
+    devices: tuple[str, ...]
+    weight: float
+    """Weight relative to the other claims on a device."""
+    given: float | None = None
+    """Configured fraction. If None, the worker gets a share by weight."""
+
+
+def device_shares(claims: Sequence[MemoryClaim]) -> dict[str, float]:
+    """Memory fraction of each worker, by name. Configured fractions are kept; the rest of `SHARED_MEMORY` is divided by weight.
+    A worker on several devices gets the smallest of its shares on all of them."""
+    by_device: dict[str, list[MemoryClaim]] = {}
+    for claim in claims:
+        for device in claim.devices:
+            by_device.setdefault(device, []).append(claim)
+    shares: dict[str, float] = {}
+    for device, sharing in by_device.items():
+        given = sum(claim.given for claim in sharing if claim.given is not None)
+        weight = sum(claim.weight for claim in sharing if claim.given is None)
+        if given > 1.0 or (weight and given >= SHARED_MEMORY):
+            names = ", ".join(claim.name for claim in sharing)
+            raise InvalidConfig(
+                f"the workers on {device} ({names}) need {given:.2f} of its memory: lower limits.memory_fraction, or assign "
+                "them to other devices"
+            )
+        for claim in sharing:
+            share = (SHARED_MEMORY - given) * claim.weight / weight if claim.given is None else claim.given
+            shares[claim.name] = min(share, shares.get(claim.name, 1.0))
+    return shares
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Phase:
+    name: str
+    note: str = ""
+    """What the phase did, for the end of its log line."""
+
+
+@contextmanager
+def phase(name: str) -> Iterator[Phase]:
+    """Log how long the context took, unless it raised."""
+    running = Phase(name)
+    began = time.perf_counter()
+    yield running
+    log_phase(running.name, time.perf_counter() - began, running.note)
+
+
+def log_phase(name: str, seconds: float, note: str = "") -> None:
+    logger.info("start: %s took %.1f s%s", name, seconds, f" ({note})" if note else "")

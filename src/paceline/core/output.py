@@ -38,7 +38,7 @@ class StepOutput:
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
     text: str = ""
-    """Text that the tokens add; empty as the engine returns it, because the receiver makes the text (`engine/text.py`)."""
+    """Text that the tokens add; empty as the engine returns it, because the receiver makes the text (`requests/text.py`)."""
     drafted: int = 0
     accepted: int = 0
     """Accepted draft tokens, including those cut off by a stop."""

@@ -16,8 +16,8 @@ from paceline.core.config import (
     from_mapping,
     reject_unknown_keys,
 )
-from paceline.core.device_shares import MemoryClaim
 from paceline.core.errors import InvalidConfig
+from paceline.core.machine import MemoryClaim
 
 Role = Literal["target", "draft", "prefill"]
 TargetEngine = Literal["paceline", "vllm", "openai"]

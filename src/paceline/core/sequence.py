@@ -4,8 +4,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum
 
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationParams, Verification
+from paceline.core.request import SamplingParams, SpeculationParams, Verification
+
+BLOCK_SIZE = 16
+"""Tokens per cache block."""
 
 LEAST_PIECE_ROWS = 7168
 """Rows of a chunk from which padding to a piece takes less time than the kernel that needs no padding."""

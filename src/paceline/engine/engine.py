@@ -5,29 +5,26 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from time import monotonic
 
-from paceline.cluster.step import PromptPacer
 from paceline.core.clock import Clock, WallClock
 from paceline.core.kv_events import CacheEvent
 from paceline.core.output import StepOutput
 from paceline.core.request import Request, ValidatedRequest
-from paceline.engine.control.run_time_flags import AssignedMethods, RunTimeFlags
-from paceline.engine.control.status import AuditReport, StatusReporter
-from paceline.engine.executors.executor import GraphStepExecutor, StepExecutor, StepResult
-from paceline.engine.executors.host import HostExecutor
-from paceline.engine.executors.selector import ExecutorSelector
-from paceline.engine.hooks.hook import RunnerAndSpeculator, StepHook, StepHooks
-from paceline.engine.isolation.engine_recovery import EngineRecovery
-from paceline.engine.isolation.failures import RequestFailure, contained
-from paceline.engine.isolation.step_watch import StepTimePrediction
+from paceline.engine.commit import Committer, Requests
+from paceline.engine.failures import RequestFailure, StepTimePrediction, contained
+from paceline.engine.hook import RunnerAndSpeculator, StepHook, StepHooks
+from paceline.engine.host import HostExecutor
 from paceline.engine.output import OutputProcessor
-from paceline.engine.requests.committer import Committer
-from paceline.engine.requests.requests import Requests
+from paceline.engine.recovery import EngineRecovery
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.selector import ExecutorSelector
 from paceline.engine.speculator import Speculator
-from paceline.engine.validator import RequestValidator
-from paceline.models.runner import ModelRunner
-from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.speculation.verification.grammar import Grammar
+from paceline.engine.status import AssignedMethods, AuditReport, RunTimeFlags, StatusReporter
+from paceline.engine.step.step import GraphStepExecutor, StepExecutor, StepResult
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.models.runner.runner import ModelRunner
+from paceline.policy.step import PromptPacer
+from paceline.requests.grammar import Grammar
+from paceline.requests.validator import RequestValidator
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError, Ra
 from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
-from paceline.engine.isolation.failures import RequestFailure, contained, is_isolated, owner_error
+from paceline.engine.failures import RequestFailure, contained, is_isolated, owner_error
 from paceline.kernels.cpu import native
-from paceline.speculation.verification.grammar import Grammar
+from paceline.requests.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 

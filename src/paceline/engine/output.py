@@ -6,12 +6,12 @@ from torch import Tensor
 
 from paceline.core.output import StepOutput, StepTimes, TokenLogprobs
 from paceline.core.sequence import FinishReason, Sequence
-from paceline.engine.text import TextOutput
-from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.speculation.drafts import Draft
-from paceline.speculation.verification.distribution import logprobs
-from paceline.speculation.verification.grammar import Grammar
-from paceline.speculation.verification.verify import Verdict
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.requests.grammar import Grammar
+from paceline.requests.text import TextOutput
+from paceline.speculation.distribution.distribution import logprobs
+from paceline.speculation.drafts.drafts import Draft
+from paceline.speculation.verification.verification import Verdict
 
 
 class OutputProcessor:

@@ -4,12 +4,11 @@ import bisect
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 
-from paceline.cluster.step import admits, chunk_tokens, ends_inside_piece
-from paceline.core.sequence import Sequence, Status
-from paceline.engine.hooks.tiers import Tiers
-from paceline.engine.schedule import Schedule, Scheduled
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.core.sequence import BLOCK_SIZE, Sequence, Status
+from paceline.engine.step.step import Schedule, Scheduled
+from paceline.engine.tiers import Tiers
 from paceline.kv.block_tables import BlockTables, blocks_for
+from paceline.policy.step import admits, chunk_tokens, ends_inside_piece
 
 
 def _rank(sequence: Sequence) -> tuple[int, float, int]:

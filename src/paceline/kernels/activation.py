@@ -5,18 +5,12 @@ gelu_tanh       gelu(gate) * up, with the tanh approximation (Gemma)
 clamped_swiglu  gate sigmoid(1.702 gate) (up + 1), with gate at most 7 and up within -7..7 (gpt-oss)
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
 from paceline.kernels.cpu import native
-
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-NUMBERS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
-"""Numbers of the kinds in cpu/activation.h."""
-SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+from paceline.kernels.formats.activation import NUMBERS, SWIGLU_ALPHA, SWIGLU_LIMIT, Activation
 
 
 def gated(gate_up: Tensor, kind: Activation = "silu") -> Tensor:

@@ -8,9 +8,10 @@ the same bits as the same path in a chain.
 import torch
 from torch import Tensor
 
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.cpu import native
-from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
-from paceline.kernels.quantized import take
+from paceline.kernels.formats.layout import AttentionLayout
+from paceline.kernels.formats.quantized import take
 
 HEAD_MULTIPLE = 16
 """Widest vector of a native build; a head must be a multiple of it."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.cpu import native
-from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kernels.quantized import put, take
+from paceline.kernels.formats.quantized import put, take
 
 
 class CacheSlots:

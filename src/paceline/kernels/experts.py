@@ -11,8 +11,9 @@ from torch.nn.functional import linear as dense_linear
 from paceline.kernels.activation import gated_reference
 from paceline.kernels.cpu import native
 from paceline.kernels.formats.experts import Experts, Routing
-from paceline.kernels.linear import DenseWeight, LinearWeight, linear
-from paceline.kernels.packing import PackedWeight
+from paceline.kernels.formats.linear import DenseWeight, LinearWeight
+from paceline.kernels.formats.packing import PackedWeight
+from paceline.kernels.linear import linear
 
 
 def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:

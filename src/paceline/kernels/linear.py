@@ -5,33 +5,16 @@ to int8 in groups of 32, unless the weight's `activations` is float32. Elsewhere
 dtype, 8-bit values with scales, or the 4-bit codes of a checkpoint.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.cpu import native
 from paceline.kernels.formats.four_bit import FourBitWeight
-from paceline.kernels.packing import PackedWeight
-from paceline.kernels.quantized import QuantizedWeight
-from paceline.kernels.weights import Dense, Weight, grouped
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DenseWeight:
-    values: Tensor  # [N, K] on its device, in the model's dtype
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.values.shape[0], self.values.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return self.values.nbytes
-
-
-LinearWeight = DenseWeight | QuantizedWeight | FourBitWeight | PackedWeight
+from paceline.kernels.formats.linear import DenseWeight, LinearWeight
+from paceline.kernels.formats.packing import PackedWeight
+from paceline.kernels.formats.quantized import QuantizedWeight
+from paceline.kernels.formats.weights import Dense, Weight, grouped
 
 
 def prepare(weight: Weight, device: torch.device | str, dtype: torch.dtype) -> LinearWeight:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu import native
-from paceline.kernels.quantized import put, saturate
+from paceline.kernels.formats.quantized import put, saturate
 
 
 def apply_rotary_and_store(

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.kernels.cpu import native
+from paceline.kernels.formats.sampling import log_min_p
 
 MAX_RANKED = 64
 """`MOST` in cpu/sampling.c."""
@@ -69,11 +70,6 @@ def _call(logits: Tensor, rows: Sequence[SampledRow], outputs: Sequence[int | No
     )
     addresses = (values.buffer_info()[0] for values in inputs)
     loaded.for_rows(len(rows)).paceline_sample(logits.data_ptr(), *addresses, *outputs, len(rows), width, count)
-
-
-def log_min_p(params: SamplingParams) -> float:
-    """The logarithm of min-p; -inf: off."""
-    return torch.tensor(params.min_p).log().item() if params.min_p > 0.0 else -math.inf
 
 
 def arg_max(scores: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from operator import mul
 
 import numpy as np
 
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.core.sequence import BLOCK_SIZE
 
 
 def root_key(salt: str) -> bytes:

@@ -1,1 +1,1 @@
-"""Torch modules, and how weights, tokenizers and chat templates reach them."""
+"""Models: families, weights, the decoder, draft heads, runners and tensor parallelism."""

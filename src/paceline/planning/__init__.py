@@ -1,1 +1,1 @@
-"""Worker profiles, the simulator of a cluster, and the sizing of its pools."""
+"""Worker profiles, request traces, the simulator of a cluster, and the planner that sizes its pools."""

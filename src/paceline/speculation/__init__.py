@@ -1,1 +1,1 @@
-"""Drafting and verification: proposers, drafts, acceptance rules, depth."""
+"""Drafting and verification: the interface of proposers, drafts, acceptance rules."""

@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams, Verification
 from paceline.core.sequence import Sequence
-from paceline.core.speculation import Verification
 from paceline.core.traffic import TrafficClass
-from paceline.models.row_states import HiddenStates
-from paceline.speculation.drafts import DraftBatch
+from paceline.models.decoder.decoder import HiddenStates
+from paceline.speculation.drafts.drafts import DraftBatch
 
 if TYPE_CHECKING:
-    from paceline.models.architectures.llama import DecoderModel
-    from paceline.models.drafts.eagle import EagleRunner
-    from paceline.models.drafts.medusa import MedusaModel
-    from paceline.models.runner import ModelRunner
-    from paceline.speculation.proposers.draft_weights import DraftWeights
+    from paceline.models.decoder.forward import DecoderModel
+    from paceline.models.heads.eagle.eagle import EagleRunner
+    from paceline.models.heads.trained import MedusaModel
+    from paceline.models.runner.runner import ModelRunner
+    from paceline.speculation.draft_weights import DraftWeights
 
 
 @dataclass(frozen=True, slots=True)

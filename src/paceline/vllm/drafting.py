@@ -10,24 +10,35 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.core.clock import Clock
-from paceline.engine.isolation.proposer_guard import ProposerGuard
-from paceline.speculation.depth.policy import (
+from paceline.engine.failures import ProposerGuard
+from paceline.policy.depth.observation import (
     DepthCandidate,
     DepthPolicy,
     DraftingObservation,
     RoundObservation,
     StepObservation,
 )
-from paceline.speculation.drafts import Draft
+from paceline.speculation.drafts.drafts import Draft
 from paceline.speculation.proposer import Proposer, SequenceProgress
-from paceline.vllm.batch import UNKNOWN, Batch, RowSampling, first_chain
-from paceline.vllm.decisions.latency_limit import LatencyLimit
-from paceline.vllm.decisions.lookup_time import LookupTime
-from paceline.vllm.decisions.output_length import OutputLengths
-from paceline.vllm.decisions.pause import Pause
-from paceline.vllm.decisions.record import traffic_classes
-from paceline.vllm.decisions.unverified import UnverifiedDrafts, sample, sample_size
-from paceline.vllm.sequences import Matches, SequenceTable, TrackedSequence
+from paceline.vllm.decisions import (
+    LatencyLimit,
+    LookupTime,
+    OutputLengths,
+    Pause,
+    UnverifiedDrafts,
+    sample,
+    sample_size,
+)
+from paceline.vllm.sequences import (
+    UNKNOWN,
+    Batch,
+    Matches,
+    RowSampling,
+    SequenceTable,
+    TrackedSequence,
+    first_chain,
+    traffic_classes,
+)
 
 
 class DraftLoop:

@@ -2,7 +2,7 @@
 
 import os
 
-from paceline.vllm.versions import check_version
+from paceline.vllm.settings import check_version
 
 COUPLED = "PACELINE_COUPLED_SAMPLING"
 """Environment variable. With 1 the plugin samples with our noise, with and without speculation. vLLM gives a plugin no setting

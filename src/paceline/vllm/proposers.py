@@ -10,20 +10,18 @@ from numpy.typing import NDArray
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidConfig
-from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.policy import DepthPolicy
-from paceline.speculation.depth.simple_rules import FixedDepth
+from paceline.policy.depth.goodput import GoodputDepth
+from paceline.policy.depth.observation import DepthPolicy
+from paceline.policy.depth.rules import FixedDepth
 from paceline.speculation.proposer import Proposer, SequenceProgress
 from paceline.speculation.proposers.combined import CombinedProposer
-from paceline.speculation.proposers.ngram import NgramProposer
-from paceline.speculation.proposers.suffix import SuffixProposer
-from paceline.vllm.batch import Batch, RowSampling
-from paceline.vllm.decisions.lookup_time import LookupTime
+from paceline.speculation.proposers.suffix import NgramProposer, SuffixProposer
+from paceline.vllm.decisions import LookupTime
 from paceline.vllm.drafting import DraftLoop
 from paceline.vllm.plugin import register
 from paceline.vllm.replacements import replace_graphs
-from paceline.vllm.settings import DepthRule, Method, Settings
-from paceline.vllm.versions import check_version
+from paceline.vllm.sequences import Batch, RowSampling
+from paceline.vllm.settings import DepthRule, Method, Settings, check_version
 
 METHOD = "plugin"
 """The name under which the depth policy knows these drafts."""
@@ -132,11 +130,11 @@ class PoolProposer(VllmProposer):
     wants_sampling = True
 
     def make_proposer(self, settings: Settings, lookups: Lookups, vllm_config: Any, clock: Clock) -> Proposer:
-        from paceline.models.drafts.compatibility import fingerprint
-        from paceline.models.tokenizer.load import load_tokenizer
-        from paceline.runtime.draft_pool.connection import DraftAddress
-        from paceline.runtime.draft_pool.proposer import PoolProposer as Pool
-        from paceline.runtime.wire.keys import KeyFolder, Security
+        from paceline.drafting.connection import DraftAddress
+        from paceline.drafting.proposer import PoolProposer as Pool
+        from paceline.model_files.tokenizer.compatibility import fingerprint
+        from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
+        from paceline.wire.keys import KeyFolder, Security
 
         if not settings.workers:
             raise InvalidConfig(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from paceline.vllm.versions import check_version
+from paceline.vllm.settings import check_version
 
 MARK = "paceline_replacement"
 

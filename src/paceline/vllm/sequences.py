@@ -2,17 +2,66 @@
 
 A row continues a sequence if the tokens of the sequence are a prefix of the row. Two sequences with the same tokens are
 interchangeable, because their drafts are the same. A sequence that is in no batch for a while has ended.
+
+What vLLM reports after a step, the rows of its batch with the tokens just sampled, and the chain that it verifies.
+
+How often the drafts of one sequence were right.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from statistics import median_low
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.core.request import SamplingParams
 from paceline.core.traffic import TrafficClass
-from paceline.vllm.decisions.record import DraftRecord
+from paceline.speculation.drafts.drafts import Draft
+
+WINDOW = 16.0
+"""Draft tokens that a record remembers."""
+PRIOR_ALPHA = 0.2
+PRIOR_TRIALS = 1.0
+CLASSES = (("good", 0.6), ("fair", 0.3), ("poor", 0.0))
+"""Categories of sequences, with the least alpha of each."""
+
+
+@dataclass(slots=True)
+class DraftRecord:
+    num_trials: float = 0.0
+    """Draft tokens that were compared with the text, decayed."""
+    num_hits: float = 0.0
+
+    def add(self, drafted: int, accepted: int) -> None:
+        """A draft of `drafted` tokens, of which the first `accepted` were right. A lookup without a draft is a failure."""
+        trials = max(1, min(drafted, accepted + 1))
+        kept = min(1.0, WINDOW / (self.num_trials + trials))
+        self.num_trials = self.num_trials * kept + trials
+        self.num_hits = self.num_hits * kept + accepted
+
+    def tokens(self, depth: int) -> float:
+        """Expected tokens of a step with a draft of `depth` tokens."""
+        return sum(self.alpha**k for k in range(depth + 1))
+
+    @property
+    def alpha(self) -> float:
+        """Probability that a draft token after right tokens is right."""
+        return (self.num_hits + PRIOR_ALPHA * PRIOR_TRIALS) / (self.num_trials + PRIOR_TRIALS)
+
+
+def traffic_classes(method: str, batch: Sequence[DraftRecord]) -> list[TrafficClass]:
+    """Traffic classes of the depth policy, by how good the drafts of each sequence were. A sequence without a record counts as
+    the median of the remaining sequences, because the texts of a batch are often of one kind."""
+    typical = median_low([record.alpha for record in batch if record.num_trials] or [PRIOR_ALPHA])
+    return [traffic_class(method, record.alpha if record.num_trials else typical) for record in batch]
+
+
+def traffic_class(method: str, alpha: float) -> TrafficClass:
+    return TrafficClass(method, next(name for name, least in CLASSES if alpha >= least))
+
 
 KEPT_STEPS = 16
 """Steps for which a sequence without a row is kept. vLLM takes preempted and unscheduled requests out of its batch. Texts of
@@ -118,3 +167,42 @@ class SequenceTable:
         growth = len(row) - len(sequence.ids)
         most = self._max_growth * max(1, step - sequence.last_step)
         return 0 <= growth <= most and sequence.is_prefix_of(row)
+
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class RowSampling(NamedTuple):
+    """Sampling parameters of a row, where they are known. A draft made with the same noise is accepted more often."""
+
+    params: SamplingParams = GREEDY
+    seed: int = 0
+
+
+UNKNOWN = RowSampling()
+
+
+class Batch(NamedTuple):
+    """The rows of vLLM's batch after a step."""
+
+    sampled: Sequence[Sequence[int]]
+    """Tokens that the step added to each row. Empty while its prompt is computed."""
+    lengths: NDArray[np.int32]
+    """Tokens of each row."""
+    tokens: NDArray[np.int32]
+    """[R, max_model_len]"""
+    sampling: Sequence[RowSampling] = ()
+    """Sampling of each row. Empty if it is not known."""
+
+
+def first_chain(draft: Draft, depth: int, vocab_size: int) -> tuple[int, ...]:
+    """The first child of every node, down to `depth`. The chain ends before a token that the target does not have."""
+    chain: list[int] = []
+    node = -1
+    for child, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+        if len(chain) == depth or not 0 <= token < vocab_size:
+            break
+        if parent == node:
+            chain.append(token)
+            node = child
+    return tuple(chain)

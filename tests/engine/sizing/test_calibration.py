@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.clock import VirtualClock
 from paceline.engine.sizing.calibration import MAX_SECONDS, measure_context, measure_passes
-from paceline.models.runner import ModelRunner, Span
+from paceline.models.runner.runner import ModelRunner, Span
 from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 
 

@@ -4,7 +4,7 @@ from itertools import product
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.engine.sizing.defaults import (
+from paceline.engine.sizing.sizing import (
     ACTIVATION_SHARE,
     CPU_SEQUENCES,
     CPU_TOKENS,

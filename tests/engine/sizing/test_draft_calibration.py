@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from paceline.core.clock import VirtualClock
-from paceline.engine.sizing.draft_calibration import CONTEXT, PREFILL_ROWS, SIZES, measure_drafts
-from paceline.models.runner import ModelRunner, Span
+from paceline.engine.sizing.calibration import CONTEXT, measure_drafts
+from paceline.engine.sizing.calibration import DRAFT_PREFILL_ROWS as PREFILL_ROWS
+from paceline.engine.sizing.calibration import DRAFT_SIZES as SIZES
+from paceline.models.runner.runner import ModelRunner, Span
 from tests.fakes import TINY, tiny_model
 
 

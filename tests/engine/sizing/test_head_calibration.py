@@ -5,11 +5,13 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.clock import VirtualClock
-from paceline.engine.sizing.head_calibration import GRAPH_SIZES, SIZES, measure_head, measure_head_in_graphs
-from paceline.models.drafts.eagle import EagleRunner
-from paceline.speculation.drafts import DraftBatch
+from paceline.engine.sizing.calibration import DRAFT_SIZES as GRAPH_SIZES
+from paceline.engine.sizing.calibration import HEAD_SIZES as SIZES
+from paceline.engine.sizing.calibration import measure_head, measure_head_in_graphs
+from paceline.models.heads.eagle.eagle import EagleRunner
+from paceline.speculation.drafts.drafts import DraftBatch
 from paceline.speculation.proposer import SequenceProgress
-from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.proposers.eagle.eagle import EagleProposer
 from tests.fakes import tiny_model
 from tests.heads import tiny_eagle
 

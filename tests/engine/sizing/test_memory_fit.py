@@ -7,14 +7,12 @@ import pytest
 
 from paceline.core.errors import OutOfMemory
 from paceline.core.machine import GIB
-from paceline.core.sampling import SamplingParams
-from paceline.core.sequence import Sequence
-from paceline.core.speculation import SpeculationParams
+from paceline.core.request import SamplingParams, SpeculationParams
+from paceline.core.sequence import BLOCK_SIZE, Sequence
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sizing.memory_fit import ModelFootprint, memory_fit
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.engine.sizing.sizing import ModelFootprint, memory_fit
 from paceline.kv.block_tables import BlockTables
-from paceline.models.architectures.config import ModelConfig
+from paceline.models.families.config import ModelConfig
 
 GB = 10**9
 LLAMA_70B = ModelConfig(

@@ -8,10 +8,9 @@ import torch
 
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.engine.sizing import sizing
-from paceline.engine.sizing.defaults import DeviceFacts
-from paceline.engine.sizing.sizing import Sizing, footprint, num_lanes, size_engine
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.engine.sizing.sizing import DeviceFacts, Sizing, footprint, num_lanes, size_engine
 from paceline.models.drafts.load import LoadedHead
 from tests.engine.sizing.test_memory_fit import GB, LLAMA_1B, required
 from tests.fakes import tiny_model

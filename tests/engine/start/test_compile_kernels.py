@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from paceline.core.config import EngineConfig
-from paceline.engine.start.compile_request import CompileRequest
-from paceline.engine.start.warm import GPUS
+from paceline.engine.start.compile import CompileRequest
+from paceline.engine.start.compile_child import GPUS
 
 
 def test_a_request_survives_its_journey_to_the_compiler() -> None:

@@ -7,8 +7,8 @@ import pytest
 
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
-from paceline.engine.start.kernel_cache import VARIABLE, KernelCache, engine_key
-from paceline.engine.start.warm import GPUS, compile_into
+from paceline.engine.start.compile import VARIABLE, KernelCache, engine_key
+from paceline.engine.start.compile_child import GPUS, compile_into
 
 CONFIG = EngineConfig(model="smollm2", device="meta", draft="none")
 

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from paceline.core.config import EngineConfig, SpeculationConfig
-from paceline.engine.start import kernel_compilation
-from paceline.engine.start.kernel_cache import VARIABLE, KernelCache
-from paceline.engine.start.kernel_compilation import KernelCompilation, request_for
-from paceline.engine.start.warm import GPUS
+from paceline.engine.start import compile as kernel_compilation
+from paceline.engine.start.compile import VARIABLE, KernelCache, KernelCompilation, request_for
+from paceline.engine.start.compile_child import GPUS
 
 CONFIG = EngineConfig(model="smollm2", draft="none", speculation=SpeculationConfig(method="ngram"))
 REPORT = {

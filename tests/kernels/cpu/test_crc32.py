@@ -3,8 +3,8 @@ import zlib
 
 import pytest
 
-from paceline.kernels.cpu import crc32 as module
-from paceline.kernels.cpu.crc32 import copy_crc32, crc32
+from paceline.kernels.cpu import checksums as module
+from paceline.kernels.cpu.checksums import copy_crc32, crc32
 
 SIZES = [0, 1, 7, 8, 15, 16, 63, 64, 65, 127, 128, 129, 192, 255, 256, 257, 512, 1000, 4096, 1 << 20, (1 << 20) + 13]
 

@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.kernels.cpu import native
-from paceline.kernels.cpu.decoder_pass import Sampler
-from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.verification.distribution import pick
-from paceline.speculation.verification.noise import Purpose, stream
-from paceline.speculation.verification.rows import RowContext
+from paceline.kernels.cpu.decoder import Sampler
+from paceline.models.runner.runner import ModelRunner, Span
+from paceline.speculation.distribution.distribution import pick
+from paceline.speculation.rows.noise import Purpose, stream
+from paceline.speculation.rows.rows import RowContext
 from tests.fakes import tiny_model
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no native kernels")

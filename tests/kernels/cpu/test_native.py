@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from paceline.kernels.cpu import native
-from paceline.kernels.linear import DenseWeight, linear, prepare
-from paceline.kernels.weights import Dense
+from paceline.kernels.formats.linear import DenseWeight
+from paceline.kernels.formats.weights import Dense
+from paceline.kernels.linear import linear, prepare
 from tests.kernels.cases import generator, make_weight, needs_native
 
 FORKED = """
@@ -103,7 +104,7 @@ def test_the_thread_pool_works_in_a_forked_child() -> None:
         "import os, torch\n"
         "from paceline.kernels.cpu import native\n"
         "from paceline.kernels.linear import linear, prepare\n"
-        "from paceline.kernels.weights import Dense\n"
+        "from paceline.kernels.formats.weights import Dense\n"
         "torch.set_num_threads(1); native.set_num_threads(2)\n"
         "weight = prepare(Dense(torch.randn(512, 64)), 'cpu', torch.float32)\n"
         "x = torch.randn(4, 64); expected = linear(x, weight)\n"

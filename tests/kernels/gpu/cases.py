@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from paceline.speculation.verification.noise import NoiseKey, Purpose, stream
+from paceline.speculation.rows.noise import NoiseKey, Purpose, stream
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -4,9 +4,11 @@ import torch
 
 from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any kernel
 
-from paceline.kernels.activation import Activation
+from paceline.kernels.formats.activation import Activation
 from paceline.kernels.formats.experts import Experts, Routing
 from paceline.kernels.formats.four_bit import FourBitWeight, Kind
+from paceline.kernels.formats.linear import DenseWeight, LinearWeight
+from paceline.kernels.formats.quantized import QuantizedWeight
 from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.pieces import add_piece
 from paceline.kernels.gpu.attention.plan import attention_plan
@@ -17,8 +19,6 @@ from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rank_sum import MAX_PROGRAMS, add_ranks
 from paceline.kernels.gpu.tiles import Tile
-from paceline.kernels.linear import DenseWeight, LinearWeight
-from paceline.kernels.quantized import QuantizedWeight
 
 
 def zeros(*shape: int) -> torch.Tensor:

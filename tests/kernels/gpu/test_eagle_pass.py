@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paceline.kernels.cpu import native
-from paceline.models.drafts.eagle import EagleModel
-from paceline.models.drafts.eagle_weights import EagleConfig
-from paceline.models.gpu.eagle import gpu_eagle_forward, gpu_eagle_norm
-from paceline.models.runner import Span, build_inputs
+from paceline.models.heads.eagle.eagle import EagleModel
+from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_forward, gpu_eagle_norm
+from paceline.models.heads.eagle.eagle_weights import EagleConfig
+from paceline.models.runner.runner import Span, build_inputs
 from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors
 from tests.kernels.gpu.cases import DEVICE

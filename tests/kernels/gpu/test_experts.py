@@ -1,14 +1,15 @@
 import pytest
 import torch
 
-from paceline.kernels.activation import Activation, gated_reference
+from paceline.kernels.activation import gated_reference
 from paceline.kernels.experts import feed_experts_reference, route_reference
+from paceline.kernels.formats.activation import Activation
 from paceline.kernels.formats.experts import Experts, Routing
+from paceline.kernels.formats.linear import DenseWeight, LinearWeight
+from paceline.kernels.formats.quantized import QuantizedWeight, quantize
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.experts.routing import most_blocks, route, sort_pairs
 from paceline.kernels.gpu.gated import gated
-from paceline.kernels.linear import DenseWeight, LinearWeight
-from paceline.kernels.quantized import QuantizedWeight, quantize
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE, on_device
 from tests.kernels.gpu.test_four_bit import packed

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.formats.four_bit import FourBitWeight, concat, pack
+from paceline.kernels.formats.linear import DenseWeight
+from paceline.kernels.formats.weights import FourBit
 from paceline.kernels.gpu.linear import Normed, add_linear, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.tiles import Tile, four_bit_tile, whole_blocks
-from paceline.kernels.linear import DenseWeight
-from paceline.kernels.weights import FourBit
-from paceline.models.loading.formats.mxfp4 import unpack_mxfp4
+from paceline.models.weights.family_weights import unpack_mxfp4
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.activation import gated_reference
+from paceline.kernels.formats.linear import DenseWeight, LinearWeight
+from paceline.kernels.formats.quantized import GROUP, LARGEST, QuantizedWeight, quantize
 from paceline.kernels.gpu.linear import Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.tiles import Tile
-from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.kernels.linear import linear as linear_reference
-from paceline.kernels.quantized import GROUP, LARGEST, QuantizedWeight, quantize
 from paceline.kernels.rms_norm import rms_norm_reference
 from paceline.kernels.rotary import apply_rotary_and_store_reference
 from tests.kernels.cases import generator

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.rotary import HeadNorms, rotate_and_store
+from paceline.kernels.gpu.attention.rotary import HeadNorms, rotate_and_store
 from paceline.kernels.rms_norm import norm_heads_reference
 from paceline.kernels.rotary import apply_rotary_and_store_reference
 from tests.kernels.cases import generator, make_layout

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from paceline.kernels.formats.four_bit import FourBitWeight
+from paceline.kernels.formats.linear import LinearWeight
+from paceline.kernels.formats.quantized import QuantizedWeight
 from paceline.kernels.gpu import linear as products
 from paceline.kernels.gpu import tiles
 from paceline.kernels.gpu.tiles import MEASURED, RowClass, Tile, four_bit_key, four_bit_tile, tile_for, tile_key
-from paceline.kernels.linear import LinearWeight
-from paceline.kernels.quantized import QuantizedWeight
 
 KEY = re.compile(r"(pairs|rows) (\d+)x(\d+) (bytes [124]|bits 4), (.+)")
 WIDE = Tile(128, 64, 8, 3, rows=128)

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kv.prefix import chain_keys
 from paceline.kv.tiers.block import TieredBlock
 

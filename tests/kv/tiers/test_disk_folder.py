@@ -10,7 +10,7 @@ import pytest
 
 from paceline.core.errors import InvalidConfig
 from paceline.kv.tiers.block import HEADER_BYTES, MAX_SALT_BYTES, TieredBlock
-from paceline.kv.tiers.disk_folder import DiskFolder
+from paceline.kv.tiers.tiers import DiskFolder
 from tests.kv.tiers.chains import chain
 
 SIZE = 10_000
@@ -140,7 +140,7 @@ def test_one_process_at_a_time(folder: DiskFolder) -> None:
     with pytest.raises(InvalidConfig, match="in use by another process"):
         DiskFolder(folder.folder, OURS, SIZE)
     code = (
-        "from pathlib import Path; from paceline.kv.tiers.disk_folder import DiskFolder;"
+        "from pathlib import Path; from paceline.kv.tiers.tiers import DiskFolder;"
         f"DiskFolder(Path({str(folder.folder)!r}), bytes(32), 1)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

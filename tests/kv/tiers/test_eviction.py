@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline.kv.tiers.block import TieredBlock, parents_first
-from paceline.kv.tiers.eviction import EvictionIndex
+from paceline.kv.tiers.tiers import EvictionIndex
 from tests.kv.tiers.chains import chain
 
 

@@ -1,6 +1,6 @@
 """Loading a block against computing it."""
 
-from paceline.kv.tiers.rates import RETRY, LoadRates
+from paceline.kv.tiers.block import RETRY, LoadRates
 
 
 def rates(prefill: float | None, disk: float | None) -> LoadRates:

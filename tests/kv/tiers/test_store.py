@@ -10,9 +10,8 @@ import pytest
 from paceline.core.clock import WallClock
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheEvent
 from paceline.kv.tiers.block import HEADER_BYTES, TieredBlock
-from paceline.kv.tiers.disk_folder import DiskFolder
-from paceline.kv.tiers.host_tier import Fetch, HostTier
 from paceline.kv.tiers.store import TierStore
+from paceline.kv.tiers.tiers import DiskFolder, Fetch, HostTier
 from tests.kv.tiers.chains import chain
 
 SIZE = 1000

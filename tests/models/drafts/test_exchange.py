@@ -7,16 +7,10 @@ import pytest
 import torch
 
 from paceline.core.errors import IncompatibleDraft
-from paceline.models.drafts.eagle import EagleModel, EagleRunner
-from paceline.models.drafts.exchange import (
-    AnyDraft,
-    check_exchangeable,
-    exchange,
-    exchange_in_place,
-    own_tensors,
-)
-from paceline.models.drafts.medusa import MedusaModel
-from paceline.models.runner import ModelRunner, Span
+from paceline.models.drafts.exchanges import AnyDraft, check_exchangeable, exchange, exchange_in_place, own_tensors
+from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
+from paceline.models.heads.trained import MedusaModel
+from paceline.models.runner.runner import ModelRunner, Span
 from tests.fakes import tiny_model
 from tests.heads import tiny_distilled, tiny_eagle, tiny_medusa
 

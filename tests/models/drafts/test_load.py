@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from paceline.core.errors import IncompatibleDraft, UnsupportedModel
-from paceline.models.drafts.compatibility import fingerprint
-from paceline.models.drafts.distilled import DistilledModel
-from paceline.models.drafts.eagle import EagleModel
+from paceline.model_files.tokenizer.compatibility import fingerprint
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.drafts.folder import open_draft_folder
 from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
-from paceline.models.drafts.medusa import MedusaModel
+from paceline.models.heads.eagle.eagle import EagleModel
+from paceline.models.heads.trained import DistilledModel, MedusaModel
 from paceline.models.loading.load import LoadedModel, open_checkpoint
-from paceline.models.tokenizer.tokenizer import Tokenizer
 from tests.fakes import tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft
-from tests.models.drafts.test_eagle import published
+from tests.models.heads.eagle.test_eagle import published
 
 
 def loaded_target(tokenizer: Any = None) -> LoadedModel:

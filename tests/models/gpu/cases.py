@@ -5,13 +5,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.decoder import ForwardOutput
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.loading.weight_shapes import weight_shape
-from paceline.models.runner import Span
-from paceline.speculation.drafts import depths
-from paceline.speculation.trees.tree import ancestors
+from paceline.models.decoder.decoder import ForwardOutput
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.families.config import ModelConfig
+from paceline.models.runner.runner import Span
+from paceline.models.weights.shapes import weight_shape
+from paceline.speculation.drafts.drafts import depths
+from paceline.speculation.verification.tree import ancestors
 from tests.fakes import TINY, RandomWeights
 from tests.kernels.gpu.cases import DEVICE
 

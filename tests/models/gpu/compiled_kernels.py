@@ -11,23 +11,23 @@ from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any 
 
 import triton
 
-from paceline.cluster.step import padded_size
-from paceline.engine.executors.graph.mixed import MixedSteps, SlotInputs
-from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot
+from paceline.engine.graph.mixed import MixedSteps, SlotInputs
+from paceline.engine.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot
 from paceline.kernels import linear
 from paceline.kernels.cpu import native
+from paceline.kernels.formats.layout import AttentionLayout
 from paceline.kernels.gpu.attention import plan as attention_plan
-from paceline.kernels.layout import AttentionLayout
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.drafts.eagle import EagleModel, EagleRunner
-from paceline.models.gpu import decoder as gpu_decoder
-from paceline.models.gpu import eagle as gpu_eagle
-from paceline.models.gpu.decoder import gpu_forward
-from paceline.models.gpu.eagle import gpu_eagle_forward, gpu_eagle_norm, plan_eagle
-from paceline.models.gpu.forward_pass import PassKind
-from paceline.models.gpu.runner import GpuRunner
-from paceline.models.runner import Span
+from paceline.models.decoder import forward_gpu as gpu_decoder
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.decoder.forward_gpu import gpu_forward
+from paceline.models.families.config import ModelConfig
+from paceline.models.heads.eagle import eagle_gpu as gpu_eagle
+from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
+from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_forward, gpu_eagle_norm, plan_eagle
+from paceline.models.runner.gpu.passes import PassKind
+from paceline.models.runner.gpu.runner import GpuRunner
+from paceline.models.runner.runner import Span
+from paceline.policy.step import padded_size
 from tests.fakes import TINY, RandomWeights
 from tests.heads import tiny_eagle
 

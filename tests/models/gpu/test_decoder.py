@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.kernels.formats.layout import LongPrompt
+from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu.linear import MAX_ROWS
-from paceline.kernels.layout import LongPrompt
-from paceline.kernels.linear import DenseWeight
-from paceline.models import runner as runner_module
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.gpu import decoder as gpu_decoder
-from paceline.models.gpu.decoder import gpu_forward
-from paceline.models.runner import BatchInputs, ModelRunner, Span, build_inputs
+from paceline.models.decoder import forward_gpu as gpu_decoder
+from paceline.models.decoder.forward_gpu import gpu_forward
+from paceline.models.families.config import ModelConfig
+from paceline.models.runner import runner as runner_module
+from paceline.models.runner.runner import BatchInputs, ModelRunner, Span, build_inputs
 from tests.kernels.gpu.cases import DEVICE
 from tests.kernels.gpu.test_four_bit import packed
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.models.architectures.decoder import ForwardOutput
-from paceline.models.cuda_graph import MAX_GRAPH_ROWS
-from paceline.models.gpu import runner as gpu_runner
-from paceline.models.gpu.forward_pass import PassKind
-from paceline.models.gpu.ragged import (
+from paceline.models.decoder.decoder import ForwardOutput
+from paceline.models.device.cuda_graph import MAX_GRAPH_ROWS
+from paceline.models.runner.gpu import runner as gpu_runner
+from paceline.models.runner.gpu.passes import PassKind
+from paceline.models.runner.gpu.ragged import (
     MAX_RAGGED_ROWS,
     RaggedGraph,
     RaggedSize,
@@ -16,8 +16,8 @@ from paceline.models.gpu.ragged import (
     ragged_size,
     ragged_sizes,
 )
-from paceline.models.gpu.runner import GpuRunner
-from paceline.models.runner import ModelRunner, Span
+from paceline.models.runner.gpu.runner import GpuRunner
+from paceline.models.runner.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
 BLOCKS = 24

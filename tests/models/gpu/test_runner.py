@@ -4,14 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.cluster.step import padded_size
 from paceline.core.clock import VirtualClock
-from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
-from paceline.models.gpu import runner as gpu_runner
-from paceline.models.gpu.forward_pass import PassGraph, PassKind
-from paceline.models.gpu.ragged import RaggedGraph
-from paceline.models.gpu.runner import GpuRunner, captured_passes
-from paceline.models.runner import ModelRunner, Span, early_exit
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.kernels.formats.layout import MAX_TREE_ROWS
+from paceline.models.runner.gpu import runner as gpu_runner
+from paceline.models.runner.gpu.passes import PassGraph, PassKind
+from paceline.models.runner.gpu.ragged import RaggedGraph
+from paceline.models.runner.gpu.runner import GpuRunner, captured_passes
+from paceline.models.runner.runner import ModelRunner, Span, early_exit
+from paceline.policy.step import padded_size
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
 BLOCKS = 12

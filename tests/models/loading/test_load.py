@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from paceline.core.errors import OutOfMemory, UnsupportedModel
-from paceline.models.architectures.rope import rotary_table_bytes
+from paceline.kernels.rope import rotary_table_bytes
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.loading import load
 from paceline.models.loading.load import load_model, open_checkpoint, weight_bytes
-from paceline.models.tokenizer.tokenizer import Tokenizer
-from tests.engine.test_build import save_checkpoint
-from tests.models.loading.test_gguf_file import write_gguf
+from tests.engine.start.test_build import save_checkpoint
 from tests.models.paged import PagedRunner
 from tests.models.tiny import build
+from tests.models.weights.test_gguf_file import write_gguf
 
 
 def test_load_model_returns_model_and_tokenizer_of_a_folder(tmp_path: Path, smollm2: Tokenizer) -> None:

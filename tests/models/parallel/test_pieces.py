@@ -8,18 +8,19 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from paceline.kernels.linear import DenseWeight, prepare
-from paceline.kernels.quantized import Quantization, quantize
-from paceline.kernels.weights import Dense
-from paceline.models.architectures.llama import DecoderModel
+from paceline.kernels.formats.linear import DenseWeight
+from paceline.kernels.formats.quantized import Quantization, quantize
+from paceline.kernels.formats.weights import Dense
+from paceline.kernels.linear import prepare
+from paceline.models.decoder.forward import DecoderModel
 from paceline.models.loading.load import build_model, open_checkpoint
-from paceline.models.loading.weight_manifest import piece_form, piece_tensors
-from paceline.models.loading.weight_parts import Parts, Piece, part_of
+from paceline.models.manifest.manifest import piece_form, piece_tensors
+from paceline.models.manifest.parts import Parts, Piece, part_of
 from paceline.models.parallel.commands import RankSpec
-from paceline.models.parallel.pieces import PieceSplit, can_join
-from paceline.models.parallel.shards import Shard
-from tests.models.loading.test_gguf_file import write_gguf
+from paceline.models.parallel.weights import PieceSplit, can_join
+from paceline.models.shards.shards import Shard
 from tests.models.tiny import FAMILIES, build
+from tests.models.weights.test_gguf_file import write_gguf
 
 CPU = torch.device("cpu")
 

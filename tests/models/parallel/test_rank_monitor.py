@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.models.parallel.rank_monitor import RankMonitor
+from paceline.models.parallel.ranks import RankMonitor
 
 DEADLINE = 30.0
 

@@ -6,8 +6,8 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from paceline.models.parallel import shared_cache
-from paceline.models.parallel.shared_cache import CacheShape, SharedCache, receive_cache
+from paceline.models.parallel import caches as shared_cache
+from paceline.models.parallel.caches import CacheShape, SharedCache, receive_cache
 from tests.fakes import TINY
 
 CPU = torch.device("cpu")

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from paceline.core.clock import VirtualClock
-from paceline.core.sampling import SamplingParams
-from paceline.speculation.drafts import Draft, DraftBatch, DraftTree, depths
+from paceline.core.request import SamplingParams
+from paceline.speculation.drafts.drafts import Draft, DraftBatch, DraftTree, depths
 from paceline.speculation.proposer import HiddenRequest, ProposerTraits, SequenceProgress
 from paceline.speculation.proposers.choice import EXPLORE_EVERY
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
-from paceline.speculation.proposers.ngram import NgramProposer
+from paceline.speculation.proposers.suffix import NgramProposer
 from tests.fakes import FakeProposer
 
 TEXT = list(range(100, 2_000))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.core.sampling import SamplingParams
-from paceline.speculation.drafts import Draft, DraftTree, depths
+from paceline.core.request import SamplingParams
+from paceline.speculation.drafts.drafts import Draft, DraftTree, depths
 from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.proposers.lookahead import JacobiWindow, LookaheadProposer, NgramPool
 from tests.speculation.proposers.test_ngram import Untouchable

@@ -4,9 +4,9 @@ import math
 import pytest
 import torch
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.speculation.proposer import HiddenRows, SequenceProgress
-from paceline.speculation.trees.tree import MAX_NODES
+from paceline.speculation.verification.tree import MAX_NODES
 from tests.exactness.suite import mixed_requests
 from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
 from tests.heads import draft_config, draft_tensors, medusa

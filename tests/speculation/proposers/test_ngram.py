@@ -3,9 +3,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.speculation.proposer import Proposer, SequenceProgress
-from paceline.speculation.proposers.ngram import NgramProposer
+from paceline.speculation.proposers.suffix import NgramProposer
 
 
 def progress(ids: Sequence[int], depth: int, sequence_id: int = 0) -> SequenceProgress:

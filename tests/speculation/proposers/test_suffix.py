@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.core.sampling import SamplingParams
-from paceline.speculation.drafts import Draft, depths
+from paceline.core.request import SamplingParams
+from paceline.speculation.drafts.drafts import Draft, depths
 from paceline.speculation.proposer import SequenceProgress
 from paceline.speculation.proposers.suffix import (
     ESCAPE,
     MAX_FOLLOWERS,
     MIN_PROBABILITY,
     RecentOutputs,
+    SuffixAutomaton,
     SuffixProposer,
     grow,
 )
-from paceline.speculation.proposers.suffix_automaton import SuffixAutomaton
 from tests.speculation.proposers.test_ngram import Untouchable
 
 PASSAGE = list(range(10, 30))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.speculation.proposers.suffix_automaton import SuffixAutomaton
+from paceline.speculation.proposers.suffix import SuffixAutomaton
 
 
 def occurrences(texts: Sequence[Sequence[int]], part: Sequence[int]) -> int:

@@ -2,7 +2,7 @@
 
 from math import log
 
-from paceline.speculation.drafts import DraftTree
+from paceline.speculation.drafts.drafts import DraftTree
 from paceline.speculation.trees.growth import Growth
 
 

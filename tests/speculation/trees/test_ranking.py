@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from paceline.core.sampling import SamplingParams
-from paceline.kernels.linear import DenseWeight
-from paceline.models.drafts.vocabulary import DraftVocabulary
+from paceline.core.request import SamplingParams
+from paceline.kernels.formats.linear import DenseWeight
+from paceline.models.heads.vocabulary import DraftVocabulary
+from paceline.speculation.distribution.distribution import log_distribution, pick
 from paceline.speculation.proposer import SequenceProgress
-from paceline.speculation.trees.ranking import draft_row, rank
-from paceline.speculation.verification.distribution import log_distribution, pick
+from paceline.speculation.trees.growth import draft_row, rank
 from tests.exactness.suite import SAMPLINGS
 
 V = 40

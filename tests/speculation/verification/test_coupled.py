@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.core.sequence import Origin
-from paceline.speculation.drafts import Draft
-from paceline.speculation.verification.coupled import walk
+from paceline.speculation.drafts.drafts import Draft
+from paceline.speculation.verification.verification import walk
 from tests.speculation.toys import VOCAB, Trial, generate, p_value, step, table, transition, tree_drafter
 
 SAMPLED = [

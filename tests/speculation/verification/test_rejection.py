@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.core.sequence import Origin
-from paceline.speculation.drafts import Draft, DraftProbs
-from paceline.speculation.verification.distribution import sample_draft
-from paceline.speculation.verification.noise import Purpose, uniform
-from paceline.speculation.verification.rows import RowContext
-from paceline.speculation.verification.verify import Round, rejection, verify
+from paceline.speculation.distribution.distribution import sample_draft
+from paceline.speculation.drafts.drafts import Draft, DraftProbs
+from paceline.speculation.rows.noise import Purpose, uniform
+from paceline.speculation.rows.rows import RowContext
+from paceline.speculation.verification import rejection
+from paceline.speculation.verification.verification import Round, verify
 from tests.speculation.toys import LENGTH, Drafter, Trial, generate, p_value, step, table, transition, tree_drafter
 
 TARGET, DRAFT = table(1), table(1) + 0.8 * table(2)

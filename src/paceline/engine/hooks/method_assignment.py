@@ -6,13 +6,13 @@ from collections.abc import Sequence as Seq
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
-from paceline.engine.executors.executor import StepResult
-from paceline.engine.hooks.hook import StepHook
+from paceline.engine.hook import StepHook
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.validator import RequestValidator
-from paceline.speculation.default_method import DefaultMethod
+from paceline.engine.step.step import StepResult
+from paceline.engine.traffic import DefaultMethod
+from paceline.requests.grammar import Grammar
+from paceline.requests.validator import RequestValidator
 from paceline.speculation.proposer import Proposer
-from paceline.speculation.verification.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 

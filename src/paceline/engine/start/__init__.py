@@ -1,1 +1,1 @@
-"""What an engine does before it serves: it compiles kernels in other processes and captures CUDA graphs."""
+"""How an engine is built: models, proposers, compiled kernels."""

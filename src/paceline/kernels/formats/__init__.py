@@ -1,1 +1,1 @@
-"""Weights in the order in which the kernels of GPUs read them."""
+"""The types that the kernels share: weights in the order in which kernels read them, activations, samplers."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
-from paceline.kernels.activation import NUMBERS, Activation
-from paceline.kernels.linear import LinearWeight
-from paceline.kernels.packing import TILE, PackedWeight
+from paceline.kernels.formats.activation import NUMBERS, Activation
+from paceline.kernels.formats.linear import LinearWeight
+from paceline.kernels.formats.packing import TILE, PackedWeight
 
 
 class _Header(ctypes.Structure):

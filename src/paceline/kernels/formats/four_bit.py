@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.kernels.weights import FourBit
+from paceline.kernels.formats.weights import FourBit
 
 TILE = 16
 """Outputs of a tile."""

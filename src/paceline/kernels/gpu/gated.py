@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.activation import NUMBERS, Activation
+from paceline.kernels.formats.activation import NUMBERS, Activation
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait, hashed
 
 _BLOCK = 1024

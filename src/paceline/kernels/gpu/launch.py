@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 from triton.language.extra.cuda import gdc_wait as _gdc_wait
 
-from paceline.kernels.gpu_model import capability
+from paceline.kernels.formats.layout import capability
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_PDL = not IS_INTERPRETED and capability() >= 90

@@ -23,13 +23,13 @@ import triton
 from torch import Tensor
 
 from paceline.kernels.formats.four_bit import FourBitWeight
+from paceline.kernels.formats.linear import LinearWeight
+from paceline.kernels.formats.packing import PackedWeight
+from paceline.kernels.formats.quantized import GROUP, QuantizedWeight
 from paceline.kernels.gpu.launch import PDL
 from paceline.kernels.gpu.linear_kernels import embed_kernel, linear_kernel, pair_kernel
 from paceline.kernels.gpu.tiles import Tile, four_bit_tile, tile_for, whole_blocks
 from paceline.kernels.gpu.weight_arguments import weight_arguments
-from paceline.kernels.linear import LinearWeight
-from paceline.kernels.packing import PackedWeight
-from paceline.kernels.quantized import GROUP, QuantizedWeight
 
 MAX_ROWS = 64
 """Most rows of dense weights. Larger products are not bound by the weights and use the vendor's library."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.kernels.formats.four_bit import KINDS, FourBitWeight
-from paceline.kernels.linear import LinearWeight
-from paceline.kernels.packing import PackedWeight
-from paceline.kernels.quantized import QuantizedWeight
+from paceline.kernels.formats.linear import LinearWeight
+from paceline.kernels.formats.packing import PackedWeight
+from paceline.kernels.formats.quantized import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,12 +8,9 @@ from dataclasses import replace
 
 from paceline.core.clock import Clock
 from paceline.core.kv_events import BlocksRemoved, CacheEvent, Tier
-from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kv.tiers.block import TieredBlock, parents_first
-from paceline.kv.tiers.disk_folder import DiskFolder
-from paceline.kv.tiers.eviction import EvictionIndex
-from paceline.kv.tiers.host_tier import Fetch, HostTier, SlotMemory, TierTraffic
-from paceline.kv.tiers.rates import LoadRates
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.kv.tiers.block import LoadRates, TieredBlock, parents_first
+from paceline.kv.tiers.tiers import DiskFolder, EvictionIndex, Fetch, HostTier, SlotMemory, TierTraffic
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Draft heads and distilled drafts: models, folders, loading, compatibility."""
+"""Loading of drafts: folders, heads, and the exchange of a running draft."""

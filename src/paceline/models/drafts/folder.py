@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import IncompatibleDraft, UnsupportedModel
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.drafts.compatibility import vocabulary_checksum
-from paceline.models.loading.checkpoint import DraftKind, Weights, read_draft_config
-from paceline.models.loading.safetensors_folder import FolderWeights
-from paceline.models.metadata import Metadata
-from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.model_files.metadata import Metadata
+from paceline.model_files.tokenizer.compatibility import vocabulary_checksum
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.models.families.config import ModelConfig
+from paceline.models.weights.checkpoint import DraftKind, Weights, read_draft_config
+from paceline.models.weights.safetensors import FolderWeights
 
 
 @dataclass(frozen=True, slots=True, eq=False)

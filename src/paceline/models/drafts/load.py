@@ -6,14 +6,13 @@ from pathlib import Path
 import torch
 
 from paceline.kernels.cpu import native
-from paceline.models.architectures.inflation import PREFIX
-from paceline.models.drafts.distilled import DistilledModel
-from paceline.models.drafts.eagle import EagleModel
-from paceline.models.drafts.eagle_weights import EagleConfig
+from paceline.model_files.hub.hub import find_model
+from paceline.model_files.hub.inflation import PREFIX
 from paceline.models.drafts.folder import DraftFolder, open_draft_folder
-from paceline.models.drafts.medusa import MedusaModel
-from paceline.models.drafts.vocabulary import inner_width
-from paceline.models.loading.hub import find_model
+from paceline.models.heads.eagle.eagle import EagleModel
+from paceline.models.heads.eagle.eagle_weights import EagleConfig
+from paceline.models.heads.trained import DistilledModel, MedusaModel
+from paceline.models.heads.vocabulary import inner_width
 from paceline.models.loading.load import LoadedModel, build_model, open_checkpoint
 
 

@@ -1,1 +1,1 @@
-"""Weights from safetensors folders, GGUF files, the hub cache and peers."""
+"""Loading of a model: from files, streamed, or inflated."""

@@ -8,27 +8,23 @@ import torch
 from paceline.core.errors import OutOfMemory, UnsupportedModel
 from paceline.core.machine import available_memory
 from paceline.kernels.cpu import native
-from paceline.kernels.quantized import Quantization
-from paceline.kernels.weights import Activations
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.decoder import Loader
-from paceline.models.architectures.inflate import inflate
-from paceline.models.architectures.inflation import PREFIX, Inflation
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.architectures.rope import rotary_table_bytes
-from paceline.models.loading.checkpoint import (
-    Checkpoint,
-    Weights,
-    read_draft_config,
-)
-from paceline.models.loading.gguf_file import open_gguf
-from paceline.models.loading.hub import find_checkpoint
-from paceline.models.loading.prequantized import SCALES
-from paceline.models.loading.read_ahead import ReadAhead
-from paceline.models.loading.safetensors_folder import open_folder
-from paceline.models.loading.weight_shapes import checkpoint_weights
-from paceline.models.parallel.shards import Shard, ShardedWeights, check_split, shard_config
-from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.kernels.formats.quantized import Quantization
+from paceline.kernels.formats.weights import Activations
+from paceline.kernels.rope import rotary_table_bytes
+from paceline.model_files.hub.hub import find_checkpoint
+from paceline.model_files.hub.inflation import PREFIX, Inflation
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.models.decoder.decoder import Loader
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.families.config import ModelConfig
+from paceline.models.families.prequantized import SCALES
+from paceline.models.loading.inflated import inflate
+from paceline.models.memory.copies import ReadAhead
+from paceline.models.shards.shards import Shard, ShardedWeights, check_split, shard_config
+from paceline.models.weights.checkpoint import Checkpoint, Weights, read_draft_config
+from paceline.models.weights.gguf import open_gguf
+from paceline.models.weights.safetensors import open_folder
+from paceline.models.weights.shapes import checkpoint_weights
 
 _GPU_GROWTH = 1.25
 """Bytes on a GPU per byte of a file with 4-bit codes, at most: groups of 32 have more bits for scales and zeros."""

@@ -5,11 +5,11 @@ from typing import Literal
 
 import torch
 
-from paceline.kernels.layout import LongPrompt, PassSize
-from paceline.kernels.quantized import Quantization
-from paceline.kernels.weights import Activations
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.runner import Span
+from paceline.kernels.formats.layout import LongPrompt, PassSize
+from paceline.kernels.formats.quantized import Quantization
+from paceline.kernels.formats.weights import Activations
+from paceline.models.families.config import ModelConfig
+from paceline.models.runner.runner import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,33 @@
-"""Weights that rank 0 sends to the other ranks, and that it collects from them to send to another worker."""
+"""Weights that rank 0 sends to the other ranks, and that it collects from them to send to another worker.
+
+Parts of a model divided among ranks, and joined again: weights as they are in memory, see `weight_parts.py`.
+
+Workers exchange weights in the format of one rank. A rank's share is the one that `ShardedWeights` reads from a checkpoint.
+"""
 
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from paceline.core.errors import RankLost, UnsupportedModel
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.llama import DecoderModel
+from paceline.kernels.formats.four_bit import FourBitWeight, pack
+from paceline.kernels.formats.linear import DenseWeight, LinearWeight
+from paceline.kernels.formats.packing import TILE, PackedWeight
+from paceline.kernels.formats.quantized import QuantizedWeight
+from paceline.kernels.formats.weights import Dense, FourBit, Grouped, Weight, columns, concat, rows
+from paceline.kernels.linear import prepare
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.families.config import ModelConfig
 from paceline.models.loading.load import LoadedModel
-from paceline.models.loading.streamed_weights import StreamedModel, StreamedWeights
-from paceline.models.loading.weight_manifest import (
+from paceline.models.loading.streamed import StreamedModel, StreamedWeights
+from paceline.models.manifest.manifest import (
     ExportedWeights,
     Manifest,
     PartForm,
@@ -25,11 +37,178 @@ from paceline.models.loading.weight_manifest import (
     piece_tensors,
     tensor_bytes,
 )
-from paceline.models.loading.weight_parts import Parts, Piece, part_of, tokenizer_from_tensor
+from paceline.models.manifest.parts import Parts, Piece, part_of, tokenizer_from_tensor
 from paceline.models.parallel.commands import RankSpec
-from paceline.models.parallel.pieces import BIAS, MATRICES, PieceSplit, can_join
 from paceline.models.parallel.ranks import Ranks
-from paceline.models.parallel.shards import Shard, check_split, shard_config
+from paceline.models.shards.shards import Shard, check_split, shard_config
+
+T = TypeVar("T")
+BIAS = "qkv_bias"
+"""Suffix of the vectors that are divided."""
+MATRICES = ("qkv", "gate_up", "output", "down")
+"""Matrices that are divided."""
+
+
+class PieceSplit:
+    """Division of a model with `config` among the ranks of `spec`."""
+
+    def __init__(self, config: ModelConfig, spec: RankSpec) -> None:
+        self._config, self._spec, self._own = config, spec, shard_config(config, spec.size)
+        self._copies = max(1, spec.size // config.num_kv_heads)
+        """Ranks that have the same key-value heads."""
+
+    def divide(self, pieces: Mapping[str, Piece]) -> list[dict[str, Piece]]:
+        """Every rank's share of a part of the whole model, on the device of `pieces`. Only rank 0 has the head."""
+        shares: list[dict[str, Piece]] = [{} for _ in range(self._spec.size)]
+        for name, piece in pieces.items():
+            weight = None if isinstance(piece, Tensor) or name not in MATRICES else unpack(piece)
+            for rank, share in enumerate(shares):
+                if weight is not None:
+                    share[name] = self._prepare(self._divide_matrix(name, weight, rank))
+                elif isinstance(piece, Tensor) and name.endswith(BIAS):
+                    share[name] = torch.cat([piece[start:stop] for start, stop in self._qkv(rank)])
+                elif name != "head" or rank == 0:
+                    share[name] = piece
+        return shares
+
+    def _divide_matrix(self, name: str, weight: Weight, rank: int) -> Weight:
+        if name == "output":
+            return columns(weight, *self._qkv(rank)[0])
+        if name == "down":
+            return columns(weight, *self._gate_up(rank)[0])
+        ranges = self._qkv(rank) if name == "qkv" else self._gate_up(rank)
+        return concat([rows(weight, start, stop) for start, stop in ranges])
+
+    def join(self, shares: Sequence[Mapping[str, Piece]]) -> dict[str, Piece]:
+        """A part of the whole model from the shares of all ranks, in host memory. Pieces that are not divided may be missing in
+        all shares but the first."""
+        found: dict[str, Piece] = {}
+        for name, piece in shares[0].items():
+            if isinstance(piece, Tensor):
+                biases = [share[name] for share in shares] if name.endswith(BIAS) else []
+                divided = [self._divide(bias) for bias in biases if isinstance(bias, Tensor)]
+                found[name] = torch.cat(self._in_order(divided)) if divided else piece.cpu()
+                continue
+            if name not in MATRICES:
+                found[name] = on_host(piece)
+                continue
+            weights = [unpack(on_host(_matrix(share[name]))) for share in shares]
+            if name in ("output", "down"):
+                found[name] = self._prepare(_concat_columns(weights))
+            elif name == "gate_up":
+                inner = self._own.ffn_size
+                halves = [rows(weight, start, start + inner) for start in (0, inner) for weight in weights]
+                found[name] = self._prepare(concat(halves))
+            else:
+                found[name] = self._prepare(concat(self._in_order([self._divide_rows(weight) for weight in weights])))
+        return found
+
+    def _qkv(self, rank: int) -> list[tuple[int, int]]:
+        """Outputs of the whole q, k and v that the rank has."""
+        config, own = self._config, self._own
+        query = rank * own.q_size
+        key = config.q_size + rank * config.num_kv_heads // self._spec.size * config.head_dim
+        value = key + config.kv_size
+        return [(query, query + own.q_size), (key, key + own.kv_size), (value, value + own.kv_size)]
+
+    def _gate_up(self, rank: int) -> list[tuple[int, int]]:
+        size, inner = self._config.ffn_size, self._own.ffn_size
+        return [(start + rank * inner, start + (rank + 1) * inner) for start in (0, size)]
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """Outputs of q, k and v in a share."""
+        q, kv = self._own.q_size, self._own.kv_size
+        return [(0, q), (q, q + kv), (q + kv, q + 2 * kv)]
+
+    def _divide(self, bias: Tensor) -> list[Tensor]:
+        return [bias[start:stop].cpu() for start, stop in self._bounds()]
+
+    def _divide_rows(self, weight: Weight) -> list[Weight]:
+        return [rows(weight, start, stop) for start, stop in self._bounds()]
+
+    def _in_order(self, shares: Sequence[Sequence[T]]) -> list[T]:
+        """q, k and v of each share: q of all ranks, then k and v of the first of those with the same heads."""
+        distinct = shares[:: self._copies]
+        return [*(share[0] for share in shares), *(share[1] for share in distinct), *(share[2] for share in distinct)]
+
+    def _prepare(self, weight: Weight) -> LinearWeight:
+        """The weight in the format of the ranks' device, where it is."""
+        dtype = self._spec.dtype
+        if self._spec.device.type == "cpu":
+            return prepare(weight, "cpu", dtype)
+        if isinstance(weight, QuantizedWeight):
+            return weight
+        packed = pack(weight, weight.codes.device) if isinstance(weight, FourBit) else None
+        if packed is not None:
+            return packed
+        return DenseWeight((weight.values if isinstance(weight, Dense) else weight.dequantize()).to(dtype))
+
+
+def can_join(pieces: Mapping[str, Piece]) -> bool:
+    """Whether shares like this one of a layer can be joined. A division that cut groups of inputs with one scale left values
+    instead of codes in `output` or `down`."""
+    has_codes = [_has_codes(_matrix(pieces[name])) for name in ("qkv", "gate_up")]
+    return not any(has_codes) or all(_has_codes(_matrix(pieces[name])) for name in ("output", "down"))
+
+
+def _has_codes(piece: LinearWeight) -> bool:
+    return not isinstance(piece, DenseWeight) and (not isinstance(piece, PackedWeight) or len(piece.tensors) > 1)
+
+
+def unpack(piece: LinearWeight) -> Weight:
+    """The weight before `linear.prepare`."""
+    if isinstance(piece, DenseWeight):
+        return Dense(piece.values)
+    if isinstance(piece, QuantizedWeight):
+        return piece
+    if isinstance(piece, FourBitWeight):
+        return piece.unpack()
+    codes, *scales = piece.tensors
+    outputs, inputs = piece.shape
+    if codes.dtype is torch.uint8:  # [N/32, K/8, 32, 4]
+        values = torch.cat([codes & 15, codes >> 4], 3).transpose(1, 2)
+    else:  # [N/32, K/4, 32, 4], or [N/32, K, 32]
+        values = codes.transpose(1, 2)
+    values = values.reshape(len(codes) * TILE, -1)[:outputs, :inputs].contiguous()
+    if not scales:
+        return Dense(values)
+    group = piece.form.group
+    flat = [scale.transpose(1, 2).flatten(0, 1)[:outputs, : inputs // group].float().contiguous() for scale in scales]
+    offsets = flat[1] if len(flat) > 1 else None
+    return Grouped(values, flat[0], offsets, group, "int8" if piece.form.rounds_activations else "float32")
+
+
+def on_host(piece: LinearWeight) -> LinearWeight:
+    if isinstance(piece, DenseWeight):
+        return DenseWeight(piece.values.cpu())
+    if isinstance(piece, QuantizedWeight):
+        return QuantizedWeight(piece.values.cpu(), piece.scales.cpu())
+    return piece.to("cpu") if isinstance(piece, FourBitWeight) else piece
+
+
+def _concat_columns(weights: Sequence[Weight]) -> Weight:
+    """One matrix with the inputs of all, in order. All have the same format."""
+    first = weights[0]
+    if isinstance(first, Dense):
+        return Dense(torch.cat([weight.values for weight in weights if isinstance(weight, Dense)], 1))
+    scales = [weight.scales for weight in weights if not isinstance(weight, Dense)]
+    if isinstance(first, Grouped):
+        parts = [weight for weight in weights if isinstance(weight, Grouped)]
+        offsets = [part.offsets for part in parts if part.offsets is not None]
+        codes = torch.cat([part.codes for part in parts], 1)
+        return replace(
+            first, codes=codes, scales=torch.cat(scales, 1), offsets=torch.cat(offsets, 1) if offsets else None
+        )
+    values = torch.cat(
+        [weight.values.view(torch.uint8) for weight in weights if isinstance(weight, QuantizedWeight)], 1
+    )
+    has_one = first.scales.shape[1] == 1 and all(torch.equal(first.scales, scale) for scale in scales)
+    return QuantizedWeight(values.view(first.values.dtype), first.scales if has_one else torch.cat(scales, 1))
+
+
+def _matrix(piece: Piece) -> LinearWeight:
+    assert not isinstance(piece, Tensor)
+    return piece
 
 
 class RankWeights(StreamedWeights):

@@ -1,1 +1,1 @@
-"""One file a method."""
+"""The proposers, one file a method."""

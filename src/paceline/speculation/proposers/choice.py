@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from paceline.speculation.depth.acceptance import PRIOR_ALPHA, PRIOR_ROUNDS, expected_tokens
+from paceline.policy.depth.acceptance import PRIOR_ALPHA, PRIOR_ROUNDS, expected_tokens
 
 WINDOW = 256.0
 """Rounds in the mean of a method."""

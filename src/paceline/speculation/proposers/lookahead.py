@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.speculation.drafts import DraftBatch, DraftTree
+from paceline.speculation.drafts.drafts import DraftBatch, DraftTree
 from paceline.speculation.proposer import ProposerTraits, SequenceProgress
 
 MAX_KEYS = 4096

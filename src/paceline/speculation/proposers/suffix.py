@@ -5,16 +5,123 @@ A context of L tokens that was followed c times by a token, and n times by any, 
     P = c / (n + ESCAPE / L)
 
 and leaves the rest to the next shorter context that occurred. The probability of a node is the product along its path.
+
+An index of every substring of a text with its number of occurrences, in space linear in the text.
+
+A state is a set of substrings that end at the same positions; `length` is the length of the longest. Its suffix link leads to
+the longest suffix that also occurs elsewhere. Appending a token takes amortised constant time plus the update of counts.
+
+The proposer `ngram` (prompt lookup): it drafts what followed the newest tokens when they last occurred in the text.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 
-from paceline.speculation.drafts import DraftBatch, DraftTree
+from paceline.speculation.drafts.drafts import DraftBatch, DraftTree
 from paceline.speculation.proposer import ProposerTraits, SequenceProgress
-from paceline.speculation.proposers.suffix_automaton import SuffixAutomaton
+
+ROOT = 0
+MAX_COUNTED = 32
+"""Suffixes whose count an appended token raises. Only a text that repeats one token has more, and all of its suffixes have
+the same continuation."""
+
+
+class SuffixAutomaton:
+    """Grows by tokens and never shrinks. `restart` starts another text: no substring spans two texts."""
+
+    def __init__(self) -> None:
+        self._lengths = [0]
+        self._links = [-1]
+        self._next: list[dict[int, int]] = [{}]
+        self._counts = [0]
+        self._last = ROOT
+        self._size = 0
+
+    def __len__(self) -> int:
+        """The number of tokens appended."""
+        return self._size
+
+    def restart(self) -> None:
+        self._last = ROOT
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        counts, links, lengths, edges = self._counts, self._links, self._lengths, self._next
+        last, size = self._last, self._size
+        for token in tokens:
+            followers = edges[last]
+            if token in followers:  # only after `restart`: an earlier text starts the same
+                known = followers[token]
+                last = known if lengths[known] == lengths[last] + 1 else self._split(last, token, known)
+            else:
+                new, state = len(lengths), last
+                lengths.append(lengths[last] + 1)
+                links.append(ROOT)
+                edges.append({})
+                counts.append(0)
+                while state != -1 and token not in followers:
+                    followers[token] = new
+                    state = links[state]
+                    followers = edges[state]
+                if state != -1:
+                    known = followers[token]
+                    is_whole = lengths[known] == lengths[state] + 1
+                    links[new] = known if is_whole else self._split(state, token, known)
+                last = new
+            size += 1
+            state = last
+            for _ in range(MAX_COUNTED):
+                if state == ROOT:
+                    break
+                counts[state] += 1
+                state = links[state]
+        self._last, self._size = last, size
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """(state, length) of the whole text; its `contexts` are the suffixes that occurred before."""
+        return self._last, self._lengths[self._last]
+
+    def match(self, tokens: Sequence[int]) -> tuple[int, int]:
+        """(state, length) of the longest suffix of `tokens` that occurs in the texts; (root, 0) if none does."""
+        state = length = 0
+        for token in tokens:
+            while state != ROOT and token not in self._next[state]:
+                state = self._links[state]
+                length = self._lengths[state]
+            if token in self._next[state]:
+                state = self._next[state][token]
+                length += 1
+        return state, length
+
+    def contexts(self, state: int, length: int) -> Iterator[tuple[int, Mapping[int, int]]]:
+        """(length, {follower: its state}) of `state` and then of its suffixes, down to one token. The end of the text has no
+        follower, but its suffixes do."""
+        while state != ROOT:
+            if self._next[state]:
+                yield length, self._next[state]
+            state = self._links[state]
+            length = self._lengths[state]
+
+    def count(self, state: int) -> int:
+        """Occurrences of the substrings of `state`."""
+        return self._counts[state]
+
+    def _split(self, state: int, token: int, known: int) -> int:
+        """Move the substrings of `known` that are reached from `state` to a new state: they now end at other positions."""
+        edges, links = self._next, self._links
+        clone = len(links)
+        self._lengths.append(self._lengths[state] + 1)
+        self._counts.append(self._counts[known])
+        edges.append(dict(edges[known]))
+        links.append(links[known])
+        links[known] = clone
+        while state != -1 and edges[state].get(token) == known:
+            edges[state][token] = clone
+            state = links[state]
+        return clone
+
 
 CONTEXT = 16
 """Tokens that are looked up in recent outputs; as many prompt tokens are kept before each output."""
@@ -215,3 +322,65 @@ class SuffixProposer:
         if len(progress.ids) > progress.num_prompt:
             start = max(0, progress.num_prompt - CONTEXT)
             self._outputs.add(progress.cache_salt, progress.ids[start:])
+
+
+@dataclass(slots=True)
+class _Index:
+    """The position after the last occurrence of each n-gram of a sequence."""
+
+    progress: SequenceProgress
+    num_indexed: int = 0
+    """Tokens whose n-grams are in `after`; without the newest, so that a suffix does not find itself."""
+    after: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+class NgramProposer:
+    """Matches the longest suffix of `max_ngram` down to `min_ngram` tokens. It needs no model and little memory."""
+
+    traits = ProposerTraits()
+
+    def __init__(self, min_ngram: int = 2, max_ngram: int = 4) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise ValueError(f"need 1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}")
+        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._indices: dict[int, _Index] = {}
+
+    def observe(self, batch: Sequence[SequenceProgress]) -> None:
+        for progress in batch:
+            index = self._indices.get(progress.sequence_id)
+            if index is None:
+                self._indices[progress.sequence_id] = _Index(progress)
+            else:
+                index.progress = progress
+
+    def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
+        indices = ((sequence_id, self._indices.get(sequence_id)) for sequence_id in sequence_ids)
+        return DraftBatch.chains((sequence_id, self._lookup(index)) for sequence_id, index in indices if index)
+
+    def close(self, sequence_ids: Sequence[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._indices.pop(sequence_id, None)
+
+    def _lookup(self, index: _Index) -> list[int]:
+        ids, depth = index.progress.ids, index.progress.depth
+        if depth == 0:
+            return []
+        self._extend(index)
+        for size in self._sizes:
+            start = index.after.get(tuple(ids[-size:])) if size < len(ids) else None
+            if start is not None:
+                draft: list[int] = []
+                for i in range(start, start + depth):
+                    # Past the end the draft continues from itself: a loop in the text is repeated
+                    draft.append(ids[i] if i < len(ids) else draft[i - len(ids)])
+                return draft
+        return []
+
+    def _extend(self, index: _Index) -> None:
+        ids, after = index.progress.ids, index.after
+        for size in self._sizes:
+            start = max(index.num_indexed, size, 1)  # the end of the first new n-gram
+            if start < len(ids):
+                columns = [ids[start - size + i : len(ids) - size + i] for i in range(size)]
+                after.update(zip(zip(*columns, strict=True), range(start, len(ids)), strict=True))
+        index.num_indexed = len(ids)

@@ -1,1 +1,1 @@
-"""Draft trees: growing, ranking, pruning, merging."""
+"""Draft trees: growing and ranking."""

@@ -1,1 +1,1 @@
-"""Verification: the target distribution, the two acceptance rules, noise, grammars."""
+"""Verification: the target distribution, the two acceptance rules, and the noise."""

@@ -4,8 +4,8 @@ import torch
 
 from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.plan import attention_plan
-from paceline.kernels.gpu.rotary import rotate_and_store
-from paceline.speculation.trees.tree import ancestors
+from paceline.kernels.gpu.attention.rotary import rotate_and_store
+from paceline.speculation.verification.tree import ancestors
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.attention import paged_attention_reference
+from paceline.kernels.formats.layout import AttentionLayout
 from paceline.kernels.gpu.attention import plan as plans
 from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, attention_plan, ragged_plan
-from paceline.kernels.layout import AttentionLayout
 from tests.kernels.cases import generator, make_cache, make_layout
 from tests.kernels.gpu.cases import DEVICE, on_device
 from tests.kernels.test_attention import PARENTS, masks

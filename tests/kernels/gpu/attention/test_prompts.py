@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.attention import paged_attention_reference
+from paceline.kernels.formats.layout import PIECE, LongPrompt
 from paceline.kernels.gpu.attention import prompts as kernel
 from paceline.kernels.gpu.attention.pieces import attend_piece, uses_pieces
 from paceline.kernels.gpu.attention.prompts import attend_long_prompt, supports_prompts
-from paceline.kernels.layout import PIECE, LongPrompt
 from tests.kernels.cases import generator, make_cache, make_layout
 from tests.kernels.gpu.cases import DEVICE, on_device
 

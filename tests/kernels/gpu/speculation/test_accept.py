@@ -1,11 +1,11 @@
-"""Acceptance of chains on the device against `speculation/verification/coupled.py`."""
+"""Acceptance of chains on the device against `speculation/verification/verification.py`."""
 
 import pytest
 import torch
 
 from paceline.kernels.gpu.speculation.accept import DeviceState, accept_chains, accepted_buffers
-from paceline.speculation.drafts import Draft
-from paceline.speculation.verification.coupled import walk
+from paceline.speculation.drafts.drafts import Draft
+from paceline.speculation.verification.verification import walk
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE
 

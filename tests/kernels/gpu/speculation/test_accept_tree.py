@@ -1,12 +1,12 @@
-"""Acceptance of trees on the device against `speculation/verification/coupled.py`."""
+"""Acceptance of trees on the device against `speculation/verification/verification.py`."""
 
 import pytest
 import torch
 
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.accept_tree import accept_trees, path_buffers
-from paceline.speculation.drafts import Draft, depths
-from paceline.speculation.verification.coupled import walk
+from paceline.speculation.drafts.drafts import Draft, depths
+from paceline.speculation.verification.verification import walk
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE
 

@@ -5,7 +5,7 @@ import torch
 
 from paceline.kernels.gpu.speculation.growth import Candidates, candidate_buffers, choose_nodes, grow_level
 from paceline.kernels.gpu.speculation.ranking import RankedTokens
-from paceline.speculation.trees.beams import Level, choose
+from paceline.speculation.proposers.eagle.eagle_trees import Level, choose
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE
 

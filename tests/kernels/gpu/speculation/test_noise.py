@@ -1,12 +1,12 @@
-"""Noise in kernels against `speculation/verification/noise.py`."""
+"""Noise in kernels against `speculation/rows/noise.py`."""
 
 import torch
 import triton
 import triton.language as tl
 
 from paceline.kernels.gpu.speculation.noise import gumbel, noise_bits
-from paceline.speculation.verification import noise
-from paceline.speculation.verification.noise import NoiseKey, Purpose
+from paceline.speculation.rows import noise
+from paceline.speculation.rows.noise import NoiseKey, Purpose
 from tests.kernels.gpu.cases import DEVICE, stream_of
 
 KEYS = [NoiseKey(0, 0, 0), NoiseKey(7, 3, 41), NoiseKey(2**63 + 5, 1, 2**31 + 9), NoiseKey(2**64 - 1, 0, 131_071)]

@@ -1,14 +1,14 @@
-"""Tokens sampled on the device against `speculation/verification/distribution.py`."""
+"""Tokens sampled on the device against `speculation/distribution/distribution.py`."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.kernels.gpu.speculation.pick import pick, pick_greedy, pick_scratch, pick_truncated
-from paceline.speculation.verification import distribution
-from paceline.speculation.verification.noise import NoiseKey
-from paceline.speculation.verification.rows import RowContext
+from paceline.speculation.distribution import distribution
+from paceline.speculation.rows.noise import NoiseKey
+from paceline.speculation.rows.rows import RowContext
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE, stream_of
 

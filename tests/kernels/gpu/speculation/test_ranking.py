@@ -1,12 +1,12 @@
-"""Branches ranked on the device against `speculation/trees/ranking.py`."""
+"""Branches ranked on the device against `speculation/trees/growth.py`."""
 
 import pytest
 import torch
 
-from paceline.core.sampling import SamplingParams
+from paceline.core.request import SamplingParams
 from paceline.kernels.gpu.speculation.ranking import rank_rows, rank_scratch
-from paceline.speculation.trees.ranking import RankRules
-from paceline.speculation.verification.rows import RowContext
+from paceline.speculation.rows.rows import RowContext
+from paceline.speculation.trees.growth import RankRules
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE, stream_of
 

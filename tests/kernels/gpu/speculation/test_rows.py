@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.gpu.speculation.rows import place_rows
-from paceline.kernels.layout import BLOCK_SIZE
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import on_device
 

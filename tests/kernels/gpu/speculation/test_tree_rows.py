@@ -1,10 +1,10 @@
 import pytest
 import torch
 
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths, place_trees, tree_places
-from paceline.kernels.layout import BLOCK_SIZE
-from paceline.speculation.drafts import depths
-from paceline.speculation.trees.tree import ancestors
+from paceline.speculation.drafts.drafts import depths
+from paceline.speculation.verification.tree import ancestors
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE
 

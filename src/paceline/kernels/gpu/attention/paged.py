@@ -9,10 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.gpu.attention.kernels import LOG2_E, attention_kernel
 from paceline.kernels.gpu.attention.plan import AttentionPlan
 from paceline.kernels.gpu.launch import PDL
-from paceline.kernels.layout import BLOCK_SIZE
 
 
 def paged_attention(

@@ -10,8 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.core.sequence import LEAST_PIECE_ROWS
+from paceline.kernels.formats.layout import PIECE
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
-from paceline.kernels.layout import PIECE
 
 _HEADS = 8
 """Heads of one row per program."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu_model import gpu_model
+from paceline.kernels.formats.layout import gpu_model
 
 MAX_SPLITS = 32
 """Most parts of one context; the program that combines them reads them one after another."""

@@ -11,9 +11,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.kernels.formats.layout import PIECE, LongPrompt, capability
 from paceline.kernels.gpu.attention.pieces import add_piece, attend_piece, uses_pieces
-from paceline.kernels.gpu_model import capability
-from paceline.kernels.layout import BLOCK_SIZE, PIECE, LongPrompt
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 _ROWS = 128

@@ -16,9 +16,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.activation import NUMBERS
+from paceline.kernels.formats.activation import NUMBERS
 from paceline.kernels.formats.experts import Experts
 from paceline.kernels.formats.four_bit import FourBitWeight
+from paceline.kernels.formats.linear import LinearWeight
+from paceline.kernels.formats.quantized import GROUP
 from paceline.kernels.gpu.experts.routing import PairBlocks, route, sort_pairs
 from paceline.kernels.gpu.four_bit_tile import add_four_bit
 from paceline.kernels.gpu.gated import activate
@@ -27,8 +29,6 @@ from paceline.kernels.gpu.linear import MAX_ROWS, linear
 from paceline.kernels.gpu.tiles import Tile, router_tile, whole_blocks
 from paceline.kernels.gpu.weight_arguments import weight_arguments
 from paceline.kernels.gpu.weight_tile import load_weights
-from paceline.kernels.linear import LinearWeight
-from paceline.kernels.quantized import GROUP
 
 
 @dataclass(frozen=True, slots=True)

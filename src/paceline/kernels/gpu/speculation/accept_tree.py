@@ -1,7 +1,7 @@
 """The coupled acceptance rule for token trees, and the update of the sequences' state.
 
 Starting at the last committed token, the kernel moves to the child that equals the target's sample, while there is one. The
-sample that no child equals is committed last. The reference is `speculation/verification/coupled.py`.
+sample that no child equals is committed last. The reference is `speculation/verification/verification.py`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
-"""Grows draft trees level by level on the device. The reference is `speculation/trees/beams.py` and `growth.py`.
+"""Grows draft trees level by level on the device. The references are `speculation/proposers/eagle/eagle_trees.py` and
+`speculation/trees/growth.py`.
 
 The value of a node is the sum of the log confidences on its path. The best W nodes of a level are its beams, with K children
 each. All scored nodes are candidates; the best of them become the draft. Of equal values, the candidate with the lower number

@@ -1,4 +1,4 @@
-"""The counter-based Gumbel noise of `speculation/verification/noise.py`, for use inside kernels.
+"""The counter-based Gumbel noise of `speculation/rows/noise.py`, for use inside kernels.
 
 Integers are equal to the bit; tests compare the two implementations. Logarithms are polynomials within two units in the last
 place: the hardware logarithm that Triton uses has a far larger error where noise is large.

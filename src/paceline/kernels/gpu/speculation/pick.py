@@ -1,4 +1,4 @@
-"""Samples tokens from logits: argmax((x - max x) / T + G), as `speculation/verification/distribution.py` defines it.
+"""Samples tokens from logits: argmax((x - max x) / T + G), as `speculation/distribution/distribution.py` defines it.
 
 A row is divided into chunks of columns, so that a single row fills the device. The program that finishes last compares the
 chunks. Of equal scores, the lower id wins.

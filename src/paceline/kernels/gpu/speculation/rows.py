@@ -4,8 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
-from paceline.kernels.layout import BLOCK_SIZE
 
 _BLOCK = 128
 

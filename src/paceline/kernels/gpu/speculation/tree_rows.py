@@ -1,7 +1,7 @@
 """Positions, slots and ancestors of the rows of a token tree, computed on the device from the drafted parents.
 
-Row 0 is the last committed token and row 1 + i is node i, as in `speculation/trees/tree.py`. `move_paths` makes an accepted
-path contiguous: it copies its keys and values next to the context, in all layers at once.
+Row 0 is the last committed token and row 1 + i is node i, as in `speculation/verification/tree.py`. `move_paths` makes an
+accepted path contiguous: it copies its keys and values next to the context, in all layers at once.
 """
 
 from collections.abc import Sequence
@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.kernels.formats.layout import MAX_TREE_ROWS
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
-from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 
 _WORD = 4
 """Bytes copied at a time; a row of a cache is a multiple of it for every type."""

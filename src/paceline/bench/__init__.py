@@ -1,1 +1,0 @@
-"""Measuring: plain and speculative decoding side by side."""

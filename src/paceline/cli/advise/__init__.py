@@ -1,1 +1,0 @@
-"""`paceline advise`: a recommendation from a short run or from given figures."""

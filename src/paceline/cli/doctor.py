@@ -1,0 +1,61 @@
+"""`paceline doctor`: checks of the machine, the models or a cluster, with advice."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli import console
+from paceline.cli.options import ENGINE, with_settings
+from paceline.deploy.processes.cluster_file import load_cluster
+from paceline.gateway.config.config import ServerConfig
+
+if TYPE_CHECKING:
+    from paceline.cli.doctor_checks import Check
+
+
+MARKS = {"good": ("✓", "green"), "note": ("•", "yellow"), "problem": ("✗", "bold red")}
+"""Mark and style of a check, by its verdict."""
+
+
+@with_settings(ENGINE)
+def doctor(
+    config: ServerConfig,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="CLUSTER.yaml", help="Check this cluster instead of one server.")
+    ] = None,
+) -> None:
+    """Check that the models fit this machine and each other, and print what to change.
+
+    Takes the same options or --config as serve, or a cluster file, which is checked as a whole: models, drafts, ranks, keys
+    and memory by device. No weights are loaded. Exit status 1: there is a problem.
+    """
+    with console.err.status("checking"):
+        from paceline.cli.doctor_checks import CheckResult, check_machine, check_models
+        from paceline.cli.doctor_cluster import check_cluster
+
+        found = check_models(config.engine) if file is None else check_cluster(load_cluster(file))
+        checks = [*check_machine(), *found]
+    console.out.print(_table(checks))
+    problems = sum(check.verdict is CheckResult.PROBLEM for check in checks)
+    if problems:
+        console.out.print(f"{problems} problem{'s' if problems > 1 else ''}.", style="bold red")
+        raise typer.Exit(1)
+    ready = "paceline serve, with the same options" if file is None else f"paceline up {file}"
+    console.out.print(f"Ready: {ready}", style="green", markup=False, soft_wrap=True)
+
+
+def _table(checks: "Iterable[Check]") -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in checks:
+        found = Text(check.found)
+        if check.advice:
+            found.append(f"\n→ {check.advice}", style="yellow")
+        table.add_row(Text(*MARKS[check.verdict.value]), check.name, found)
+    return table

@@ -1,1 +1,0 @@
-"""`paceline doctor`: checks before anything starts."""

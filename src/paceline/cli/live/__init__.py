@@ -1,1 +1,0 @@
-"""Commands that change the pools of a running cluster."""

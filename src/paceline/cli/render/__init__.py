@@ -1,1 +1,0 @@
-"""Terminal tables, HTML pages and colours that the commands print."""

@@ -1,1 +1,0 @@
-"""Commands that train drafts: `train`, `learn` and `export`."""

@@ -1,1 +1,0 @@
-"""Decisions of a cluster: pure, without I/O, with injected time."""

@@ -1,1 +1,0 @@
-"""What speculation costs and saves, and advice that follows from it."""

@@ -1,1 +1,0 @@
-"""Status: what an engine counts, what a worker reports, and what operators see."""

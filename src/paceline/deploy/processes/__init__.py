@@ -1,0 +1,1 @@
+"""Workers as local processes: supervisor, pools, rollout."""

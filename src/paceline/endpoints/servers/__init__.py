@@ -1,1 +1,0 @@
-"""Servers as endpoints: what each kind offers and how it is called."""

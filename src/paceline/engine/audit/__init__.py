@@ -1,0 +1,1 @@
+"""Finished texts are computed again without speculation and compared."""

@@ -1,1 +1,0 @@
-"""What a running engine reports, and what can be changed in it."""

@@ -1,1 +1,0 @@
-"""What drafts inside graph steps."""

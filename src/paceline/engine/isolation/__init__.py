@@ -1,1 +1,0 @@
-"""Failures stay with the sequence that causes them, and a step that hangs is noticed."""

@@ -1,1 +1,0 @@
-"""The requests of an engine: they are queued, receive their tokens, and end."""

@@ -1,0 +1,1 @@
+"""What the parts of a step exchange, and what listens to it."""

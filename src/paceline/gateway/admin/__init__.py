@@ -1,0 +1,1 @@
+"""The routes of operators: the dashboard, drafts, the planner."""

@@ -1,0 +1,456 @@
+"""Request bodies: the common rules, and the parameters that the two generation endpoints share.
+
+Bodies of chat requests: messages, tools and POST /v1/chat/completions.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from paceline.core.request import MAX_DEPTH, Verification
+
+logger = logging.getLogger(__name__)
+
+UnsupportedParams = dict[str, tuple[tuple[Any, ...], str]]
+"""OpenAI or vLLM parameters that could change the text and have no support: values that mean the same as no parameter, and
+the advice in the error."""
+_warned: set[str] = set()
+"""Ignored parameters that the log has named."""
+
+MAX_SEED = 2**63 - 1
+MAX_TOKENS = 2**31 - 1
+MAX_STOPS = 16
+MAX_FIELDS = 256
+MAX_BIASES = 4096
+MAX_METADATA = 64
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Rejects a larger object before its values are validated: each could be an error of its own."""
+
+    def check(values: Any) -> Any:
+        if isinstance(values, dict) and len(values) > most:
+            raise PydanticCustomError("too_many_fields", "an object has more than {most} fields", {"most": most})
+        return values
+
+    return BeforeValidator(check)
+
+
+LogitBias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class Body(BaseModel):
+    """Rejects unknown keys, converts no types, and reads `null` as absent."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+    unsupported: ClassVar[UnsupportedParams] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """OpenAI or vLLM parameters without support that cannot change the text. The log names each of them once."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_absent(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if len(values) > MAX_FIELDS:  # each unknown one would be an error of its own
+            raise PydanticCustomError("too_many_fields", "an object has more than {most} fields", {"most": MAX_FIELDS})
+        present = {name: value for name, value in values.items() if value is not None and name not in cls.ignored}
+        if len(present) < len(values):
+            _warn_of(name for name in cls.ignored if values.get(name) is not None)
+        for name, (ignored, advice) in cls.unsupported.items():
+            if name not in present:
+                continue
+            value = present.pop(name)
+            if not any(value == same and type(value) is type(same) for same in ignored):
+                raise PydanticCustomError(
+                    "unsupported_parameter",
+                    "{name} is not supported: {advice}",
+                    {"name": name, "advice": advice},
+                )
+        return present
+
+
+def _warn_of(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in _warned:
+            _warned.add(name)
+            logger.warning("the request parameter %s is ignored: it does not change the text", name)
+
+
+def inconsistent(param: str, message: str) -> PydanticCustomError:
+    """The error of parameters that contradict each other; `param` is the one to change."""
+    return PydanticCustomError("inconsistent", "{message}", {"message": message, "param": param})
+
+
+_SCHEMA_ADVICE = "use `response_format` with type `json_schema`"
+UNSUPPORTED_PARAMS: UnsupportedParams = {
+    "use_beam_search": ((False,), "sample `n` choices instead"),
+    "guided_json": ((), _SCHEMA_ADVICE),
+    "guided_regex": ((), f"{_SCHEMA_ADVICE} and a `pattern`"),
+    "guided_choice": ((), f"{_SCHEMA_ADVICE} and an `enum`"),
+    "guided_grammar": ((), _SCHEMA_ADVICE),
+    "structural_tag": ((), _SCHEMA_ADVICE),
+    "structured_outputs": ((), _SCHEMA_ADVICE),
+    "allowed_token_ids": ((), "use `logit_bias`"),
+    "bad_words": (([],), "use `logit_bias`"),
+    "logits_processors": (([],), "use `logit_bias`"),
+    "vllm_xargs": (({},), "the server has no custom logits processors"),
+    "include_stop_str_in_output": ((False,), "append the stop string in the client"),
+    "truncation_side": (("left",), "prompts are truncated on the left"),
+    "thinking_token_budget": ((), "the model has no such setting"),
+    "repetition_detection": ((), "use `repetition_penalty`"),
+    "prompt_embeds": ((), "send text or token ids"),
+}
+"""Parameters that neither generation endpoint supports."""
+IGNORED_PARAMS = frozenset(
+    {
+        "store",
+        "service_tier",
+        "prompt_cache_retention",
+        "request_id",
+        "length_penalty",  # of beam search alone
+        "spaces_between_special_tokens",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "mm_processor_kwargs",
+        "kv_transfer_params",
+        "return_tokens_as_token_ids",
+        "include_reasoning",
+    }
+)
+"""Parameters that the two generation endpoints ignore."""
+
+
+class StreamOptions(Body):
+    ignored = frozenset({"include_obfuscation"})
+
+    include_usage: bool = False
+    """Adds a chunk with the usage of the whole request before `[DONE]`."""
+    continuous_usage_stats: bool = False
+    """Adds the usage so far to every chunk; needs `include_usage`."""
+    include_origins: bool = False
+    """Adds `origins` to every choice of a chunk: the origin of each token's text."""
+    resumable: bool = False
+    """Adds an id to every event. A client that lost its connection sends the request again, to any gateway of the cluster, with
+    the last id in the header `Last-Event-ID`; the stream continues after that event."""
+
+
+class SpeculationOptions(Body):
+    """Speculation options of one request, within the limits of the server. They do not change the text."""
+
+    enabled: bool = True
+    method: str | None = None
+    max_depth: int | None = Field(None, ge=0, le=MAX_DEPTH)
+    verification: Verification | None = None
+    strict: bool = False
+    """No drafts; the server records the request in its audit log."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "SpeculationOptions":
+        chosen = {"enabled", "method", "max_depth", "verification"} & self.model_fields_set
+        if self.strict and (chosen - {"enabled"} or ("enabled" in chosen and self.enabled)):
+            raise inconsistent(
+                "speculation.strict", "strict turns speculation off: remove the other speculation options"
+            )
+        return self
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class JsonSchemaSpec(Body):
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+    strict: bool | None = None
+    """Ignored: the output always follows the schema."""
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    json_schema: JsonSchemaSpec
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class GenerationBody(Body):
+    """Parameters that chat and text completions share."""
+
+    ignored = IGNORED_PARAMS
+
+    model: str | None = None
+    """Name of the served model; absent means that model."""
+    max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    temperature: float | None = Field(None, ge=0, le=10)
+    top_p: float | None = Field(None, gt=0, le=1)
+    n: int | None = Field(None, ge=1, le=128)
+    seed: int | None = Field(None, ge=0, le=MAX_SEED)
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: Annotated[LogitBias, at_most(MAX_BIASES)] | None = None
+    """Values added to logits, by token id as a string."""
+    response_format: ResponseFormat | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    # Identifiers for the client's own use; the server ignores them.
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
+    """`category` is the traffic category, like the header X-Paceline-Category."""
+
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS)
+    """Candidates per token; 0 or -1 means no limit."""
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0, le=MAX_TOKENS)
+    """Output tokens before which the text does not end."""
+    skip_special_tokens: bool = True
+    """Whether the text leaves out special tokens."""
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    """Alternatives reported with each prompt token."""
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_TOKENS)
+    """Number of prompt tokens to keep, counted from the end. -1 keeps as many as leave room for `max_tokens`."""
+    return_token_ids: bool = False
+    """Adds the token ids of the prompt and of the output."""
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
+    cache_salt: str | None = Field(None, max_length=256)
+    """Salt of the prefix cache; requests with different salts share no cached prefix."""
+    priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    """Scheduling priority; lower values run first."""
+    timeout: float | None = Field(None, gt=0, le=86400)
+    """Time limit in seconds; the server's `request_timeout` also applies."""
+    speculation: SpeculationOptions | None = None
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise inconsistent("prompt_logprobs", "prompt_logprobs are not streamed: set stream to false")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most output tokens, as the client sent it."""
+        return self.max_tokens
+
+
+MAX_MESSAGES = 2048
+MAX_PARTS = 4096
+"""Parts of the content of one message."""
+MAX_CALLS = 1024
+"""Tool calls of one message."""
+NAME = r"^[A-Za-z0-9_-]{1,64}$"
+RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Variables of a chat template that have a parameter of their own."""
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_media(cls, values: Any) -> Any:
+        kind = values.get("type") if isinstance(values, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise PydanticCustomError(
+                "unsupported_content",
+                "content of type {kind} is not supported: the model reads text only",
+                {"kind": kind},
+            )
+        return values
+
+
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
+
+
+class SystemMessage(Body):
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Body):
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    ignored = frozenset({"index"})  # a client that joins the chunks of a stream may send it back
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class AssistantMessage(Body):
+    # A client may send back a message as the server returned it
+    unsupported: ClassVar[UnsupportedParams] = {
+        "annotations": (([],), "responses have none"),
+        "refusal": ((), "responses have none"),
+    }
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, min_length=1, max_length=MAX_CALLS)] | None = None
+
+
+class ToolMessage(Body):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+
+
+def template_message(message: SystemMessage | UserMessage | AssistantMessage | ToolMessage) -> dict[str, Any]:
+    """The message as chat templates expect it: content as one string, role `system` for `developer`."""
+    values: dict[str, Any] = message.model_dump(exclude_none=True)
+    if values["role"] == "developer":
+        values["role"] = "system"
+    content = message.content
+    values["content"] = "".join(part.text for part in content) if isinstance(content, list) else content or ""
+    return values
+
+
+def text_length(message: SystemMessage | UserMessage | AssistantMessage | ToolMessage) -> int:
+    """Characters of the message's content and of the arguments of its tool calls."""
+    content = message.content
+    calls = message.tool_calls if isinstance(message, AssistantMessage) else None
+    arguments = sum(len(call.function.arguments) for call in calls or ())
+    return arguments + (sum(len(part.text) for part in content) if isinstance(content, list) else len(content or ""))
+
+
+def conversation_length(messages: Sequence[Message], tools: "Sequence[Tool]") -> int:
+    """Characters of the conversation and of its tools. The rendered text has at least as many."""
+    return sum(text_length(message) for message in messages) + sum(_value_length(tool.function) for tool in tools)
+
+
+def _value_length(value: Any) -> int:
+    """Characters of all texts in a value, names included."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Function):
+        return _value_length((value.name, value.description, value.parameters))
+    if isinstance(value, dict):
+        return sum(len(name) + _value_length(item) for name, item in value.items())
+    return sum(map(_value_length, value)) if isinstance(value, list | tuple) else 0
+
+
+def last_user_text(messages: Sequence[Message]) -> str:
+    """Content of the last user message, or of the last message if no user message exists."""
+    message = next((message for message in reversed(messages) if message.role == "user"), messages[-1])
+    content: str = template_message(message)["content"]
+    return content
+
+
+class Function(Body):
+    name: str = Field(pattern=NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of the arguments; absent means no arguments."""
+    strict: bool = False
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    name: str
+
+
+class ToolChoice(Body):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatBody(GenerationBody):
+    """Body of POST /v1/chat/completions."""
+
+    unsupported: ClassVar[UnsupportedParams] = {
+        **UNSUPPORTED_PARAMS,
+        "functions": (([],), "use `tools`"),
+        "function_call": (("none",), "use `tool_choice`"),
+        "audio": ((), "the model writes text only"),
+        "modalities": ((["text"],), "the model writes text only"),
+        "reasoning_effort": ((), "the model has no such setting"),
+        "verbosity": ((), "the model has no such setting"),
+        "web_search_options": ((), "pass a search tool in `tools`"),
+        "echo": ((False,), "prepend the last message in the client"),
+        "add_special_tokens": ((False,), "the chat template adds the special tokens"),
+        "documents": (([],), "put them into a message"),
+        "continue_final_message": ((False,), "render the messages in the client and use /v1/completions"),
+        "chat_template": ((), "render the messages in the client and use /v1/completions"),
+    }
+
+    ignored = IGNORED_PARAMS | {"prediction"}
+
+    messages: Messages
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the start of the assistant's message."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the model's chat template."""
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
+    """Output tokens; without this and `max_tokens` the limit is the model's context window."""
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> "ChatBody":
+        names = [tool.function.name for tool in self.tools or ()]
+        choice, is_forced = self.tool_choice, self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
+        can_call = bool(names) and choice != "none"
+        if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
+            raise inconsistent("max_tokens", "max_tokens and max_completion_tokens differ: send one of them")
+        if (self.chat_template_kwargs or {}).keys() & RESERVED_VARIABLES:
+            raise inconsistent(
+                "chat_template_kwargs", f"chat_template_kwargs cannot set {', '.join(sorted(RESERVED_VARIABLES))}"
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise inconsistent("top_logprobs", "top_logprobs needs logprobs: true")
+        if len(set(names)) < len(names):
+            raise inconsistent("tools", "two tools have the same name: rename one")
+        if is_forced and not names:
+            raise inconsistent("tool_choice", "tool_choice needs tools")
+        if isinstance(choice, ToolChoice) and choice.function.name not in names:
+            raise inconsistent("tool_choice", f"tools has no function {choice.function.name!r}")
+        if can_call and self.response_format is not None and not isinstance(self.response_format, TextFormat):
+            raise inconsistent("response_format", "response_format excludes tool calls: set tool_choice to none")
+        if can_call and not is_forced and any(tool.function.strict for tool in self.tools or ()):
+            raise inconsistent("tools", "strict needs a forced call: set tool_choice to required or to a function")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens

@@ -1,0 +1,1 @@
+"""The audit log, and strict mode, in which every answer is written to it."""

@@ -1,0 +1,1 @@
+"""Checks of request bodies, in a process of their own if they are large."""

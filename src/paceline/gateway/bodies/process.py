@@ -1,0 +1,119 @@
+"""The process that checks large request bodies, so that the event loop and its interpreter do not work on bodies it refuses."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from paceline.gateway.api.errors import Unavailable
+from paceline.gateway.bodies import check as body_check
+from paceline.gateway.bodies.check import BodyLimits, read_error
+
+logger = logging.getLogger(__name__)
+
+WAIT_SECONDS = 30.0
+"""Longest check of one body, the start of the process included."""
+TRIES = 2
+"""Processes that check a body before it is refused: the first may have ended for another reason."""
+
+
+class BodyProcess:
+    """Checks one body after the other, on a thread that waits without the interpreter's lock. All calls are of one event loop
+    at a time."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        self._limits = limits
+        self._thread = ThreadPoolExecutor(1, "paceline-bodies")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: weakref.finalize[..., BodyProcess] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None before the start."""
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Start the process without waiting for it. The first check would do so."""
+        self._thread.submit(self._start)
+
+    async def check(self, path: str, body: bytes) -> None:
+        """Raise `BadRequest` if the route at `path` would refuse the body, and `Unavailable` if the check did not end."""
+        line = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, path, body)
+        if line is None:
+            raise Unavailable("the process that checks large bodies has ended: send the request again")
+        error = read_error(line)
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """End the process, and with it a check under way. A later check starts another one."""
+        self._stop()
+        self._thread.submit(self._stop).result()  # the check may have started it again
+
+    def _ask(self, path: str, body: bytes) -> str | None:
+        """The answer of the process; None if it ended, or was ended after `WAIT_SECONDS`."""
+        for _ in range(TRIES):
+            try:
+                process = self._start()
+            except OSError:
+                logger.exception("the process that checks large bodies did not start")
+                return None
+            if line := _exchange(process, path, body):
+                return line
+            logger.warning("the process that checks large bodies has ended: it is started again")
+            self._stop()
+        return None
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        process = self._process
+        if process is not None and process.poll() is None:
+            return process
+        self._stop()
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-m", body_check.__name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the server, which ends this process
+        )
+        self._end = weakref.finalize(self, _end, process)
+        assert process.stdin is not None
+        with suppress(OSError):  # the first check notices it
+            process.stdin.write(self._limits.to_json().encode() + b"\n")
+        return process
+
+    def _stop(self) -> None:
+        if self._end is not None:
+            self._end()
+
+
+def _exchange(process: "subprocess.Popen[bytes]", path: str, body: bytes) -> str:
+    """The answer to a body. It is empty if the process has ended."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    timer = threading.Timer(WAIT_SECONDS, process.kill)
+    timer.start()
+    try:
+        process.stdin.write(json.dumps([path, len(body)]).encode() + b"\n")
+        process.stdin.write(body)
+        process.stdin.flush()
+        return process.stdout.readline().decode()
+    except OSError:
+        return ""
+    finally:
+        timer.cancel()
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.close()
+    with suppress(OSError):  # an unwritten body
+        process.stdin.close()

@@ -1,0 +1,130 @@
+"""Responses and chunks of /v1/chat/completions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from paceline.core.output import StepOutput, TokenLogprobs
+from paceline.core.request import Request
+from paceline.gateway.api.bodies import ChatBody
+from paceline.gateway.openai.answer import MIN_LOGPROB, Answer, AnswerContext, prompt_logprobs
+from paceline.gateway.openai.tools import CallDelta, Piece, ToolCallParser, ToolUse
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
+
+
+class _ChatChoice:
+    """The message of one choice, as far as it is generated."""
+
+    def __init__(self, parser: ToolCallParser | None) -> None:
+        self._parser = parser
+        self._content: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._has_role = False
+        self.logprobs: list[dict[str, Any]] = []
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = None
+
+    def add(self, output: StepOutput) -> dict[str, Any]:
+        """The `delta` of this step."""
+        pieces: list[Piece] = [output.text] if output.text else []
+        if self._parser is not None:
+            pieces = self._parser.push(output.text)
+            if output.finish_reason is not None:
+                pieces += self._parser.flush()
+        delta: dict[str, Any] = {}
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls = [piece for piece in pieces if isinstance(piece, CallDelta)]
+        if text:
+            self._content.append(text)
+            delta["content"] = text
+        if calls:
+            delta["tool_calls"] = [self._add_call(call) for call in calls]
+        if output.finish_reason is not None:
+            reason = output.finish_reason.value
+            self.finish_reason = "tool_calls" if self._calls and reason == "stop" else reason
+        if not self._has_role and (delta or output.finish_reason is not None):
+            self._has_role = True
+            delta = {"role": "assistant", "content": None if calls else "", **delta}
+        return delta
+
+    def message(self) -> dict[str, Any]:
+        content = "".join(self._content)
+        if not self._calls:
+            return {"role": "assistant", "content": content}
+        return {"role": "assistant", "content": content or None, "tool_calls": self._calls}
+
+    def _add_call(self, call: CallDelta) -> dict[str, Any]:
+        if call.id is None:
+            self._calls[call.index]["function"]["arguments"] += call.arguments
+            return {"index": call.index, "function": {"arguments": call.arguments}}
+        function = {"name": call.name, "arguments": call.arguments}
+        self._calls.append({"id": call.id, "type": "function", "function": dict(function)})
+        return {"index": call.index, "id": call.id, "type": "function", "function": function}
+
+
+class ChatAnswer(Answer):
+    """The answer of a chat request, with tool calls."""
+
+    prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self, requests: Sequence[Request], context: AnswerContext, body: ChatBody, tool_use: ToolUse | None = None
+    ) -> None:
+        super().__init__(requests, context, body)
+        (self._request,) = requests
+        self._prompt_logprobs: list[dict[int, Any] | None] | None = None
+        self._has_prompt_logprobs = body.prompt_logprobs is not None
+        count = self._request.sampling.n
+        self._choices = [_ChatChoice(tool_use.parser() if tool_use else None) for _ in range(count)]
+
+    def add_to_choice(self, index: int, output: StepOutput) -> dict[str, Any] | None:
+        choice = self._choices[index]
+        choice.token_ids += output.tokens
+        if self._has_prompt_logprobs and output.prompt_logprobs is not None:
+            self._prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._tokenizer)
+        delta = choice.add(output)
+        logprobs = None
+        if output.logprobs is not None:
+            items = chat_logprobs(output.logprobs, self._tokenizer)
+            choice.logprobs += items
+            logprobs = {"content": items}
+        has_ids = self._has_token_ids and bool(output.tokens)
+        if not delta and logprobs is None and choice.finish_reason is None and not has_ids:
+            return None
+        chunk = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        return {**chunk, "token_ids": output.tokens} if self._has_token_ids else chunk
+
+    def root_fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._has_token_ids:
+            fields["prompt_token_ids"] = self._request.prompt_ids
+        if self._has_prompt_logprobs:
+            fields["prompt_logprobs"] = self._prompt_logprobs
+        return fields
+
+    def choices(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "index": index,
+                "message": choice.message(),
+                "logprobs": {"content": choice.logprobs} if choice.logprobs else None,
+                "finish_reason": choice.finish_reason,
+                **({"token_ids": choice.token_ids} if self._has_token_ids else {}),
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The items of `logprobs.content`."""
+
+    def item(token: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token)
+        return {
+            "token": data.decode("utf-8", "replace"),
+            "logprob": max(logprob, MIN_LOGPROB),
+            "bytes": list(data),
+        }
+
+    return [
+        {**item(entry.token, entry.logprob), "top_logprobs": [item(*other) for other in entry.top]} for entry in tokens
+    ]

@@ -1,0 +1,262 @@
+"""Engine requests from request bodies: prompt tokens, sampling parameters, traffic category.
+
+Tools and calls as text of a prompt.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from paceline.core.errors import InvalidRequest, TextTooLong
+from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.gateway.api.bodies import (
+    GenerationBody,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    Message,
+    Tool,
+    conversation_length,
+    template_message,
+)
+from paceline.gateway.sessions.session import RequestSession
+from paceline.model_files.tokenizer.chat_template import ChatTemplate
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.requests.categories import categorise
+
+HERMES_PROMPT = """\
+You may call one or more functions to help with the user's request. Their signatures are between <tools></tools>:
+<tools>
+{tools}
+</tools>
+For each call write a JSON object with the function's name and arguments between <tool_call></tool_call>:
+<tool_call>
+{{"name": <name>, "arguments": <arguments>}}
+</tool_call>"""
+
+
+def template_tools(tools: tuple[Tool, ...]) -> list[dict[str, Any]]:
+    """The tools as chat templates expect them: without `strict`, which no template shows."""
+    return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
+
+
+def write_tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with tools and calls as text in the Hermes format, for a chat template without tools."""
+    texts = [_message_as_text(message) for message in messages]
+    if not tools:
+        return texts
+    prompt = HERMES_PROMPT.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if texts[0]["role"] == "system":
+        return [{"role": "system", "content": f"{texts[0]['content']}\n\n{prompt}"}, *texts[1:]]
+    return [{"role": "system", "content": prompt}, *texts]
+
+
+def _message_as_text(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = "\n".join(
+        f'<tool_call>\n{{"name": {json.dumps(call["function"]["name"])}, "arguments": {call["function"]["arguments"]}}}\n'
+        "</tool_call>"
+        for call in message.get("tool_calls", ())
+    )
+    content = "\n".join(part for part in (message["content"], calls) if part)
+    return {"role": message["role"], "content": content}
+
+
+THREAD_CHARS = 8192
+"""Prompt length in characters from which tokenization runs on another thread, so that streams continue."""
+THREAD_MESSAGES = 64
+"""Messages from which a conversation is rendered on another thread."""
+CATEGORY_HEADER = "x-paceline-category"
+MAX_CATEGORY_CHARS = 64
+CATEGORY_TOKENS = 512
+"""Tokens at the end of a prompt that decide its category."""
+DEFAULTED_PARAMS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Parameters whose default the server's configuration or the model sets."""
+
+
+class PromptEncoder:
+    """Token ids of texts and conversations."""
+
+    def __init__(self, tokenizer: Tokenizer, max_chars: int) -> None:
+        """`max_chars` is the length beyond which a text is refused without encoding it."""
+        self._tokenizer, self._max_chars = tokenizer, max_chars
+
+    def _check_length(self, num_chars: int, field: str) -> None:
+        """Raises `TextTooLong` for a text that cannot fit into the context window."""
+        if num_chars > self._max_chars:
+            raise TextTooLong(num_chars, self._max_chars, field)
+
+    async def encode_text(self, text: str, add_special: bool = True, field: str = "prompt") -> tuple[int, ...]:
+        """Raises `TextTooLong`, before it encodes, for a text that cannot fit into the context window."""
+        self._check_length(len(text), field)
+        if len(text) < THREAD_CHARS:
+            return tuple(self._tokenizer.encode(text, add_special))
+        return tuple(await asyncio.to_thread(self._tokenizer.encode, text, add_special))
+
+    async def encode_messages(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """Renders the model's chat template. Tools become text if the template does not support them."""
+        num_chars = conversation_length(messages, tools)
+        self._check_length(num_chars, "messages")
+        if tools or num_chars > THREAD_CHARS or len(messages) > THREAD_MESSAGES:
+            text = await asyncio.to_thread(self._render, messages, tools, add_generation_prompt, variables)
+        else:
+            text = self._render(messages, tools, add_generation_prompt, variables)
+        return await self.encode_text(text, add_special=False, field="messages")
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        values = [template_message(message) for message in messages]
+        tool_values = template_tools(tuple(tools))
+        if self._template_has_tools:
+            for value in values:
+                _parse_arguments(value)
+            return self._template.render(values, add_generation_prompt, tool_values or None, variables)
+        values = write_tools_as_text(values, tool_values)
+        return self._template.render(values, add_generation_prompt, variables=variables)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate.of(self._tokenizer)
+
+    @cached_property
+    def _template_has_tools(self) -> bool:
+        return "tools" in (self._tokenizer.chat_template or "")
+
+
+def truncate_prompt(prompt: tuple[int, ...], body: GenerationBody, max_model_len: int) -> tuple[int, ...]:
+    """The last tokens of the prompt that `truncate_prompt_tokens` keeps."""
+    count = body.truncate_prompt_tokens
+    if count is None:
+        return prompt
+    if count == -1:
+        count = max(1, max_model_len - (body.token_limit or 1))
+    return prompt[-count:] if count else ()
+
+
+def build_requests(
+    http: HttpRequest,
+    body: GenerationBody,
+    session: RequestSession,
+    prompts: Sequence[tuple[int, ...]],
+    sampling: SamplingParams,
+    topic: str | None = None,
+) -> list[Request]:
+    """One engine request per prompt. `topic` is the text that decides the category; None means the prompt's end."""
+    category = read_category(http, body)
+    if category:
+        category = session.gateway.categories.fold(category, session.key.id)
+    return [
+        Request(
+            id=session.gateway.next_request_id(),
+            prompt_ids=prompt,
+            sampling=sampling,
+            speculation=speculation_params(body, session.is_strict),
+            category=category or _infer_category(prompt, sampling, topic, session.gateway.tokenizer),
+            priority=max(body.priority, session.key.share.priority),
+            cache_salt=session.key.salt_cache(body.cache_salt or ""),
+            trace=getattr(http.state, "trace", ""),
+        )
+        for prompt in prompts
+    ]
+
+
+def sampling_params(
+    body: GenerationBody,
+    defaults: SamplingParams,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    seed: int,
+    json_schema: Mapping[str, Any] | None,
+    extra_stops: tuple[str, ...] = (),
+) -> SamplingParams:
+    """The body's sampling parameters. `defaults` has those of requests that set none; `seed` applies if the body has none."""
+    chosen = {
+        name: getattr(defaults, name) if getattr(body, name) is None else getattr(body, name)
+        for name in DEFAULTED_PARAMS
+    }
+    chosen["top_k"] = max(0, chosen["top_k"])  # vLLM writes -1 for no limit
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return SamplingParams(
+        **chosen,
+        max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=body.skip_special_tokens,
+        seed=seed if body.seed is None else body.seed,
+        n=body.n or 1,
+        stop=stop + extra_stops,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos,
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        json_schema=json_schema,
+    )
+
+
+def response_schema(body: GenerationBody) -> Mapping[str, Any] | None:
+    """The JSON schema of `response_format`; None for text."""
+    if isinstance(body.response_format, JsonObjectFormat):
+        return {"type": "object"}
+    if isinstance(body.response_format, JsonSchemaFormat):
+        return body.response_format.json_schema.schema_
+    return None
+
+
+def speculation_params(body: GenerationBody, is_strict: bool) -> SpeculationParams:
+    """The body's speculation options. Strict mode turns speculation off."""
+    if is_strict:
+        return SpeculationParams(enabled=False)
+    if body.speculation is None:
+        return SpeculationParams()
+    return SpeculationParams(**body.speculation.model_dump(exclude={"strict"}))
+
+
+def read_category(http: HttpRequest, body: GenerationBody) -> str:
+    """The traffic category in the header or the body; empty if the client sends none."""
+    category = http.headers.get(CATEGORY_HEADER) or (body.metadata or {}).get("category") or ""
+    if len(category) > MAX_CATEGORY_CHARS or not category.isprintable():
+        raise InvalidRequest(
+            f"a category must have at most {MAX_CATEGORY_CHARS} printable characters", "metadata.category"
+        )
+    return category
+
+
+def _infer_category(prompt: tuple[int, ...], sampling: SamplingParams, topic: str | None, tokenizer: Tokenizer) -> str:
+    is_json = sampling.json_schema is not None
+    if topic is None and not is_json:
+        topic = tokenizer.decode(prompt[-CATEGORY_TOKENS:])
+    return categorise(topic or "", len(prompt), is_json)
+
+
+def _parse_arguments(message: dict[str, Any]) -> None:
+    """Replaces JSON strings by objects: templates serialize arguments and would quote a string."""
+    for call in message.get("tool_calls", ()):
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        except (ValueError, RecursionError):
+            continue

@@ -1,0 +1,187 @@
+"""The HTTP response of a generation: one JSON body or server-sent events.
+
+Responses of resumable streams: a first one, and one that continues after the last event that its client has seen.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.core.output import StepOutput
+from paceline.core.request import ValidatedRequest
+from paceline.core.sequence import FinishReason, Origin
+from paceline.gateway.api.bodies import GenerationBody
+from paceline.gateway.api.errors import BadRequest, ClientDisconnected, NotFound, to_api_error
+from paceline.gateway.auth.api_keys import ApiKey
+from paceline.gateway.openai.answer import DONE, HEADER, Answer, LastEvent
+from paceline.gateway.sessions.session import RequestSession
+from paceline.wire.gateway_messages import TokensReply
+
+logger = logging.getLogger(__name__)
+
+LAST_EVENT_SECONDS = 1.0
+"""Time after the deadline in which the client may still read its error."""
+EVENT_STREAM = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+
+
+class GenerationResponse(Response):
+    """Runs a session and sends its answer. Admission happens here, so that the session closes when the response ends."""
+
+    def __init__(self, session: RequestSession, answer: Answer, is_stream: bool) -> None:
+        self._session, self._answer, self._is_stream = session, answer, is_stream
+        self.background = None
+        self.status_code = 200
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._session.run(self._answer.id), self._watch_client(receive):
+            if self._is_stream:
+                await self._stream_until_deadline(scope, send)
+                return
+            async for outputs in self._session.outputs():
+                for output in outputs:
+                    self._answer.add(output)
+        await JSONResponse(self._answer.response())(scope, receive, send)
+
+    async def _stream_until_deadline(self, scope: Scope, send: Send) -> None:
+        """Aborts the connection if the deadline passes while the client reads nothing: `send` would wait for it."""
+        try:
+            async with asyncio.timeout_at(self._session.deadline + LAST_EVENT_SECONDS):
+                await self._stream(send)
+        except TimeoutError as error:
+            self._session.record_error(error)
+            abort = scope["state"].get("abort_connection")
+            if abort is not None:
+                abort()
+                await asyncio.sleep(0)  # the server learns of it in the next turn of the loop
+
+    async def _stream(self, send: Send) -> None:
+        """Sends the HTTP status with the first token, so that an earlier failure can set its own status."""
+        is_started = False
+        try:
+            async for outputs in self._session.outputs():
+                if not is_started:
+                    await send(EVENT_STREAM)
+                    is_started = True
+                body = self._answer.chunks(outputs)
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._session.finish_audit()
+        except ClientDisconnected as error:
+            self._session.record_error(error)
+            return
+        except Exception as error:
+            if not is_started:
+                raise
+            self._session.record_error(error)
+            api_error = to_api_error(error)
+            if api_error.status >= 500:
+                extra = {"request_id": self._answer.id}
+                logger.error("a stream ended with an error: %s", error, exc_info=api_error is not error, extra=extra)
+            event = f"data: {json.dumps(api_error.body())}\n\n".encode()
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    @asynccontextmanager
+    async def _watch_client(self, receive: Receive) -> AsyncIterator[None]:
+        """Fails the session if the client disconnects inside the block."""
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self._session.fail(ClientDisconnected())
+
+        task = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def respond(session: RequestSession, answer: Answer, body: GenerationBody, http: HttpRequest) -> Response:
+    """The response of a validated request. With `Last-Event-ID` it continues a stream, through any gateway of the cluster."""
+    last = http.headers.get(HEADER)
+    if not (body.stream and answer.is_resumable):
+        return GenerationResponse(session, answer, body.stream)
+    if len(session.requests) > 1 or session.is_strict:
+        raise BadRequest(
+            "a resumable stream has one prompt and is not strict",
+            param="stream_options.resumable",
+            code="invalid_value",
+        )
+    if last is None:
+        session.replace_request(_with_key(session.requests[0], answer.id, session.key))
+        return GenerationResponse(session, answer, is_stream=True)
+    event = LastEvent.parse(last)
+    request = _with_key(session.requests[0], event.answer_id, session.key)
+    reply = await asyncio.wrap_future(session.gateway.target.request_tokens(request.resume_key))
+    if reply is None or not _covers(reply, event, request.sampling.n):
+        raise NotFound(
+            "no worker has this stream: it ended over a minute ago, its worker is gone, or the body or the key differs. Send "
+            "the request without Last-Event-ID",
+            code="stream_not_found",
+        )
+    seen = [
+        _seen(request, choice, reply.choices[choice][: position.num_tokens], position.is_finished)
+        for choice, position in enumerate(event.choices)
+    ]
+    committed = tuple(
+        None if position.is_finished else tuple(reply.choices[choice][: position.num_tokens])
+        for choice, position in enumerate(event.choices)
+    )
+    assert reply.seed is not None
+    sampling = replace(request.sampling, seed=reply.seed)
+    session.replace_request(replace(request, committed=committed, sampling=sampling))
+    for output in seen:
+        session.add_text(output)
+    answer.resume(event.answer_id, seen)
+    if all(position.is_finished for position in event.choices):
+        headers = {name.decode(): value.decode() for name, value in EVENT_STREAM["headers"]}  # type: ignore[attr-defined]
+        return Response(answer.chunks([]) + DONE, headers=headers)
+    return GenerationResponse(session, answer, is_stream=True)
+
+
+def _with_key(request: ValidatedRequest, answer_id: str, key: ApiKey) -> ValidatedRequest:
+    """The request with its resume key, which only the same API key and the same body yield again."""
+    sampling = msgspec.json.encode(replace(request.sampling, seed=0), order="sorted")
+    parts = (answer_id, key.id, key.digest, request.cache_salt, request.prompt_ids, sampling)
+    return replace(request, resume_key=hashlib.sha256(repr(parts).encode()).hexdigest())
+
+
+def _covers(reply: TokensReply, event: LastEvent, num_choices: int) -> bool:
+    """Whether the worker has the tokens that the client has seen."""
+    if len(event.choices) != num_choices or len(reply.choices) != num_choices:
+        return False
+    return all(
+        len(tokens) >= position.num_tokens for tokens, position in zip(reply.choices, event.choices, strict=True)
+    )
+
+
+def _seen(request: ValidatedRequest, choice: int, tokens: list[int], is_finished: bool) -> StepOutput:
+    """The part of a choice that the client has, as one output."""
+    return StepOutput(
+        request.id,
+        choice,
+        choice,
+        tuple(tokens),
+        (Origin.PLAIN,) * len(tokens),
+        finish_reason=FinishReason.STOP if is_finished else None,
+    )

@@ -1,0 +1,1 @@
+"""Where a model's files are found, and shapes of inflated models."""

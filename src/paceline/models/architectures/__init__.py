@@ -1,1 +1,0 @@
-"""Target models: configuration, layers and forward pass."""

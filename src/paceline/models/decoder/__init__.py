@@ -1,0 +1,1 @@
+"""The decoder: its layers, its forward pass, and how its weights are loaded."""

@@ -1,0 +1,365 @@
+"""Weights of a decoder as a pass reads them: fused matrices on a device, norms, and the rotary table.
+
+Hidden states of chosen rows of a pass, by layer.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from paceline.kernels.activation import gated
+from paceline.kernels.attention import paged_attention
+from paceline.kernels.experts import feed_experts
+from paceline.kernels.formats.experts import Experts, Routing
+from paceline.kernels.formats.four_bit import FourBitWeight, pack
+from paceline.kernels.formats.four_bit import concat as concat_four_bit
+from paceline.kernels.formats.layout import AttentionLayout
+from paceline.kernels.formats.linear import DenseWeight, LinearWeight
+from paceline.kernels.formats.quantized import QuantizedWeight
+from paceline.kernels.formats.weights import Dense, FourBit, Weight, concat
+from paceline.kernels.linear import embedding_rows, linear, prepare
+from paceline.kernels.rms_norm import norm_heads, rms_norm
+from paceline.kernels.rope import rotary_table
+from paceline.kernels.rotary import apply_rotary_and_store
+from paceline.models.families.config import ModelConfig
+from paceline.models.memory.copies import StagedCopies, in_threads
+from paceline.models.weights.checkpoint import Weights
+
+Reduce = Callable[[Tensor], Tensor]
+AfterLayer = Callable[[int], None]
+"""Called with a layer's number once its keys and values are stored; on a GPU, once that work is in the stream."""
+_QKV = ("q_proj", "k_proj", "v_proj")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardOutput:
+    """Result of a pass over T rows, of which R have logits; D is the hidden size."""
+
+    logits: Tensor | None  # [R, V] float32; None if R is 0
+    last_hidden: Tensor | None  # [T, D], after the final norm; None unless requested
+    hidden_by_layer: Mapping[int, Tensor]  # layer -> [T, D], the hidden state that enters it
+    sampled_tokens: Sequence[int] | None = None
+    """Tokens after the R rows, if they were asked for in place of logits."""
+
+
+class DecoderWeights(nn.Module):
+    """Everything of a decoder but its forward pass."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        tables: tuple[LinearWeight, LinearWeight] | None = None,
+        reduce: Reduce | None = None,
+    ) -> None:
+        """`tables` has the embedding and the head of another model, for a checkpoint without them. `reduce` sums the ranks'
+        parts of a layer's output, if `weights` are the share of one rank."""
+        super().__init__()
+        self.config, self.device, self.dtype = config, device, dtype
+        load = Loader(weights, device, dtype)
+        if tables is not None:
+            self.embedding, self.head = tables
+        else:
+            self.embedding = load.matrix("model.embed_tokens")
+            self.head = self.embedding if config.tie_embeddings else load.matrix("lm_head")
+        self.layers = in_threads(lambda i: Layer(config, load, i, reduce), range(config.num_layers), device)
+        self._set_norms_and_rotary_table(load.norm(config, "model.norm.weight"))
+
+    def _set_norms_and_rotary_table(self, final_norm: Tensor) -> None:
+        config = self.config
+        # The norm after each layer: the first norm of the next layer, and the final one after the last.
+        self.norms_after = [*(layer.input_norm for layer in self.layers[1:]), final_norm]
+        tables = [rotary_table(config.head_dim, config.rope_theta, config.rope_scaling, config.max_position)]
+        if config.local_rope_theta is not None:
+            tables.append(rotary_table(config.head_dim, config.local_rope_theta, None, config.max_position))
+        # cos and sin of each table, [max_position, hd / 2] float32
+        self.rotary = [(cos.to(self.device), sin.to(self.device)) for cos, sin in tables]
+        self.cos, self.sin = self.rotary[0]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all weights are loaded. A pass waits for layers that are still loading."""
+        return True
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all matrices as they are stored, without norms and biases."""
+        matrices = {id(m): m for m in (self.embedding, self.head)}.values()
+        return sum(m.nbytes for m in (*matrices, *(m for layer in self.layers for m in layer.matrices)))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[T, D]: the input of layer 0."""
+        rows = embedding_rows(self.embedding, tokens)
+        if self.has_plain_embedding:
+            return rows
+        # A number, not a tensor: a CUDA graph cannot record a copy from the host.
+        return rows * float(torch.tensor(self.config.embedding_scale, dtype=rows.dtype))
+
+    @property
+    def has_plain_embedding(self) -> bool:
+        """Whether the input of layer 0 is the unchanged row of the embedding."""
+        return self.config.embedding_scale == 1.0
+
+    @property
+    def has_plain_logits(self) -> bool:
+        """Whether the logits are the unchanged output of the head."""
+        return True
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """[R, V] float32 from [R, D] hidden states after the final norm."""
+        return self.expand_logits(linear(normed, self.head).float())
+
+    def expand_logits(self, logits: Tensor) -> Tensor:
+        """[R, V] from the head's output, which covers a part of V in a draft with a reduced vocabulary."""
+        return logits
+
+
+class Layer:
+    """Weights of a layer. Those that its architecture does not have are None, except `router`, which is not set."""
+
+    input_norm: Tensor
+    post_attention_norm: Tensor
+    """The norm before the feed-forward layer."""
+    attention_norm: Tensor | None = None
+    """The norm of the output of attention."""
+    feed_forward_norm: Tensor | None = None
+    """The norm of the output of the feed-forward layer."""
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    qkv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    sinks: Tensor | None = None
+    router_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    qkv: LinearWeight
+    output: LinearWeight
+    gate_up: LinearWeight
+    down: LinearWeight
+    router: LinearWeight
+
+    def __init__(self, config: ModelConfig, load: "Loader", number: int, reduce: Reduce | None = None) -> None:
+        self.config, self.number = config, number
+        self.reduce = reduce
+        vars(self).update(layer_vectors(config, load, number))
+        vars(self).update(layer_matrices(config, load, number))
+
+    def attention(
+        self,
+        x: Tensor,
+        rotary: Sequence[tuple[Tensor, Tensor]],
+        layout: AttentionLayout,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """[T, D] -> [T, D]. `rotary` has cos and sin [T, hd / 2] of each rotary table."""
+        c = self.config
+        qkv = linear(x, self.qkv, self.qkv_bias)  # [T, (H + 2 KV) hd]
+        self.norm_heads(qkv)
+        cos, sin = rotary[c.rotary_number(self.number)]
+        q = apply_rotary_and_store(qkv, cos, sin, keys, values, layout.slots, c.num_heads, c.num_kv_heads)  # [T, H, hd]
+        window = c.window(self.number)
+        attended = paged_attention(q, keys, values, layout, c.scale, window, self.sinks)  # [T, H hd]
+        return self.norm_output(
+            self.sum_over_ranks(linear(attended, self.output, self.output_bias)), self.attention_norm
+        )
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """[T, D] -> [T, D]"""
+        if self.experts is not None:
+            fed = feed_experts(x, self.experts)
+        else:
+            fed = linear(gated(linear(x, self.gate_up), self.config.activation), self.down)
+        return self.norm_output(self.sum_over_ranks(fed), self.feed_forward_norm)
+
+    @property
+    def matrices(self) -> tuple[LinearWeight, ...]:
+        return tuple(getattr(self, name) for name in matrix_names(self.config))
+
+    @cached_property
+    def experts(self) -> Experts | None:
+        """The routed experts; None for one dense feed-forward layer."""
+        c = self.config
+        if not c.num_experts:
+            return None
+        routing = Routing(c.num_experts, c.experts_per_token, c.normalizes_experts)
+        biases = self.router_bias, self.gate_up_bias, self.down_bias
+        return Experts(routing, c.activation, self.router, self.gate_up, self.down, *biases)
+
+    def sum_over_ranks(self, partial: Tensor) -> Tensor:
+        return partial if self.reduce is None else self.reduce(partial)
+
+    def norm_output(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else rms_norm(x, weight, self.config.rms_eps)
+
+    def norm_heads(self, qkv: Tensor) -> None:
+        """RMS norm of each head of q and k, in place, if the architecture has it."""
+        if self.q_norm is not None and self.k_norm is not None:
+            c = self.config
+            norm_heads(qkv, self.q_norm, self.k_norm, c.num_heads, c.num_kv_heads, c.rms_eps)
+
+
+def matrix_names(config: ModelConfig) -> tuple[str, ...]:
+    """Attributes of a layer that hold its matrices."""
+    return (*("qkv", "output", "gate_up", "down"), *(("router",) if config.num_experts else ()))
+
+
+def layer_vectors(config: ModelConfig, load: "Loader", number: int) -> dict[str, Tensor]:
+    """Norms and biases of a layer, by attribute name."""
+    layer = f"model.layers.{number}"
+    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+    names = {"input_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+    if config.has_output_norms:
+        names |= {
+            "attention_norm": "post_attention_layernorm",
+            "post_attention_norm": "pre_feedforward_layernorm",
+            "feed_forward_norm": "post_feedforward_layernorm",
+        }
+    if config.qk_norm:
+        names |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+    vectors = {attribute: load.norm(config, f"{layer}.{name}.weight") for attribute, name in names.items()}
+    if config.attention_bias:
+        vectors["qkv_bias"] = load.vector(*(f"{attention}.{part}.bias" for part in _QKV))
+    if config.has_sinks:
+        vectors["sinks"] = load.vector(f"{attention}.sinks")
+    if config.output_bias:
+        vectors["output_bias"] = load.vector(f"{attention}.o_proj.bias")
+        vectors["router_bias"] = load.vector(f"{mlp}.gate.bias")
+        vectors["gate_up_bias"] = load.vector(*(f"{name}.bias" for name in _gate_up(config, mlp)))
+        vectors["down_bias"] = load.vector(*(f"{name}.bias" for name in _down(config, mlp)))
+    return vectors
+
+
+def layer_matrices(config: ModelConfig, load: "Loader", number: int) -> dict[str, LinearWeight]:
+    """Matrices of a layer, by attribute name."""
+    attention, mlp = f"model.layers.{number}.self_attn", f"model.layers.{number}.mlp"
+    matrices = {
+        "qkv": load.matrix(*(f"{attention}.{part}" for part in _QKV)),
+        "output": load.matrix(f"{attention}.o_proj"),
+        "gate_up": load.matrix(*_gate_up(config, mlp)),
+        "down": load.matrix(*_down(config, mlp)),
+    }
+    if config.num_experts:
+        matrices["router"] = load.matrix(f"{mlp}.gate")
+    return matrices
+
+
+def _gate_up(config: ModelConfig, mlp: str) -> list[str]:
+    """Names of gate and up, of one expert after another."""
+    return [f"{owner}.{part}" for owner in _owners(config, mlp) for part in ("gate_proj", "up_proj")]
+
+
+def _down(config: ModelConfig, mlp: str) -> list[str]:
+    return [f"{owner}.down_proj" for owner in _owners(config, mlp)]
+
+
+def _owners(config: ModelConfig, mlp: str) -> list[str]:
+    return [f"{mlp}.experts.{i}" for i in range(config.num_experts)] or [mlp]
+
+
+class Loader:
+    """Loads weights to a device and joins the parts of a fused matrix along the output dimension."""
+
+    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+        self._weights, self._device, self._dtype = weights, device, dtype
+        self._copies = StagedCopies(device)
+
+    def matrix(self, *names: str) -> LinearWeight:
+        parts = [self._weights.matrix(f"{name}.weight") for name in names]
+        if self._device.type == "cpu" or any(isinstance(part, QuantizedWeight) for part in parts):
+            return prepare(concat(parts), self._device, self._dtype)
+        packed = self._four_bit(names[0], parts)
+        if packed is not None:
+            return packed
+        if len(parts) == 1 and isinstance(parts[0], Dense) and parts[0].values.device.type == self._device.type:
+            return prepare(parts[0], self._device, self._dtype)
+        shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        values = torch.empty(shape, dtype=self._dtype, device=self._device)
+        for part, rows in zip(parts, values.split([part.shape[0] for part in parts]), strict=True):
+            source = part.values if isinstance(part, Dense) else part.dequantize()
+            if self._device.type == "cuda" and source.device.type == "cpu":
+                self._copies.copy(rows, source)
+            else:
+                rows.copy_(source)
+        return DenseWeight(values)
+
+    def _four_bit(self, name: str, parts: Sequence[Weight]) -> FourBitWeight | None:
+        """The 4-bit codes of a layer's matrix for a GPU; None for another matrix, or one in a format without a kernel."""
+        if not name.startswith("model.layers."):
+            return None
+        packed = [pack(part, self._device) for part in parts if isinstance(part, FourBit)]
+        whole = [part for part in packed if part is not None]
+        return concat_four_bit(whole) if len(whole) == len(parts) else None
+
+    def norm(self, config: ModelConfig, name: str) -> Tensor:
+        """The weight of a norm; those of Gemma, stored as w - 1, stay float32, because rounding w would lose their bits."""
+        if config.has_output_norms:
+            return self._weights.vector(name).to(self._device)
+        return self.vector(name)
+
+    def vector(self, *names: str) -> Tensor:
+        return torch.cat([self._weights.vector(name) for name in names]).to(self._device, self._dtype)
+
+
+class HiddenStates(Mapping[int, Tensor]):
+    """States [n, D] by layer. They stay in the memory of the pass, where native code reads them, until a layer is asked for."""
+
+    __slots__ = ("layers", "rows", "states")
+
+    def __init__(self, states: Tensor, layers: Sequence[int], rows: Sequence[int]) -> None:
+        self.states = states  # [L, T, D], contiguous
+        self.layers = layers
+        """Layers of `states`, in order."""
+        self.rows = rows
+        """Chosen rows of T, ascending."""
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: slice) -> "HiddenStates":
+        """A part of the rows."""
+        return HiddenStates(self.states, self.layers, self.rows[rows])
+
+    def choose(self, rows: Sequence[int]) -> "HiddenStates":
+        """Other rows of the same pass, ascending."""
+        return HiddenStates(self.states, self.layers, rows)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all rows of the pass, so that no other states stay in memory with them."""
+        return len(self.rows) == self.states.shape[1]
+
+    @classmethod
+    def join(cls, parts: Sequence["HiddenStates"]) -> "HiddenStates":
+        """The rows of several passes, one after the other, in their own memory."""
+        states = torch.cat([part._chosen(part.states) for part in parts], 1)
+        return cls(states, parts[0].layers, range(states.shape[1]))
+
+    def copy(self) -> "HiddenStates":
+        """Returns the states in memory of their own, copied if necessary."""
+        own = self._chosen(self.states)
+        own = own.clone() if own.untyped_storage().data_ptr() == self.states.untyped_storage().data_ptr() else own
+        return HiddenStates(own.contiguous(), self.layers, range(len(self.rows)))
+
+    def __getitem__(self, layer: int) -> Tensor:
+        if layer not in self.layers:
+            raise KeyError(layer)
+        return self._chosen(self.states[self.layers.index(layer)].unsqueeze(0)).squeeze(0)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.layers)
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def _chosen(self, states: Tensor) -> Tensor:
+        rows = self.rows
+        if rows and rows[-1] - rows[0] == len(rows) - 1:  # they increase
+            return states[:, rows[0] : rows[-1] + 1]
+        return states[:, torch.tensor(list(rows), dtype=torch.int64)]

@@ -1,0 +1,1 @@
+"""What the configuration of each model family says."""

@@ -1,1 +1,0 @@
-"""Models on a GPU: fused decoding, ragged prefill, memory."""

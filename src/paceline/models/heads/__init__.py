@@ -1,0 +1,1 @@
+"""Draft heads and distilled drafts: models, folders, loading."""

@@ -1,0 +1,214 @@
+"""EAGLE-3: one decoder layer over the target's hidden states and the embedding of the next token.
+
+Slot i joins the hidden state of token i with the embedding of token i + 1 and predicts token i + 2. The state of a committed
+token is g = fc([h_l1; h_l2; h_l3]), from three inner states of the target. The state of a drafted token is the layer's output
+in the previous slot. Inference only; call it under `torch.inference_mode`.
+
+The native calls of an EAGLE head over one cache.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.kernels.activation import gated
+from paceline.kernels.attention import HEAD_MULTIPLE, paged_attention
+from paceline.kernels.cpu.decoder import DecoderShape, LayerWeights
+from paceline.kernels.cpu.eagle_head import EagleHead, HeadWeights, InnerRows
+from paceline.kernels.formats.layout import AttentionLayout, uses_gpu_kernels
+from paceline.kernels.formats.packing import PackedWeight
+from paceline.kernels.linear import embedding_rows, linear
+from paceline.kernels.rms_norm import add_rms_norm, rms_norm
+from paceline.kernels.rotary import apply_rotary_and_store
+from paceline.models.decoder.decoder import HiddenStates
+from paceline.models.heads.eagle.eagle_weights import EagleWeights
+from paceline.models.memory.memory import zeroed
+from paceline.models.runner.runner import Span, build_inputs, pass_rows, warm_up_sizes
+
+if TYPE_CHECKING:
+    from paceline.kernels.gpu.attention.plan import AttentionPlan
+
+
+def native_head(head: EagleWeights, cache: tuple[Tensor, Tensor]) -> EagleHead | None:
+    """The head as one native call. None if a part of the head needs its own call."""
+    c, (keys, values) = head.config, cache
+    matrices = (head.qkv, head.output, head.gate_up, head.down, head.embedding, head.fc, head.vocabulary.head)
+    packed = tuple(matrix for matrix in matrices if isinstance(matrix, PackedWeight))
+    if len(packed) < len(matrices) or c.head_dim % HEAD_MULTIPLE or keys.dtype is not torch.float32:
+        return None
+    shape = DecoderShape(
+        c.hidden_size, c.ffn_size, c.num_heads, c.num_kv_heads, c.head_dim, "silu", c.rms_eps, c.head_dim**-0.5
+    )
+    layer = LayerWeights(
+        packed[0],
+        packed[1],
+        packed[2],
+        packed[3],
+        experts=None,
+        qkv_bias=None,
+        output_bias=None,
+        q_norm=None,
+        k_norm=None,
+        sinks=None,
+        attention_norm=None,
+        feed_forward_norm=None,
+        post_attention_norm=head.post_attention_norm,
+        next_norm=head.final_norm,
+        keys=keys,
+        values=values,
+        window=None,
+        rotary=0,
+    )
+    return EagleHead(
+        HeadWeights(
+            shape,
+            layer,
+            embedding=packed[4],
+            fc=packed[5],
+            vocabulary=packed[6],
+            input_norm=head.input_norm,
+            hidden_norm=head.hidden_norm,
+            cos=head.cos,
+            sin=head.sin,
+            ids=head.vocabulary.ids,
+            is_residual_normed=c.norm_before_residual,
+        )
+    )
+
+
+LANE_BLOCKS = 2
+"""Blocks of a lane: the partly filled last block of a sequence, then up to `MAX_BRANCH` slots."""
+MAX_BRANCH = (LANE_BLOCKS - 1) * BLOCK_SIZE
+"""Most slots that a branch adds to its sequence."""
+
+
+class EagleModel(EagleWeights):
+    _native: tuple[tuple[Tensor, Tensor], EagleHead | None] | None = None
+    """Cache of the last pass, and the head over it."""
+
+    def forward(
+        self,
+        states: Tensor,  # [T, D]: g, or this layer's output in the previous slot
+        tokens: Tensor,  # [T] int64: the token after each state
+        positions: Tensor,  # [T] int64, of the states
+        layout: AttentionLayout,
+        cache: tuple[Tensor, Tensor],  # keys, values, each [num_blocks, 16, KV, hd]
+        plan: "AttentionPlan | None" = None,
+    ) -> Tensor:
+        """Returns the states [T, D] of the next slots, which `logits` turns into predictions. `plan` comes from the method
+        `plan`. If None, the pass makes a new plan."""
+        if uses_gpu_kernels(self.device):
+            from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_forward
+
+            return gpu_eagle_forward(self, states, tokens, positions, layout, cache, plan)
+        c = self.config
+        cos, sin = self.cos[positions], self.sin[positions]
+        embedded = rms_norm(embedding_rows(self.embedding, tokens), self.input_norm, c.rms_eps)
+        normed = rms_norm(states, self.hidden_norm, c.rms_eps)
+        joined = torch.cat((embedded, normed), 1)  # [T, 2 D]
+        qkv = linear(joined, self.qkv)  # [T, (H + 2 KV) hd]
+        q = apply_rotary_and_store(qkv, cos, sin, *cache, layout.slots, c.num_heads, c.num_kv_heads)
+        attended = linear(paged_attention(q, *cache, layout, c.head_dim**-0.5), self.output)
+        residual = normed if c.norm_before_residual else states
+        normed, hidden = add_rms_norm(attended, residual, self.post_attention_norm, c.rms_eps)
+        return linear(gated(linear(normed, self.gate_up)), self.down) + hidden
+
+    def native(self, cache: tuple[Tensor, Tensor]) -> EagleHead | None:
+        """The native calls over `cache`; None if a part of the head needs its own call."""
+        known = self._native
+        if known is None or known[0] is not cache:
+            known = self._native = (cache, native_head(self, cache))
+        return known[1]
+
+    def plan(self, rows: int, sequences: int) -> "AttentionPlan | None":
+        """Attention plan for passes of this size on a GPU; None on a CPU."""
+        if not uses_gpu_kernels(self.device):
+            return None
+        from paceline.models.heads.eagle.eagle_gpu import plan_eagle
+
+        return plan_eagle(self, rows, sequences)
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[R, V'] float32 over the draft's vocabulary from outputs of `forward` [R, D]."""
+        if uses_gpu_kernels(self.device):
+            from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_norm
+
+            return self.vocabulary.logits(gpu_eagle_norm(self, states))
+        return self.vocabulary.logits(rms_norm(states, self.final_norm, self.config.rms_eps))
+
+
+class EagleRunner:
+    """A head and its KV cache: `num_blocks` blocks for committed slots, followed by the lanes.
+
+    A drafted slot attends to its sequence and its own branch, not to other branches. So each growing branch has a lane: a
+    private copy of the slots after the last full block. Attention treats each branch as a sequence.
+    """
+
+    def __init__(self, model: EagleModel, num_blocks: int, num_lanes: int) -> None:
+        self.model = model
+        self.num_blocks = num_blocks
+        self.num_lanes = num_lanes
+        shape = (num_blocks + num_lanes * LANE_BLOCKS, BLOCK_SIZE, model.config.num_kv_heads, model.config.head_dim)
+        # Zeroed: a masked slot must not hold a NaN.
+        self.cache = (zeroed(shape, model.dtype, model.device), zeroed(shape, model.dtype, model.device))
+
+    def lane(self, number: int) -> list[int]:
+        """Blocks of a lane."""
+        return list(self.lanes(number, 1))
+
+    def lanes(self, first: int, count: int) -> range:
+        """Blocks of consecutive lanes."""
+        return range(self.num_blocks + first * LANE_BLOCKS, self.num_blocks + (first + count) * LANE_BLOCKS)
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span], states: Tensor | Mapping[int, Tensor]) -> Tensor:
+        """[T, D] from states [T, D] or from the target's states by layer, in span order. The tokens of a span are those after
+        its states."""
+        native = self.model.native(self.cache)
+        if native is not None:
+            given = states if isinstance(states, Tensor) else self.inner_rows([(states, slice(None))])
+            return native.forward(given, pass_rows(spans))
+        inputs = build_inputs(spans, self.model.device)
+        states = states if isinstance(states, Tensor) else self.model.fuse(states)
+        return self.model.forward(states, inputs.tokens, inputs.positions, inputs.layout, self.cache)
+
+    def inner_rows(self, parts: Sequence[tuple[Mapping[int, Tensor], slice]]) -> InnerRows:
+        """Rows of the target's states, as native calls read them. The caller keeps `parts` until after the call."""
+        layers, addresses = self.model.config.state_layers, list[int]()
+        for states, chosen in parts:
+            if isinstance(states, HiddenStates):
+                first, (_, rows, width) = states.states.data_ptr(), states.states.shape
+                firsts = [first + 4 * width * rows * states.layers.index(layer) for layer in layers]
+                places = [4 * width * row for row in states.rows[chosen]]
+            else:
+                tensors = [states[layer] for layer in layers]
+                pitch = tensors[0].stride(0)
+                assert all(tensor.stride() == (pitch, 1) and tensor.dtype is torch.float32 for tensor in tensors)
+                firsts = [tensor.data_ptr() for tensor in tensors]
+                places = [4 * pitch * row for row in range(len(tensors[0]))[chosen]]
+            addresses += [first + place for place in places for first in firsts]
+        return InnerRows(addresses, len(layers))
+
+    @torch.inference_mode()
+    def warm_up(self, max_num_seqs: int, max_rows: int, longest: int) -> None:
+        """Compile the GPU kernels of passes within these limits and of passes over all lanes. `longest` is the most rows of one
+        sequence. The passes write to a lane, whose slots are always written before they are read."""
+        scratch = self.lane(0)[:1]
+        longest = min(longest, len(self.model.cos))
+        sizes = {*warm_up_sizes(max_num_seqs, max_rows, longest), *warm_up_sizes(self.num_lanes, self.num_lanes, 1)}
+        for count, rows in sorted(sizes):
+            padding = Span(scratch * -(-rows // BLOCK_SIZE), 0, [0] * rows, 0)
+            states = self.model.hidden_norm.new_zeros(count * rows, self.model.config.hidden_size)
+            self.model.logits(self.forward([padding] * count, states)[:count])
+
+    @torch.inference_mode()
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks; all are read before any is written."""
+        if not sources:
+            return
+        source, target = (torch.tensor(blocks, device=self.model.device) for blocks in (sources, targets))
+        for values in self.cache:
+            values[target] = values[source]

@@ -1,0 +1,155 @@
+"""Embedding, head and vocabulary of a draft, mostly taken from its target.
+
+A reduced vocabulary makes a small draft cheaper: its head is most of its cost, and a few thousand tokens cover most text. A
+draft made for a small model also fits an inflated target, whose hidden states and tables start with those of the small model.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import UnsupportedModel
+from paceline.kernels.cpu import native
+from paceline.kernels.formats.linear import LinearWeight
+from paceline.kernels.formats.quantized import QuantizedWeight, quantize
+from paceline.kernels.formats.weights import GROUPS, Dense, Grouped, Weight
+from paceline.kernels.linear import embedding_rows, linear, prepare
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.families.config import ModelConfig
+from paceline.models.weights.checkpoint import Weights
+
+Bits = Literal[4, 8]
+"""Bits of a weight value of a draft on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftVocabulary:
+    """Tokens that a draft may propose. Column i of its logits is the target's token `ids[i]`, or token i if `ids` is None."""
+
+    vocab_size: int
+    """Vocabulary size of the target."""
+    head: LinearWeight  # [V', D]
+    ids: Tensor | None = None  # [V'] int64
+    nbytes: int = 0
+    """Bytes that are not shared with the target."""
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """[R, V'] float32 from normed hidden states [R, D]."""
+        return linear(normed, self.head).float()
+
+    def tokens(self, columns: Tensor) -> Tensor:
+        """Token ids of these columns, in the same shape."""
+        return columns if self.ids is None else self.ids[columns]
+
+    def expand_logits(self, logits: Tensor) -> Tensor:
+        """[R, V'] -> [R, V]; -inf for tokens outside the draft's vocabulary."""
+        if self.ids is None:
+            return logits
+        whole = logits.new_full((len(logits), self.vocab_size), -torch.inf)
+        whole[:, self.ids] = logits
+        return whole
+
+    @classmethod
+    def of(cls, target: DecoderModel, weights: Weights, hidden_size: int, bits: Bits = 8) -> "DraftVocabulary":
+        """Vocabulary of a draft's checkpoint, which may have its own head. `d2t` [V'] holds the offset of each draft id to
+        the target's id. `prepare_draft` describes `bits`."""
+        names, vocab_size = weights.names(), target.config.vocab_size
+        ids = None
+        if "d2t" in names:
+            ids = _draft_ids(weights.vector("d2t"), vocab_size).to(target.device)
+        if "lm_head.weight" in names:
+            shape = weights.matrix("lm_head.weight").shape
+            if shape[1] != hidden_size or shape[0] > vocab_size or (ids is not None and shape[0] != len(ids)):
+                raise UnsupportedModel(
+                    f"lm_head.weight of the draft has the shape {shape}: it does not fit the vocabulary"
+                )
+            head = prepare_draft(weights.matrix("lm_head.weight"), target.device, target.dtype, bits)
+        else:
+            head = head_for(target, hidden_size, ids, bits)
+        if ids is None and head.shape[0] != vocab_size:
+            ids = torch.arange(head.shape[0], device=target.device)
+        return cls(vocab_size, head, ids, 0 if head is target.head else head.nbytes)
+
+
+def proposable_ids(target: ModelConfig, draft: ModelConfig) -> range:
+    """Token ids that a draft may propose: those in the embeddings of target and draft.
+
+    Rows beyond the tokenizer's ids are padding, which a target never samples.
+    """
+    return range(min(target.vocab_size, draft.vocab_size))
+
+
+def _draft_ids(offsets: Tensor, vocab_size: int) -> Tensor:
+    """Target ids [V'] of the draft's ids, from the offset of each."""
+    if offsets.dim() != 1 or not bool(torch.isfinite(offsets).all()):
+        raise UnsupportedModel("d2t of the draft is not a vector of offsets")
+    ids = torch.arange(len(offsets)) + offsets.to(torch.int64)
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        raise UnsupportedModel(f"d2t of the draft leads to ids outside the target's vocabulary of {vocab_size} tokens")
+    return ids
+
+
+def inner_width(target: DecoderModel, hidden_size: int) -> int:
+    """`hidden_size` if the target is inflated from a model of that width, otherwise the target's hidden size.
+
+    In an inflated target the other columns of the embedding are zero.
+    """
+    width = target.config.hidden_size
+    if not 0 < hidden_size < width:
+        return width
+    if target.device.type == "meta":  # it has no values to look at
+        return hidden_size
+    rest = _rows(target.embedding, torch.arange(target.config.vocab_size, device=target.device))[:, hidden_size:]
+    return width if bool(rest.any()) else hidden_size
+
+
+def embedding_for(target: DecoderModel, hidden_size: int) -> LinearWeight:
+    """[V, hidden_size]: the target's embedding, or its first columns."""
+    if hidden_size == target.config.hidden_size:
+        return target.embedding
+    rows = _rows(target.embedding, torch.arange(target.config.vocab_size, device=target.device))[:, :hidden_size]
+    return prepare(Dense(rows.to(torch.bfloat16).contiguous()), target.device, target.dtype)
+
+
+def head_for(target: DecoderModel, hidden_size: int, ids: Tensor | None, bits: Bits = 8) -> LinearWeight:
+    """[V, hidden_size]: the target's head; with `ids`, only these rows."""
+    if hidden_size == target.config.hidden_size:
+        if ids is None:
+            return target.head
+        if isinstance(target.head, QuantizedWeight):
+            return QuantizedWeight(target.head.values[ids], target.head.scales[ids])
+    rows = torch.arange(target.config.vocab_size, device=target.device) if ids is None else ids
+    return _copy(target.head, rows, hidden_size, target, bits)
+
+
+def _copy(weight: LinearWeight, ids: Tensor, hidden_size: int, target: DecoderModel, bits: Bits) -> LinearWeight:
+    return prepare_draft(Dense(_rows(weight, ids)[:, :hidden_size].contiguous()), target.device, target.dtype, bits)
+
+
+def prepare_draft(weight: Weight, device: torch.device, dtype: torch.dtype, bits: Bits = 8) -> LinearWeight:
+    """As `prepare`, but in 8 or 4 bits for the native kernels, whose time is proportional to the bytes read. A draft may be
+    less precise."""
+    is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
+    if is_native and isinstance(weight, Dense) and weight.shape[1] % GROUPS[-1] == 0:
+        values = weight.values.float()
+        return prepare(four_bits(values) if bits == 4 else quantize(values, "int8"), device, dtype)
+    return prepare(weight, device, dtype)
+
+
+def four_bits(values: Tensor) -> Grouped:
+    """values [N, K] in 16 steps from the least to the largest of each 32 inputs; K is a multiple of 32."""
+    groups = values.unflatten(1, (-1, GROUPS[-1]))  # [N, K/32, 32]
+    least, most = groups.aminmax(dim=2)
+    offsets = least.half().float()
+    scales = ((most - offsets) / 15.0).half().float()
+    steps = torch.where(scales > 0, scales, 1.0)
+    codes = ((groups - offsets.unsqueeze(2)) / steps.unsqueeze(2)).round_().clamp_(0, 15).to(torch.uint8)
+    return Grouped(codes.flatten(1), scales, offsets, GROUPS[-1])
+
+
+def _rows(weight: LinearWeight, ids: Tensor) -> Tensor:
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(weight.values[ids], weight.scales[ids]).dequantize()
+    return embedding_rows(weight, ids)

@@ -1,1 +1,0 @@
-"""Weights of safetensors folders in the formats of model families and of quantisation tools."""

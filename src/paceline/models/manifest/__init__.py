@@ -1,0 +1,1 @@
+"""The parts of a model's weights as workers exchange them."""

@@ -1,0 +1,123 @@
+"""The parts in which a model's weights are loaded and transferred, in the order in which a pass needs them.
+
+0        the tokenizer
+1        `tables`: embedding, head, and all norms and biases
+2, 3, …  the matrices of layer 0, 1, …
+"""
+
+import json
+from dataclasses import dataclass
+
+import tokenizers
+import torch
+from torch import Tensor
+
+from paceline.core.errors import UnsupportedModel
+from paceline.kernels.formats.linear import LinearWeight
+from paceline.kernels.formats.quantized import Quantization
+from paceline.kernels.formats.weights import Activations
+from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.models.decoder.decoder import Loader, layer_matrices, layer_vectors, matrix_names
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.families.config import ModelConfig
+from paceline.models.weights.checkpoint import Checkpoint
+from paceline.models.weights.shapes import checkpoint_weights
+
+Piece = LinearWeight | Tensor
+VECTORS = (
+    *("input_norm", "post_attention_norm", "attention_norm", "feed_forward_norm", "q_norm", "k_norm", "sinks"),
+    *("qkv_bias", "output_bias", "router_bias", "gate_up_bias", "down_bias"),
+)
+"""Vectors of a layer; most architectures have few of those after the first two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Numbers and names of the parts of a model."""
+
+    num_layers: int
+    tokenizer: int = 0
+    tables: int = 1
+
+    @staticmethod
+    def of(config: ModelConfig) -> "Parts":
+        return Parts(config.num_layers)
+
+    @property
+    def count(self) -> int:
+        return 2 + self.num_layers
+
+    def layer(self, number: int) -> int:
+        return 2 + number
+
+    def is_layer(self, part: int) -> bool:
+        return 2 <= part < 2 + self.num_layers
+
+    def name(self, part: int) -> str:
+        return f"layer {part - 2}" if self.is_layer(part) else ("tokenizer", "tables")[part]
+
+
+def part_of(model: DecoderModel, part: int) -> dict[str, Piece]:
+    """Weights of a part other than the tokenizer, by name."""
+    parts = Parts.of(model.config)
+    if parts.is_layer(part):
+        layer = model.layers[part - parts.layer(0)]
+        return {name: getattr(layer, name) for name in matrix_names(model.config)}
+    tables: dict[str, Piece] = {"embedding": model.embedding}
+    if not model.config.tie_embeddings:
+        tables["head"] = model.head
+    return {**tables, "final_norm": model.norms_after[-1], **_vectors(model)}
+
+
+class CheckpointParts:
+    """Reads the same parts from a checkpoint, prepared as `load_model` prepares them."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
+        activations: Activations = "int8",
+    ) -> None:
+        self._config, self._parts = checkpoint.config, Parts.of(checkpoint.config)
+        self._load = Loader(checkpoint_weights(checkpoint, device, quantization, activations), device, dtype)
+
+    def read(self, part: int) -> dict[str, Piece]:
+        if self._parts.is_layer(part):
+            return dict(layer_matrices(self._config, self._load, part - self._parts.layer(0)))
+        pieces: dict[str, Piece] = {"embedding": self._load.matrix("model.embed_tokens")}
+        if not self._config.tie_embeddings:
+            pieces["head"] = self._load.matrix("lm_head")
+        pieces["final_norm"] = self._load.norm(self._config, "model.norm.weight")
+        for i in range(self._config.num_layers):
+            vectors = layer_vectors(self._config, self._load, i)
+            pieces.update({f"layers.{i}.{name}": vector for name, vector in vectors.items()})
+        return pieces
+
+
+def _vectors(model: DecoderModel) -> dict[str, Piece]:
+    found = {(i, name): getattr(layer, name, None) for i, layer in enumerate(model.layers) for name in VECTORS}
+    return {f"layers.{i}.{name}": vector for (i, name), vector in found.items() if vector is not None}
+
+
+def tokenizer_to_tensor(tokenizer: Tokenizer) -> Tensor:
+    """[n] uint8: JSON, equal for equal tokenizers."""
+    values = {
+        "tokenizer": tokenizer.to_json(),
+        "bos_id": tokenizer.bos_id,
+        "eos_ids": sorted(tokenizer.eos_ids),
+        "special_tokens": tokenizer.special_tokens,
+        "chat_template": tokenizer.chat_template,
+    }
+    return torch.frombuffer(bytearray(json.dumps(values, sort_keys=True).encode()), dtype=torch.uint8)
+
+
+def tokenizer_from_tensor(data: Tensor) -> Tokenizer:
+    """The tokenizer in `tokenizer_to_tensor` format. Raises `UnsupportedModel` if it cannot be read."""
+    try:
+        values = json.loads(bytes(data.cpu().numpy()))
+        backend = tokenizers.Tokenizer.from_str(values.pop("tokenizer"))
+        return Tokenizer(backend, **values)
+    except Exception as error:  # the library may reject a text that another version wrote
+        raise UnsupportedModel(f"the tokenizer cannot be read: {error!r}") from None

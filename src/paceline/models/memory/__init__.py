@@ -1,0 +1,1 @@
+"""Memory of models: staged copies, checksums, zeroed blocks."""

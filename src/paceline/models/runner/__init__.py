@@ -1,0 +1,1 @@
+"""Runners: a model with the blocks of its paged cache."""

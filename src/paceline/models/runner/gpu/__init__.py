@@ -1,0 +1,1 @@
+"""Runners on a GPU: fused decoding, ragged prefill, memory."""

@@ -1,0 +1,1 @@
+"""The shapes of a model's weights, and their split over ranks."""

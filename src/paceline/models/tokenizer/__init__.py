@@ -1,1 +1,0 @@
-"""Tokenizer, chat template and incremental detokenisation."""

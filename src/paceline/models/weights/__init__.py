@@ -1,0 +1,1 @@
+"""The formats of weights: safetensors folders, GGUF files, quantised weights."""

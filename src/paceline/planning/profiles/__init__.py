@@ -1,1 +1,0 @@
-"""What one worker costs: step times, memory, start-up, links and price."""

@@ -1,1 +1,0 @@
-"""Simulated workers: batches, rounds, segments of steps, and caches."""

@@ -1,0 +1,1 @@
+"""What a simulation is given: its configuration and its faults."""

@@ -1,1 +1,0 @@
-"""How many workers of each role a load needs."""

@@ -1,0 +1,1 @@
+"""What speculation costs and saves, and the advice that follows from it."""

@@ -1,1 +1,0 @@
-"""I/O around the engine: workers, the wire between them, and how they are started."""

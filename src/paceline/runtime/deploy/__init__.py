@@ -1,1 +1,0 @@
-"""Workers as local processes or Ray actors, and the cluster file that describes them."""

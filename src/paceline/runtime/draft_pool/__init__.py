@@ -1,1 +1,0 @@
-"""The proposer `pool`: a target worker's connections to draft workers."""

@@ -1,1 +1,0 @@
-"""A draft worker: schedules, drafts ahead, answers targets."""

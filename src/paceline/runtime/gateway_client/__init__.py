@@ -1,1 +1,0 @@
-"""The gateway's side of target workers: routing, streams, failover."""

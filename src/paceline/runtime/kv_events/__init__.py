@@ -1,1 +1,0 @@
-"""KV events: workers publish them, and gateways track the caches of all workers by them."""

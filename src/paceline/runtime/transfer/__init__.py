@@ -1,1 +1,0 @@
-"""Transfers of bytes between workers: KV, cache blocks and weights. See docs/transfer.md."""

@@ -1,1 +1,0 @@
-"""Transports for transfers: sockets, shared memory, NIXL."""

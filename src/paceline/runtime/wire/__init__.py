@@ -1,1 +1,0 @@
-"""Messages, sockets, keys: what every connection between workers uses."""

@@ -1,1 +1,0 @@
-"""The dashboard: its data and its static files."""

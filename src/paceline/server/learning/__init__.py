@@ -1,1 +1,0 @@
-"""Samples of finished streams for `paceline learn`, and the learner process of a server."""

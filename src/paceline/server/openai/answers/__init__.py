@@ -1,1 +1,0 @@
-"""Engine output as OpenAI responses and streams."""

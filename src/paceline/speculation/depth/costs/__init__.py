@@ -1,1 +1,0 @@
-"""What steps and drafts cost, as measured."""

@@ -1,0 +1,1 @@
+"""Drafts: tokens, trees and batches that proposers make."""

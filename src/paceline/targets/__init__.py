@@ -1,0 +1,1 @@
+"""The client of target workers: routing, health, streams, failover."""

@@ -1,0 +1,1 @@
+"""Measuring: plain and speculative decoding in turns."""

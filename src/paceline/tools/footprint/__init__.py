@@ -1,0 +1,1 @@
+"""Bytes that a model and its drafts read in a step, and the bandwidth of the memory."""

@@ -1,0 +1,1 @@
+"""Larger models made of a small one, for measuring."""

@@ -1,0 +1,1 @@
+"""Plots of reports, simulations and plans."""

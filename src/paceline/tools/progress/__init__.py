@@ -1,0 +1,1 @@
+"""Progress of a long run, and how a run is stopped."""

@@ -1,0 +1,1 @@
+"""Prompts and arrival times of benchmark runs."""

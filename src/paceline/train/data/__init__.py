@@ -1,1 +1,0 @@
-"""Training text: prompts, generated answers, hidden states."""

@@ -1,1 +1,0 @@
-"""Drafts in training: EAGLE, Medusa, distilled."""

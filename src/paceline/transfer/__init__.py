@@ -1,0 +1,1 @@
+"""Transfers of bytes between workers: KV blocks and weights. See docs/transfer.md."""

@@ -1,0 +1,1 @@
+"""Messages, sockets and keys that every connection between workers uses."""

@@ -1,0 +1,50 @@
+"""The gateways of a server, and the settings of its HTTP server."""
+
+from typing import Any, cast
+
+import pytest
+
+from paceline.core.config import EngineConfig
+from paceline.core.errors import InvalidConfig
+from paceline.gateway.auth.access import Access
+from paceline.gateway.config.config import ServerConfig
+from paceline.gateway.http.server import IDLE_SECONDS, TlsFiles, check_settings, make_models, make_server
+from paceline.targets.client import TargetClient
+from tests.gateway.fakes import FakeTarget
+
+
+@pytest.mark.parametrize("settings", [{"cors_origins": "app.example.com"}, {"allowed_hosts": "a b"}])
+def test_wrong_settings_are_named(settings: dict[str, Any]) -> None:
+    check_settings(ServerConfig())
+    with pytest.raises(InvalidConfig, match=next(iter(settings))):
+        check_settings(ServerConfig(**settings))
+
+
+def two_models() -> tuple[ServerConfig, Access, list[FakeTarget], Any]:
+    """A server of two models: its settings, its targets, and the models."""
+    config = ServerConfig()
+    access = Access.from_config(config, lambda: 0.0)
+    configs = [ServerConfig(engine=EngineConfig(model=name), served_model_name=name) for name in ("one", "two")]
+    targets = [FakeTarget(lambda _: "text", 1, False, own.engine) for own in configs]
+    models = make_models(config, access, configs, cast("list[TargetClient]", targets), [None, None])
+    return config, access, targets, models
+
+
+def test_every_model_has_a_gateway_and_all_share_the_flags() -> None:
+    _, _, targets, models = two_models()
+    assert [gateway.model for gateway in models] == ["one", "two"]
+    assert models.of("two").target is targets[1]
+    models.first.flags.update({"max_depth": 3}, "operator")
+    assert [target._validator.flags.max_depth for target in targets] == [3, 3]
+
+
+def test_the_server_starts_the_process_for_large_bodies_before_it_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, access, _, models = two_models()
+    calls: list[str] = []
+    server = make_server(config, models, access, TlsFiles("c.pem", "k.pem"), None, lambda: calls.append("ready"))
+    app: Any = server.config.app
+    monkeypatch.setattr(app.state.large_bodies, "start", lambda: calls.append("large bodies"))
+    server._on_ready()
+    assert calls == ["large bodies", "ready"]
+    assert (server.config.ssl_certfile, server.config.ssl_keyfile) == ("c.pem", "k.pem")
+    assert server.config.timeout_keep_alive == IDLE_SECONDS

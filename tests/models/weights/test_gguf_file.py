@@ -1,0 +1,211 @@
+"""GGUF files of the reference writer, from tiny transformers models, and every tensor type against the reference."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from transformers import PreTrainedModel
+
+from paceline.core.errors import UnsupportedModel
+from paceline.kernels.rope import Llama3Scaling
+from paceline.model_files.metadata import GGUFReader
+from paceline.models.decoder.forward import DecoderModel
+from paceline.models.families.rope import rope_from_hf
+from paceline.models.weights.checkpoint import Float32Activations
+from paceline.models.weights.gguf import num_bytes, open_gguf, unpack
+from tests.models.paged import PagedRunner, relative_error
+from tests.models.tiny import build
+
+IDS = torch.randint(0, 160, (1, 20), generator=torch.Generator().manual_seed(1))
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def _gguf_name(name: str) -> str:
+    if name in _TOP:
+        return _TOP[name]
+    _, _, layer, *middle, kind = name.split(".")
+    return f"blk.{layer}.{_NAMES['.'.join(middle)]}.{kind}"
+
+
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    kind: Type = Type.F32,
+    extra: Callable[[gguf.GGUFWriter], None] | None = None,
+    **fields: int,
+) -> None:
+    """Write `model` as the converter of llama.cpp does: adjacent rotary pairs for llama, scaling of Llama 3 as factors."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, config.model_type)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_array("general.tags", ["a", "bc", ""])
+    theta, scaling = rope_from_hf(config.to_dict())
+    writer.add_rope_freq_base(theta)
+    head_dim = model.model.layers[0].self_attn.head_dim
+    writer.add_key_length(head_dim)
+    for key, value in fields.items():
+        writer.add_uint32(key, value)
+    if extra is not None:
+        extra(writer)
+    if isinstance(scaling, Llama3Scaling):
+        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (frequencies / scaling(frequencies)).float().numpy())
+    for name, weight in model.state_dict().items():
+        values = weight.numpy()
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = values.reshape(-1, 2, head_dim // 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        if values.ndim == 1 or kind is Type.F32:
+            writer.add_tensor(_gguf_name(name), np.ascontiguousarray(values))
+        else:
+            writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+            weight.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "llama3-rope", "qwen2", "qwen3"])
+def test_logits_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
+    reference = build(family)
+    write_gguf(tmp_path / "tiny.gguf", reference)
+    _check(tmp_path / "tiny.gguf", reference)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_1], ids=lambda k: k.name)
+def test_quantised_rows_of_q_and_k_are_reordered(kind: Type, tmp_path: Path) -> None:
+    reference = build("llama")
+    with torch.no_grad():
+        write_gguf(tmp_path / "tiny.gguf", reference, kind)
+    _check(tmp_path / "tiny.gguf", reference)
+
+
+@torch.inference_mode()
+def _check(path: Path, reference: PreTrainedModel) -> None:
+    checkpoint = open_gguf(path)
+    assert checkpoint.config.num_parameters == reference.num_parameters()
+    weights = Float32Activations(checkpoint.weights)
+    model = DecoderModel(checkpoint.config, weights, torch.device("cpu"), torch.float32)
+    logits = PagedRunner(model).step({0: IDS[0].tolist()}).logits
+    assert relative_error(logits, reference(IDS).logits[0]) < 1e-4
+
+
+def test_metadata_equals_that_of_the_reference_reader(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build("qwen2"))
+    reference = gguf.GGUFReader(tmp_path / "tiny.gguf")
+    reader = GGUFReader(tmp_path / "tiny.gguf")
+    assert reader.metadata == {k: f.contents() for k, f in reference.fields.items() if not k.startswith("GGUF.")}
+    assert {n: (t.shape, t.type, t.offset) for n, t in reader.tensors.items()} == {
+        t.name: (tuple(t.shape[::-1].tolist()), int(t.tensor_type), t.data_offset) for t in reference.tensors
+    }
+
+
+def test_split_files_are_rejected(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build("llama"), **{"split.count": 2})
+    with pytest.raises(UnsupportedModel, match="llama-gguf-split --merge"):
+        open_gguf(tmp_path / "tiny.gguf")
+
+
+def test_truncated_files_are_rejected(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build("llama"))
+    whole = (tmp_path / "tiny.gguf").read_bytes()
+    (tmp_path / "header.gguf").write_bytes(whole[:300])
+    with pytest.raises(UnsupportedModel, match="download it again"):
+        open_gguf(tmp_path / "header.gguf")
+    (tmp_path / "body.gguf").write_bytes(whole[:-5000])
+    with pytest.raises(UnsupportedModel, match="shorter than its header states"):
+        open_gguf(tmp_path / "body.gguf")
+    (tmp_path / "other.gguf").write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(UnsupportedModel, match="not a little-endian GGUF"):
+        open_gguf(tmp_path / "other.gguf")
+
+
+@pytest.mark.parametrize("at", [8, 16], ids=["tensors", "fields"])
+def test_a_count_of_2_to_the_40_is_rejected_at_once(at: int, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build("llama"))
+    data = bytearray((tmp_path / "tiny.gguf").read_bytes())
+    data[at : at + 8] = (1 << 40).to_bytes(8, "little")
+    (tmp_path / "tiny.gguf").write_bytes(data)
+    with pytest.raises(UnsupportedModel, match="1099511627776"):
+        open_gguf(tmp_path / "tiny.gguf")
+
+
+def test_an_array_of_2_to_the_40_items_is_rejected_at_once(tmp_path: Path) -> None:
+    name = b"general.tags"
+    write_gguf(tmp_path / "tiny.gguf", build("llama"))
+    data = bytearray((tmp_path / "tiny.gguf").read_bytes())
+    at = data.index(name) + len(name) + 8
+    data[at : at + 8] = (1 << 40).to_bytes(8, "little")
+    (tmp_path / "tiny.gguf").write_bytes(data)
+    with pytest.raises(UnsupportedModel, match="arrays of more than"):
+        open_gguf(tmp_path / "tiny.gguf")
+
+
+ROWS, COLUMNS = 6, 512
+
+
+def _stored(kind: Type) -> np.ndarray:
+    """[ROWS, bytes] of a valid tensor: quantised by the reference if it supports that, otherwise random blocks."""
+    random = np.random.default_rng(0)
+    if kind not in (Type.Q4_K, Type.Q5_K, Type.Q6_K):
+        values = random.normal(size=(ROWS, COLUMNS)).astype(np.float32)
+        return gguf.quants.quantize(values, kind).view(np.uint8).reshape(ROWS, -1)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (ROWS * COLUMNS // block, size), dtype=np.uint8)
+    halves = random.normal(size=(len(blocks), 2)).astype(np.float16).view(np.uint8)
+    if kind is not Type.Q6_K:
+        blocks[:, :4] = halves
+    else:
+        blocks[:, -2:] = halves[:, :2]
+    return blocks.reshape(ROWS, -1)
+
+
+SUPPORTED = (
+    *(Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1),
+    *(Type.Q4_K, Type.Q5_K, Type.Q6_K),
+)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.name)
+def test_unpacking_is_exact(kind: Type) -> None:
+    stored = _stored(kind)
+    assert num_bytes(kind, ROWS * COLUMNS) == stored.size
+    raw = stored.view(np.float16) if kind is Type.F16 else stored.view(np.float32) if kind is Type.F32 else stored
+    expected = torch.from_numpy(gguf.quants.dequantize(raw, kind).reshape(ROWS, COLUMNS))
+    weight = unpack(kind, torch.from_numpy(stored).flatten(), (ROWS, COLUMNS))
+    assert torch.equal(weight.dequantize(), expected)
+
+
+@pytest.mark.parametrize("kind", [Type.Q2_K, Type.IQ4_NL, Type.MXFP4], ids=lambda k: k.name)
+def test_other_tensor_types_are_rejected_by_name(kind: Type) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"{kind.name} .*Q4_1.*Q6_K"):
+        num_bytes(kind, 256)
