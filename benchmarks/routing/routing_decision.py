@@ -23,8 +23,9 @@ import numpy as np
 
 from paceline.core.clock import WallClock
 from paceline.core.kv_events import BlocksStored
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kv.prefix import PrefixSums
-from paceline.policy.routing.kv_index import BLOCK_SIZE, KvIndex
+from paceline.policy.routing.kv_index import KvIndex
 from paceline.policy.routing.kv_router import KvRouter
 from paceline.policy.routing.router import RoutedPrompt, WorkerLoad
 

@@ -1,5 +1,5 @@
 """`python -m paceline` is `paceline`."""
 
-from paceline.cli.main import app
+from paceline.cli import app
 
 app()

@@ -29,11 +29,11 @@ from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
 from paceline.core.request import MAX_DEPTH, SamplingParams
-from paceline.gateway.config.config import ServerConfig
+from paceline.gateway.config import ServerConfig
 from paceline.policy.cost.advice import POOL, Advice, advise
 from paceline.policy.cost.cost import Estimate, Footprint, MethodCosts, TargetCosts
-from paceline.tools.inflate.calibration import Trial, calibrate, calibration_config
-from paceline.tools.prompts.prompts import DEFAULT_PROMPTS, load_prompts, select
+from paceline.tools.inflate import Trial, calibrate, calibration_config
+from paceline.tools.prompts import DEFAULT_PROMPTS, load_prompts, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class AdviceFiles:
         print_written(self.plot, self.html, self.json)
 
     def _write_plots(self, advice: Advice, title: str) -> None:
-        from paceline.tools.plots.plots import plot_advice
+        from paceline.tools.plots import plot_advice
 
         png = plot_advice(advice, title)
         if self.plot is not None:

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from paceline.cli import console
-from paceline.gateway.auth.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits, KeyShare
+from paceline.gateway.auth import SCOPES, ApiKey, KeyFile, KeyLimits, KeyShare
 
 File = Annotated[
     Path,

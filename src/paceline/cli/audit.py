@@ -16,15 +16,14 @@ from paceline.cli.options import ENGINE, JsonFile, check_folders, default_to, pr
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
 from paceline.core.request import SamplingParams, Verification
-from paceline.gateway.audit.audit_log import AuditLogBroken
-from paceline.gateway.audit.audit_log import verify as verify_log
-from paceline.gateway.config.config import ServerConfig
-from paceline.tools.prompts.prompts import DEFAULT_PROMPTS, load_prompts, select
+from paceline.gateway.audit import AuditLogBroken
+from paceline.gateway.audit import verify as verify_log
+from paceline.gateway.config import ServerConfig
+from paceline.tools.prompts import DEFAULT_PROMPTS, load_prompts, select
 
 if TYPE_CHECKING:
-    from paceline.engine.start.llm import LLM, Prompt
-    from paceline.tools.audit.auditor import Workload
-    from paceline.tools.audit.report import Report
+    from paceline.engine.start import LLM, Prompt
+    from paceline.tools.audit import Report, Workload
 
 
 PROMPTS = "prompts"
@@ -148,10 +147,7 @@ def _audit(
     report_file: Path | None,
     json_file: Path | None,
 ) -> "Report":
-    from paceline.tools.audit.auditor import Auditor, Workload
-    from paceline.tools.audit.html_report import page
-    from paceline.tools.audit.report import Report
-    from paceline.tools.audit.tests import require_scipy
+    from paceline.tools.audit import Auditor, Report, Workload, page, require_scipy
 
     check_folders(report_file, json_file)  # before measuring
     if report_file is not None:
@@ -185,7 +181,7 @@ def _run(auditor: Any, workload: "Workload") -> Any:
 
 
 def _about(llm: "LLM", workload: "Workload", prompts: Path | None) -> dict[str, Any]:
-    from paceline.engine.start.build import draft_of
+    from paceline.engine.start import draft_of
 
     engine, sampling = llm.config, workload.sampling
     source = prompts.name if prompts is not None else "the built-in set"

@@ -22,15 +22,25 @@ from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
 from paceline.core.machine import cpu_name, usable_cores
 from paceline.core.request import SamplingParams
-from paceline.gateway.config.config import ServerConfig
-from paceline.tools.bench.report import MIN_TRIALS, Alpha, Measured, Report, Summary
-from paceline.tools.bench.runner import EngineContender, MeasuredSystem, ProfiledContender, Workload, compare, connect
-from paceline.tools.profile.measurement import LABELS, Profile, RoundTimes, profile
-from paceline.tools.profile.recorder import Recorder
-from paceline.tools.prompts.prompts import DEFAULT, DEFAULT_PROMPTS, PRESETS, Preset, find_preset, load_prompts, select
+from paceline.gateway.config import ServerConfig
+from paceline.tools.bench import (
+    MIN_TRIALS,
+    Alpha,
+    EngineContender,
+    Measured,
+    MeasuredSystem,
+    ProfiledContender,
+    Report,
+    Summary,
+    Workload,
+    compare,
+    connect,
+)
+from paceline.tools.profile import LABELS, Profile, Recorder, RoundTimes, profile
+from paceline.tools.prompts import DEFAULT, DEFAULT_PROMPTS, PRESETS, Preset, find_preset, load_prompts, select
 
 if TYPE_CHECKING:
-    from paceline.engine.start.llm import LLM
+    from paceline.engine.start import LLM
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -276,11 +286,11 @@ class _Files:
             )
             write_json(self.json, figures)
         if self.plot is not None:
-            from paceline.tools.plots.plots import plot_report
+            from paceline.tools.plots import plot_report
 
             plot_report(report, self.plot)
         if self.profile is not None and profiles:
-            from paceline.tools.plots.plots import plot_profiles
+            from paceline.tools.plots import plot_profiles
 
             plot_profiles(profiles, str(report.about["title"]), self.profile)
         print_written(self.json, self.plot, self.profile if profiles else None)
@@ -307,7 +317,7 @@ async def _measure(
 
 def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
     """One profile per contender, of rounds that only decode."""
-    from paceline.tools.footprint.memory_reads import copy_bandwidth
+    from paceline.tools.footprint import copy_bandwidth
 
     bandwidth = copy_bandwidth(llm.engine.runner.device, WallClock())
     rounds: dict[str, list[RoundTimes]] = {}
@@ -319,7 +329,7 @@ def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
 
 
 def _about(config: ServerConfig, preset: str, prompts: Path | None, workload: Workload) -> dict[str, Any]:
-    from paceline.engine.start.build import draft_of, pick_device
+    from paceline.engine.start import draft_of, pick_device
 
     engine, sampling = config.engine, workload.sampling
     draft = draft_of(engine)
@@ -366,9 +376,9 @@ def inflate(
     The folder loads in Paceline and in transformers. The same model without a folder, as the value of --model:
     `inflate:llama-8b?base=smollm2&noise=0.06&seed=0`.
     """
-    from paceline.engine.start.build import pick_device, pick_dtype, pick_quantization
-    from paceline.model_files.hub.inflation import Inflation
-    from paceline.tools.inflate.inflate import (
+    from paceline.engine.start import pick_device, pick_dtype, pick_quantization
+    from paceline.model_files.hub import Inflation
+    from paceline.tools.inflate import (
         make,
         write_folder,  # imports torch
     )

@@ -23,13 +23,13 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.output import Generation, StepOutput
 from paceline.core.request import SamplingParams
 from paceline.core.sequence import Origin
-from paceline.gateway.config.config import ServerConfig
-from paceline.model_files.tokenizer.tokenizer import TextStream, Tokenizer
-from paceline.tools.bench.report import Summary
-from paceline.tools.prompts.prompts import AnswerTimes, Arrival
+from paceline.gateway.config import ServerConfig
+from paceline.model_files.tokenizer import TextStream, Tokenizer
+from paceline.tools.bench import Summary
+from paceline.tools.prompts import AnswerTimes, Arrival
 
 if TYPE_CHECKING:
-    from paceline.engine.start.llm import LLM
+    from paceline.engine.start import LLM
 
 HELP = "Type a message. /reset clears the conversation, /help shows this line, /exit exits, Ctrl-C stops an answer."
 EXITS = ("/exit", "/quit")

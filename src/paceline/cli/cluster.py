@@ -13,7 +13,7 @@ from paceline.cli.doctor_cluster import check_before_start
 from paceline.cli.workers import FILE, Ray, cluster_of, running_config, view
 
 if TYPE_CHECKING:
-    from paceline.targets.pool import TargetPool
+    from paceline.targets import TargetPool
 
 
 def up(
@@ -31,17 +31,17 @@ def up(
     config = cluster_of(file, ray)
     check_before_start(config)
     with console.err.status(f"starting {config.name}"):
-        from paceline.deploy import deployment
-        from paceline.deploy.processes.state import StateFolder
+        from paceline.deploy import observe_cluster, up
+        from paceline.deploy.processes import StateFolder
 
         warnings = LogWarnings(StateFolder.of(config).logs / "supervisor.log")
         if config.ray is not None:
-            from paceline.deploy.ray.deployment import RayDeployment
+            from paceline.deploy.ray import RayDeployment
 
             RayDeployment.up(config)
         else:
-            folder = deployment.up(file, config)
-        with deployment.observe_cluster(config) as pool:
+            folder = up(file, config)
+        with observe_cluster(config) as pool:
             try:
                 ready = all_ready(pool, wait, warnings)
             except KeyboardInterrupt:
@@ -93,7 +93,7 @@ def down(
     """
     config = running_config(file, ray, "`paceline down CLUSTER.yaml`")
     with console.err.status(f"stopping {config.name}"):
-        from paceline.deploy.deployment import down as stop
+        from paceline.deploy import down as stop
 
         stopped = stop(config)
     console.out.print(f"{config.name} is down" if stopped else f"{config.name} was not up")

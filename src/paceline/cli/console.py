@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from paceline.core.config import EngineConfig
 
 if TYPE_CHECKING:
-    from paceline.engine.start.llm import LLM
+    from paceline.engine.start import LLM
 
 
 out = Console(highlight=False)
@@ -56,7 +56,7 @@ def describe_seconds(seconds: float) -> str:
 def loaded(config: EngineConfig) -> Iterator["LLM"]:
     """Load a model behind a spinner, and close the model when the block ends."""
     with err.status(describe(config)):
-        from paceline.engine.start.llm import LLM  # imports torch, which takes seconds
+        from paceline.engine.start import LLM  # imports torch, which takes seconds
 
         llm = LLM(**asdict(config))
     with llm:

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from paceline.cli import console
 from paceline.cli.options import ENGINE, with_settings
-from paceline.deploy.processes.cluster_file import load_cluster
-from paceline.gateway.config.config import ServerConfig
+from paceline.deploy.processes import load_cluster
+from paceline.gateway.config import ServerConfig
 
 if TYPE_CHECKING:
     from paceline.cli.doctor_checks import Check

@@ -16,15 +16,14 @@ import torch
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
 from paceline.core.machine import GIB, available_memory, cpu_name, total_memory, usable_cores
-from paceline.engine.sizing.sizing import MemoryFit, size_engine
-from paceline.engine.start.build import is_optional, pick_device, pick_dtype
+from paceline.engine.sizing import MemoryFit, size_engine
+from paceline.engine.start import is_optional, pick_device, pick_dtype
 from paceline.kernels.cpu import native
-from paceline.model_files.hub.hub import pick_draft
-from paceline.model_files.tokenizer.compatibility import check_compatible
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.drafts.load import find_draft
-from paceline.models.families.config import ModelConfig
-from paceline.models.loading.load import LoadedModel, open_checkpoint, weight_bytes
+from paceline.model_files.hub import pick_draft
+from paceline.model_files.tokenizer import Tokenizer, check_compatible
+from paceline.models.drafts import find_draft
+from paceline.models.families import ModelConfig
+from paceline.models.loading import LoadedModel, open_checkpoint, weight_bytes
 
 
 class CheckResult(Enum):

@@ -22,17 +22,15 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, PacelineError, UnsupportedModel
 from paceline.core.machine import GIB, available_memory
 from paceline.core.pool_config import PoolConfig
-from paceline.engine.sizing.sizing import device_facts, size_engine
-from paceline.engine.start.build import pick_device, pick_dtype
-from paceline.model_files.hub.hub import pick_draft
-from paceline.model_files.hub.inflation import PREFIX
-from paceline.model_files.tokenizer.compatibility import check_compatible
-from paceline.models.drafts.folder import DraftFolder
-from paceline.models.drafts.load import find_draft
-from paceline.models.heads.trained import distilled_config
-from paceline.models.loading.load import LoadedModel
-from paceline.models.shards.shards import check_split, shard_config
-from paceline.models.weights.safetensors import FolderWeights
+from paceline.engine.sizing import device_facts, size_engine
+from paceline.engine.start import pick_device, pick_dtype
+from paceline.model_files.hub import PREFIX, pick_draft
+from paceline.model_files.tokenizer import check_compatible
+from paceline.models.drafts import DraftFolder, find_draft
+from paceline.models.heads import distilled_config
+from paceline.models.loading import LoadedModel
+from paceline.models.shards import check_split, shard_config
+from paceline.models.weights import FolderWeights
 from paceline.wire.keys import KEY_ROLE_OF, KeyFolder
 
 

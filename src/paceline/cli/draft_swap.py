@@ -13,7 +13,7 @@ from paceline.cli.doctor_cluster import check_before_start
 from paceline.cli.live import Config, RunningCluster, Wait, finish
 from paceline.cli.workers import Ray, running_config
 from paceline.core.errors import InvalidRequest
-from paceline.gateway.client import ServerClient, ServerUnavailable
+from paceline.gateway import ServerClient, ServerUnavailable
 
 draft = typer.Typer(no_args_is_help=True)
 
@@ -133,7 +133,7 @@ def _swap_in_server(server: ServerDraft, folder: str, seconds: float, period: fl
 def _swap_in_pool(pool: str, model: str, config: Path | None, seconds: float, wait: float, ray: str | None) -> None:
     settings = running_config(config, ray)
     with RunningCluster(settings) as (pools, gateway):
-        from paceline.deploy.draft_swap import DraftSwap, with_draft
+        from paceline.deploy import DraftSwap, with_draft
         from paceline.policy.pairing.draft_trial import TrialLimits, TrialVerdict
 
         check_before_start(with_draft(pools.desired().config, pool, model))

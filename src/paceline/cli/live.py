@@ -25,8 +25,8 @@ from paceline.policy.scaling.desired import DesiredState
 from paceline.policy.scaling.rollout import RolloutRule
 
 if TYPE_CHECKING:
-    from paceline.deploy.processes.rollout import LivePools
-    from paceline.targets.pool import TargetPool
+    from paceline.deploy.processes import LivePools
+    from paceline.targets import TargetPool
 
 POLL = 0.1
 
@@ -66,7 +66,7 @@ class RunningCluster:
 
     def __enter__(self) -> "tuple[LivePools, TargetPool]":
         with console.err.status("reading the cluster"):
-            from paceline.deploy.deployment import live_pools, observe_cluster
+            from paceline.deploy import live_pools, observe_cluster
 
             pools = live_pools(self._config)
             self._observed = observe_cluster(self._config)
@@ -197,7 +197,7 @@ def replace_workers(
     wait: float,
 ) -> None:
     """Replace the workers of one pool. A failure ends the command after the roll-back."""
-    from paceline.deploy.processes.rollout import RolloutRun
+    from paceline.deploy.processes import RolloutRun
 
     state = pools.desired()
     role = next(pool.role for pool in config.pools if pool.name == name)

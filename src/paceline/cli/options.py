@@ -18,9 +18,8 @@ from paceline.cli import console
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.core.request import SamplingParams
-from paceline.deploy.serving import load_config
-from paceline.gateway.config.config import SETTINGS, ServerConfig
-from paceline.gateway.config.settings import Setting
+from paceline.deploy import load_config
+from paceline.gateway.config import SETTINGS, ServerConfig, Setting
 
 ENGINE: Mapping[str, Setting] = {
     name: setting
@@ -153,7 +152,7 @@ def check_folders(*files: Path | None) -> None:
 def check_plots(*files: Path | None) -> None:
     """Raise `MissingDependency` if a file with a plot is wanted without matplotlib. Commands call it before they measure."""
     if any(file is not None for file in files):
-        from paceline.tools.plots.plots import load_pyplot
+        from paceline.tools.plots import load_pyplot
 
         load_pyplot()
 

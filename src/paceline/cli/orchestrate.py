@@ -16,8 +16,8 @@ from paceline.cli.options import Seed
 from paceline.core.config import DepthRule, SpeculationConfig
 from paceline.core.errors import MissingDependency
 from paceline.core.request import SamplingParams
-from paceline.tools.orchestrate.orchestrator import Answer, Orchestrator
-from paceline.tools.prompts.prompts import load_prompts
+from paceline.tools.orchestrate import Answer, Orchestrator
+from paceline.tools.prompts import load_prompts
 
 DraftUrl = Annotated[str, typer.Option(metavar="URL", help="The server that drafts, with or without /v1.")]
 TargetUrl = Annotated[str, typer.Option(metavar="URL", help="The server whose text is generated.")]
@@ -165,7 +165,7 @@ def _serve_metrics(orchestrator: Orchestrator, port: int) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
         raise MissingDependency("prometheus-client", "metrics", "server") from None
-    from paceline.gateway.metrics.engine import EngineCollector
+    from paceline.gateway.metrics import EngineCollector
 
     registry = CollectorRegistry()
     registry.register(EngineCollector(orchestrator.target.model, orchestrator.status))

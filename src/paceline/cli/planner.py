@@ -20,16 +20,24 @@ from paceline.cli.simulate import print_plan
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.pool_config import Role
-from paceline.gateway.client import ServerClient
-from paceline.planning.observation import ROLES
-from paceline.planning.planner.gateway_metrics import MetricsReader, with_wanted
-from paceline.planning.planner.planner import HOLD_SECONDS, Decision, Planner, PlannerConfig
-from paceline.planning.planner.sizing import ClusterLimits, ClusterPlan, plan
-from paceline.planning.traces.trace_files import TrafficPattern
+from paceline.gateway import ServerClient
+from paceline.planning import ROLES
+from paceline.planning.planner import (
+    HOLD_SECONDS,
+    ClusterLimits,
+    ClusterPlan,
+    Decision,
+    MetricsReader,
+    Planner,
+    PlannerConfig,
+    plan,
+    with_wanted,
+)
+from paceline.planning.traces import TrafficPattern
 from paceline.policy.scaling.changes import resized
 
 if TYPE_CHECKING:
-    from paceline.deploy.processes.rollout import LivePools
+    from paceline.deploy.processes import LivePools
 
 TIMEOUT = 5.0
 """Seconds that a gateway has to answer."""
@@ -173,8 +181,8 @@ class _Pools:
 
     @classmethod
     def open(cls, file: Path) -> "_Pools":
-        from paceline.deploy.deployment import live_pools
-        from paceline.deploy.processes.cluster_file import load_cluster
+        from paceline.deploy import live_pools
+        from paceline.deploy.processes import load_cluster
 
         config = load_cluster(file)
         return cls(config, live_pools(config))
@@ -241,7 +249,7 @@ def plan_command(
     if json_file is not None:
         write_json(json_file, _to_json(found))
     if plot_file is not None:
-        from paceline.tools.plots.plots import plot_plan
+        from paceline.tools.plots import plot_plan
 
         plot_plan(found, requests.name, plot_file)
     print_written(json_file, plot_file)

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from paceline.core.errors import InvalidRequest
-from paceline.planning.profile import ProfileValue, WorkerProfile, load_profile
-from paceline.planning.simulator.result import Objective
-from paceline.planning.simulator.settings.config import Speculation
-from paceline.planning.traces.trace import Trace
-from paceline.planning.traces.trace_files import TrafficPattern, load_trace, synthesize
+from paceline.planning import ProfileValue, WorkerProfile, load_profile
+from paceline.planning.simulator import Objective
+from paceline.planning.simulator.settings import Speculation
+from paceline.planning.traces import Trace, TrafficPattern, load_trace, synthesize
 
 TRAFFIC = "Synthetic traffic, in place of a trace"
 OBJECTIVE = "Objective"

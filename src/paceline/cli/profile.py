@@ -16,12 +16,10 @@ from paceline.cli import console
 from paceline.cli.console import describe_seconds, loaded
 from paceline.cli.options import ENGINE, check_folders, with_settings
 from paceline.core.clock import WallClock
-from paceline.gateway.config.config import ServerConfig
-from paceline.planning.profile import save_profile
-from paceline.tools.inflate.calibration import calibration_config
-from paceline.tools.profile.measurement import MeasurementProgress
-from paceline.tools.profile.passes import DEPTH
-from paceline.tools.profile.worker_profile import Prices, measure_profile
+from paceline.gateway.config import ServerConfig
+from paceline.planning import save_profile
+from paceline.tools.inflate import calibration_config
+from paceline.tools.profile import DEPTH, MeasurementProgress, Prices, measure_profile
 
 
 @contextmanager

@@ -17,11 +17,11 @@ from paceline.cli.doctor_cluster import check_before_start
 from paceline.cli.options import ENGINE, with_settings
 from paceline.cli.workers import Ray
 from paceline.core.errors import InvalidConfig
-from paceline.deploy.serving import load_gateway_config
-from paceline.gateway.config.config import SETTINGS, GatewayConfig, ServerConfig
+from paceline.deploy import load_gateway_config
+from paceline.gateway.config import SETTINGS, GatewayConfig, ServerConfig
 
 if TYPE_CHECKING:
-    from paceline.deploy.serving import ServerReady
+    from paceline.deploy import ServerReady
 
 QUESTION = "Write a Python function that sorts a list."
 KEY = "OPENAI_API_KEY"
@@ -43,14 +43,14 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
             raise InvalidConfig("--ray needs a cluster: give a file with pools, --config cluster.yaml")
         config = replace(config, cluster=replace(config.cluster, ray=ray))
     if isinstance(config, GatewayConfig):
-        from paceline.deploy.deployment import is_up
+        from paceline.deploy import is_up
 
         if not is_up(config.cluster):
             check_before_start(config.cluster)
     doing = "waiting for the workers" if isinstance(config, GatewayConfig) else describe(config.engine)
     if console.err.is_terminal:  # not a spinner: the engine process writes its log to the same terminal
         console.err.print(f"{doing} …", style="dim")
-    from paceline.deploy.serving import serve as run
+    from paceline.deploy import serve as run
 
     raise typer.Exit(run(config, lambda ready: console.out.print(banner(ready), soft_wrap=True)))
 
@@ -96,7 +96,7 @@ def warm(config: ServerConfig, out: Out, gpu: Gpu = None) -> None:
     With --gpu the machine that compiles needs no GPU. No weights are read.
     """
     with console.err.status("compiling kernels"):
-        from paceline.engine.start.compile_child import compile_into
+        from paceline.engine.start import compile_into
 
         report = compile_into(out, config.engine, gpu)
     console.out.print(

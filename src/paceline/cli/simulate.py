@@ -25,19 +25,18 @@ from paceline.cli import planning_options as options
 from paceline.cli.advise import STYLE
 from paceline.cli.options import JsonFile, check_folders, check_plots, print_written, write_json
 from paceline.core.cluster_config import RouterPolicy
-from paceline.planning.planner.sizing import ClusterPlan
-from paceline.planning.simulator.result import (
+from paceline.planning.planner import ClusterPlan
+from paceline.planning.simulator import (
     Objective,
     Quantiles,
     SimulationReport,
     SimulationResult,
     quantile,
+    simulate,
     summarize,
 )
-from paceline.planning.simulator.settings.config import LINK, DepthRule, Mode, SimulationConfig
-from paceline.planning.simulator.settings.faults import FORMS, parse_fault
-from paceline.planning.simulator.simulation import simulate
-from paceline.planning.traces.trace_files import TrafficPattern
+from paceline.planning.simulator.settings import FORMS, LINK, DepthRule, Mode, SimulationConfig, parse_fault
+from paceline.planning.traces import TrafficPattern
 
 PLACEMENTS = {"none": "-", "device": "target", "pool": "pool"}
 
@@ -245,7 +244,7 @@ class SimulationFiles:
         print_written(self.json, self.plot, self.html)
 
     def _write_plots(self, report: SimulationReport, result: SimulationResult, objective: Objective) -> None:
-        from paceline.tools.plots.plots import plot_simulation
+        from paceline.tools.plots import plot_simulation
 
         png = plot_simulation(result, objective)
         if self.plot is not None:

@@ -17,7 +17,7 @@ from paceline.cli.cluster import all_ready
 from paceline.cli.workers import has_default, running_config, view
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.status import WorkerStatus
-from paceline.gateway.client import ServerClient
+from paceline.gateway import ServerClient
 from paceline.policy.cost.cost import cost_since_start, dollars_per_hour
 
 SERVER = "http://127.0.0.1:8000"
@@ -79,7 +79,7 @@ def _chosen(
 def _of_cluster(config: ClusterConfig) -> Iterator[tuple[str, bool, Workers]]:
     """The name of a cluster, whether all its workers are ready, and a function that returns them."""
     with console.err.status("waiting for heartbeats"):
-        from paceline.deploy.deployment import observe_cluster
+        from paceline.deploy import observe_cluster
     with observe_cluster(config) as pool:
         yield config.name, all_ready(pool, HEARTBEAT_SECONDS), pool.workers
 

@@ -24,9 +24,9 @@ from rich.table import Table
 from paceline.cli import console
 from paceline.cli.options import default_to
 from paceline.core.clock import WallClock
-from paceline.tools.learn.versions import Lineage, TrialResult, VersionFolder
-from paceline.tools.progress.progress import PlainProgress, stop_on_interrupt
-from paceline.tools.train.plan import LearnPlan, TrainPlan
+from paceline.tools.learn import Lineage, TrialResult, VersionFolder
+from paceline.tools.progress import PlainProgress, stop_on_interrupt
+from paceline.tools.train import LearnPlan, TrainPlan
 
 
 def add_plan(plan: type, arguments: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -66,9 +66,9 @@ def train(**options: Any) -> None:
 
     The target generates the training text. The same command resumes an interrupted training.
     """
-    from paceline.tools.progress.progress import INTERRUPTED, stop_on_interrupt
-    from paceline.tools.train.card import table
-    from paceline.tools.train.run import train as run
+    from paceline.tools.progress import INTERRUPTED, stop_on_interrupt
+    from paceline.tools.train import table
+    from paceline.tools.train import train as run
 
     plan = TrainPlan(**options | {"prompts": tuple(options["prompts"])})
     clock = WallClock()
@@ -120,7 +120,7 @@ def export(
     speculative_tokens: Annotated[int, typer.Option(min=1, help="Depth that the folder names as its default.")] = 3,
 ) -> None:
     """Write an EAGLE head in the format of `speculators`, which vLLM loads."""
-    from paceline.tools.train.card import export_head  # imports torch
+    from paceline.tools.train import export_head  # imports torch
 
     export_head(draft, model, out, speculative_tokens)
     console.out.print(f"{out} holds the head in the format of speculators.", soft_wrap=True)
@@ -147,7 +147,7 @@ def run(**options: Any) -> None:
 
     A version is kept if it is better on held-out samples, and then under load by measured goodput. The text never changes.
     """
-    from paceline.tools.learn.run import learn as learn_from
+    from paceline.tools.learn import learn as learn_from
 
     plan = LearnPlan(**options)
     plan = replace(plan, key=plan.key or os.environ.get(KEY))

@@ -18,7 +18,7 @@ from paceline.cli import console
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig
 from paceline.core.status import WorkerStatus
-from paceline.deploy.processes.cluster_file import load_cluster
+from paceline.deploy.processes import load_cluster
 from paceline.policy.cost.cost import cost_since_start, dollars_per_hour
 
 STYLES = {
@@ -161,7 +161,7 @@ def running_config(file: Path | None, ray: str | None, option: str = CONFIG_OPTI
         return cluster_of(file or FILE, ray)
     if ray is not None:
         raise InvalidConfig(f"with --ray, give the file that the cluster was started with: {option}")
-    from paceline.deploy.processes.state import StateFolder  # part of the extra `pool`
+    from paceline.deploy.processes import StateFolder  # part of the extra `pool`
 
     running = StateFolder.running()
     if not running:
@@ -179,6 +179,6 @@ def running_config(file: Path | None, ray: str | None, option: str = CONFIG_OPTI
 
 def has_default() -> bool:
     """Whether `running_config` finds something without a file: `cluster.yaml` in this folder, or clusters that run here."""
-    from paceline.deploy.processes.state import StateFolder  # part of the extra `pool`
+    from paceline.deploy.processes import StateFolder  # part of the extra `pool`
 
     return FILE.exists() or bool(StateFolder.running())

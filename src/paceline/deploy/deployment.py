@@ -12,11 +12,9 @@ from pathlib import Path
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
 from paceline.core.machine import usable_cores
-from paceline.deploy.processes.pools import ProcessPools, free_addresses
-from paceline.deploy.processes.rollout import LivePools
-from paceline.deploy.processes.state import NotUp, StateFolder
+from paceline.deploy.processes import LivePools, NotUp, ProcessPools, StateFolder, free_addresses
 from paceline.policy.scaling.desired import DesiredState
-from paceline.targets.pool import TargetPool
+from paceline.targets import TargetPool
 from paceline.wire.keys import KeyFolder, KeyPair
 from paceline.wire.worker_spec import Directory, WorkerSpec, weight_server_name, worker_specs
 
@@ -62,7 +60,7 @@ def running_processes(config: ClusterConfig, folder: StateFolder) -> Iterator[Di
 def open_cluster(config: ClusterConfig) -> Iterator[Directory]:
     """The workers of a cluster: on Ray, those started by `up`, or else processes that end with the block."""
     if config.ray is not None:
-        from paceline.deploy.ray.deployment import RayDeployment
+        from paceline.deploy.ray import RayDeployment
 
         yield RayDeployment.find_or_up(config)
         return
@@ -77,7 +75,7 @@ def open_cluster(config: ClusterConfig) -> Iterator[Directory]:
 def find_cluster(config: ClusterConfig) -> Directory:
     """The running workers. Raises `NotUp` if there are none."""
     if config.ray is not None:
-        from paceline.deploy.ray.deployment import RayDeployment
+        from paceline.deploy.ray import RayDeployment
 
         return RayDeployment.find(config)
     folder = StateFolder.of(config)
@@ -98,7 +96,7 @@ def is_up(config: ClusterConfig) -> bool:
 def live_pools(config: ClusterConfig) -> LivePools:
     """The running pools, which can be changed. Raises `NotUp` if there are none."""
     if config.ray is not None:
-        from paceline.deploy.ray.deployment import RayDeployment
+        from paceline.deploy.ray import RayDeployment
 
         return RayDeployment.find(config)
     find_cluster(config)
@@ -147,7 +145,7 @@ def up(path: Path, config: ClusterConfig) -> StateFolder:
 def down(config: ClusterConfig) -> bool:
     """Stop all workers that `up` started. Returns whether there were any."""
     if config.ray is not None:
-        from paceline.deploy.ray.deployment import RayDeployment
+        from paceline.deploy.ray import RayDeployment
 
         return RayDeployment.down(config)
     return StateFolder.of(config).stop(STOP_SECONDS)

@@ -10,11 +10,11 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig
 from paceline.core.status import GoodputSums
-from paceline.deploy.processes.rollout import LivePools
+from paceline.deploy.processes import LivePools
 from paceline.policy.pairing.draft_trial import USED_AT_ONCE, DraftTrial, TrialDecision, TrialLimits, TrialVerdict
 from paceline.policy.scaling.changes import check_memory
 from paceline.policy.scaling.desired import DesiredState, WorkerGoal, free_numbers
-from paceline.targets.pool import TargetPool
+from paceline.targets import TargetPool
 
 logger = logging.getLogger(__name__)
 

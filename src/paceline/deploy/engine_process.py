@@ -13,8 +13,8 @@ from paceline.core.cluster_config import ClusterConfig, HealthConfig
 from paceline.core.config import EngineConfig
 from paceline.core.pool_config import PoolConfig
 from paceline.deploy.deployment import free_address
-from paceline.deploy.processes.supervisor import Supervisor
-from paceline.targets.client import TargetClient
+from paceline.deploy.processes import Supervisor
+from paceline.targets import TargetClient
 from paceline.wire.worker_spec import Member, WorkerSpec, read_error
 
 logger = logging.getLogger(__name__)

@@ -30,21 +30,29 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.core.machine import freeze_loaded_objects
-from paceline.deploy.processes.cluster_file import is_cluster_file, load_cluster
-from paceline.gateway.audit.audit_log import AuditLog
-from paceline.gateway.audit.strict import StrictMode
-from paceline.gateway.auth.access import Access
-from paceline.gateway.config.config import SETTINGS, GatewayConfig, LearningConfig, SamplingDefaults, ServerConfig
-from paceline.gateway.config.settings import PREFIX, Setting, read_file, suggest
-from paceline.gateway.http.server import TlsFiles
-from paceline.model_files.checksums import weights_checksum
-from paceline.model_files.hub.hub import pick_draft
+from paceline.deploy.processes import is_cluster_file, load_cluster
+from paceline.gateway.audit import AuditLog, StrictMode
+from paceline.gateway.auth import Access
+from paceline.gateway.config import (
+    PREFIX,
+    SETTINGS,
+    GatewayConfig,
+    LearningConfig,
+    SamplingDefaults,
+    ServerConfig,
+    Setting,
+    read_file,
+    suggest,
+)
+from paceline.gateway.http import TlsFiles
+from paceline.model_files import weights_checksum
+from paceline.model_files.hub import pick_draft
 from paceline.policy.health import Backoff
-from paceline.telemetry.log import configure_logging
+from paceline.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from paceline.targets.client import TargetClient
-    from paceline.telemetry.tracing import Tracing
+    from paceline.targets import TargetClient
+    from paceline.telemetry import Tracing
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,7 @@ def start_workers(served: ServerConfig | GatewayConfig) -> Iterator[Sequence[Mod
     try:
         from paceline.deploy.deployment import gateway_key, open_cluster
         from paceline.deploy.engine_process import running_engine
-        from paceline.targets.client import TargetClient
+        from paceline.targets import TargetClient
         from paceline.wire.worker_spec import ModelDirectory
     except ImportError as error:
         raise MissingDependency(error.name or "pyzmq", "the server", "server") from error
@@ -232,7 +240,7 @@ def _run(
 ) -> int:
     """Builds the gateway while the workers load, and runs it. Returns the exit code of `serve`."""
     try:
-        from paceline.gateway.http.server import check_settings, make_models, make_server
+        from paceline.gateway.http import check_settings, make_models, make_server
     except ImportError as error:
         raise MissingDependency(error.name or "fastapi", "the server", "server") from error
     check_settings(config)
@@ -311,7 +319,7 @@ def _open_tracing(config: ServerConfig) -> Iterator["Tracing | None"]:
     if config.trace_endpoint is None:
         yield None
         return
-    from paceline.telemetry.tracing import Tracing
+    from paceline.telemetry import Tracing
 
     with Tracing.to(config.trace_endpoint, f"{socket.gethostname()}:{os.getpid()}", config.trace_ratio) as tracing:
         yield tracing

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from paceline.core.errors import PacelineError
 from paceline.deploy.deployment import UP, running_processes
-from paceline.deploy.processes.cluster_file import load_cluster
-from paceline.deploy.processes.state import StateFolder
-from paceline.telemetry.log import log_as
+from paceline.deploy.processes import StateFolder, load_cluster
+from paceline.telemetry import log_as
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.speculation.distribution.distribution import log_distribution
-from paceline.speculation.rows.noise import Purpose, gumbel_at
-from paceline.speculation.rows.rows import RowContext
+from paceline.speculation.distribution import log_distribution
+from paceline.speculation.rows import Purpose, RowContext, gumbel_at
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import SequenceBranches
 

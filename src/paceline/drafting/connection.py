@@ -11,7 +11,7 @@ from enum import Enum
 
 from paceline.core.errors import PacelineError
 from paceline.core.status import DrafterStatus, GoodputSums
-from paceline.model_files.tokenizer.compatibility import Fingerprint, describe_mismatch
+from paceline.model_files.tokenizer import Fingerprint, describe_mismatch
 from paceline.policy.pairing.pairing import DraftView, RoundTrip
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import (

@@ -8,7 +8,7 @@ from paceline.core.status import DrafterStatus, Symptom
 from paceline.drafting.connection import DraftAddress
 from paceline.drafting.proposer import PoolProposer
 from paceline.drafting.trial import TrialChange
-from paceline.engine.loop import EngineLoop
+from paceline.engine import EngineLoop
 from paceline.wire.gateway_messages import WorkerAddress
 from paceline.wire.keys import KeyPair, Security
 

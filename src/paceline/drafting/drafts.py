@@ -18,8 +18,8 @@ from torch import Tensor
 
 from paceline.drafting.branches import TOTAL_WEIGHT, BranchKey, DraftDistribution
 from paceline.policy.depth.acceptance import Acceptance
-from paceline.speculation.drafts.drafts import DraftBatch, DraftProbs, DraftTree, merge_batches
-from paceline.speculation.proposer import SequenceProgress
+from paceline.speculation import SequenceProgress
+from paceline.speculation.drafts import DraftBatch, DraftProbs, DraftTree, merge_batches
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import MAX_DEPTH, RoundDraft
 

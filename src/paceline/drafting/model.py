@@ -15,16 +15,14 @@ from paceline.core.errors import IncompatibleDraft, InvalidConfig, UnsupportedMo
 from paceline.drafting import branches as distributions
 from paceline.drafting.branches import DraftDistribution
 from paceline.drafting.state import DraftBranch, DraftedToken
-from paceline.engine.start.build import pick_dtype, pick_quantization
+from paceline.engine.start import pick_dtype, pick_quantization
 from paceline.kernels.sampling import top
-from paceline.models.drafts.folder import DraftFolder
-from paceline.models.drafts.load import find_draft, load_draft, load_tables
-from paceline.models.loading.load import LoadedModel
-from paceline.models.runner.runner import ModelRunner
-from paceline.speculation.proposers.model.model_drafter import Chunk, ModelDrafter, SequenceParams
-from paceline.speculation.rows.noise import Purpose, gumbel_at
-from paceline.speculation.rows.rows import RowContext
-from paceline.transfer.weights.loader import WeightManager
+from paceline.models.drafts import DraftFolder, find_draft, load_draft, load_tables
+from paceline.models.loading import LoadedModel
+from paceline.models.runner import ModelRunner
+from paceline.speculation.proposers.model import Chunk, ModelDrafter, SequenceParams
+from paceline.speculation.rows import Purpose, RowContext, gumbel_at
+from paceline.transfer.weights import WeightManager
 from paceline.wire.worker_spec import WorkerSpec
 
 NUM_ALTERNATIVES = 4
@@ -58,7 +56,7 @@ class ModelDraftBackend:
         """Compile kernels and capture graphs before the first branch. Has no effect on a CPU."""
         if self._stream is None:
             return
-        from paceline.models.runner.gpu.runner import GpuRunner
+        from paceline.models.runner.gpu import GpuRunner
 
         runner = self.drafter.runner
         assert isinstance(runner, GpuRunner)

@@ -18,10 +18,10 @@ from paceline.drafting.connection import DraftAddress, DraftConnection, DraftCon
 from paceline.drafting.drafts import DraftChain, as_chain, to_draft_batch
 from paceline.drafting.sequence import PoolSequence, PoolSequences
 from paceline.drafting.trial import PoolDrafts, TrialChange
-from paceline.model_files.tokenizer.compatibility import Fingerprint
+from paceline.model_files.tokenizer import Fingerprint
 from paceline.policy.pairing.pairing import is_worth_waiting
-from paceline.speculation.drafts.drafts import DraftBatch, DraftCost, merge_batches
-from paceline.speculation.proposer import Proposer, ProposerTraits, SequenceProgress
+from paceline.speculation import Proposer, ProposerTraits, SequenceProgress
+from paceline.speculation.drafts import DraftBatch, DraftCost, merge_batches
 from paceline.wire.draft_messages import (
     MAX_BATCH,
     Advance,

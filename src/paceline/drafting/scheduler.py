@@ -13,7 +13,7 @@ from paceline.drafting.state import DraftBackend, DraftBranch, DraftedSequence, 
 from paceline.policy.depth.acceptance import Acceptance
 from paceline.policy.pairing.ahead import AheadRound, BranchBudget, DraftingAhead, TargetTokenRate
 from paceline.policy.pairing.outcomes import AlternativeOdds, Outcome, ScoreGapAcceptance, likely_outcomes
-from paceline.speculation.proposers.model.model_drafter import SequenceParams
+from paceline.speculation.proposers.model import SequenceParams
 from paceline.wire.draft_messages import ErrorCode, Load, Open, RoundRequest
 from paceline.wire.transport import Peer
 

@@ -12,7 +12,7 @@ from paceline.drafting import branches as distributions
 from paceline.drafting.branches import BranchKey, unpack
 from paceline.drafting.connection import DraftConnection
 from paceline.drafting.drafts import DraftChain, validated_alternatives
-from paceline.speculation.proposer import SequenceProgress
+from paceline.speculation import SequenceProgress
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import Open, RoundDraft, RoundRequest, SequenceBranches
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from paceline.drafting.branches import BranchKey, DraftDistribution
 from paceline.policy.pairing.outcomes import Outcome
-from paceline.speculation.proposers.model.model_drafter import DraftSequence, SequenceParams
+from paceline.speculation.proposers.model import DraftSequence, SequenceParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from paceline.core.clock import Clock, WallClock
 from paceline.drafting.scheduler import DraftLimits, DraftPassTimes, DraftScheduler, TargetSession
 from paceline.drafting.sender import DraftSender
 from paceline.drafting.state import DraftBackend, DraftBranch, DraftedToken
-from paceline.model_files.tokenizer.compatibility import Fingerprint, describe_mismatch
-from paceline.transfer.weights.loader import WeightManager
+from paceline.model_files.tokenizer import Fingerprint, describe_mismatch
+from paceline.transfer.weights import WeightManager
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import (
     MAX_DEPTH,

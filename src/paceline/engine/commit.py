@@ -18,8 +18,7 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.step.step import SequenceResult, StepResult
 from paceline.policy.step import PromptPacer
-from paceline.requests.grammar import Grammar
-from paceline.requests.validator import RequestValidator
+from paceline.requests import Grammar, RequestValidator
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,10 @@ from paceline.engine.selector import ExecutorSelector
 from paceline.engine.speculator import Speculator
 from paceline.engine.status import AssignedMethods, AuditReport, RunTimeFlags, StatusReporter
 from paceline.engine.step.step import GraphStepExecutor, StepExecutor, StepResult
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.runner.runner import ModelRunner
+from paceline.model_files.tokenizer import Tokenizer
+from paceline.models.runner import ModelRunner
 from paceline.policy.step import PromptPacer
-from paceline.requests.grammar import Grammar
-from paceline.requests.validator import RequestValidator
+from paceline.requests import Grammar, RequestValidator
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from paceline.core.errors import GenerationFailed, PacelineError, RankLost
-from paceline.speculation.drafts.drafts import NO_COST, Draft, DraftBatch, DraftCost
-from paceline.speculation.proposer import Proposer, SequenceProgress
+from paceline.speculation import Proposer, SequenceProgress
+from paceline.speculation.drafts import NO_COST, Draft, DraftBatch, DraftCost
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from paceline.core.sequence import Sequence
     from paceline.engine.speculator import Speculator
     from paceline.engine.step.step import Schedule, StepResult
-    from paceline.models.decoder.decoder import ForwardOutput
-    from paceline.models.runner.runner import ModelRunner
-    from paceline.requests.grammar import Grammar
-    from paceline.speculation.drafts.drafts import Draft
+    from paceline.models.decoder import ForwardOutput
+    from paceline.models.runner import ModelRunner
+    from paceline.requests import Grammar
+    from paceline.speculation.drafts import Draft
 
 AfterLayer = Callable[[int], None]
 """Called with the index of a layer as soon as the pass has computed it."""

@@ -24,14 +24,13 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.step.step import NO_DRAFT, Schedule, Scheduled, SequenceResult, StepResult
 from paceline.kernels.cpu.decoder import Sampler
-from paceline.kv.block_tables import BlockTables
-from paceline.models.decoder.decoder import ForwardOutput, HiddenStates
-from paceline.models.runner.runner import ModelRunner, Span
-from paceline.speculation.drafts.drafts import Draft, depths
-from paceline.speculation.proposer import HiddenRequest, HiddenRows
-from paceline.speculation.rows.noise import Purpose, stream
-from paceline.speculation.verification.tree import ancestors
-from paceline.speculation.verification.verification import Round, Verdict, verify, verify_picks
+from paceline.kv import BlockTables
+from paceline.models.decoder import ForwardOutput, HiddenStates
+from paceline.models.runner import ModelRunner, Span
+from paceline.speculation import HiddenRequest, HiddenRows
+from paceline.speculation.drafts import Draft, depths
+from paceline.speculation.rows import Purpose, stream
+from paceline.speculation.verification import Round, Verdict, ancestors, verify, verify_picks
 
 
 def committed_hidden(

@@ -15,7 +15,7 @@ from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.engine.failures import RequestFailure, contained, is_isolated, owner_error
 from paceline.kernels.cpu import native
-from paceline.requests.grammar import Grammar
+from paceline.requests import Grammar
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from paceline.core.sequence import Sequence
 from paceline.core.traffic import TrafficClass
 from paceline.engine.step.step import SequenceResult, StepResult
 from paceline.policy.depth.observation import DraftingObservation, RoundObservation, StepObservation
-from paceline.speculation.drafts.drafts import DraftCost, DraftPrefill
+from paceline.speculation.drafts import DraftCost, DraftPrefill
 
 NO_PREFILL = DraftPrefill()
 

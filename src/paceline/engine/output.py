@@ -6,12 +6,11 @@ from torch import Tensor
 
 from paceline.core.output import StepOutput, StepTimes, TokenLogprobs
 from paceline.core.sequence import FinishReason, Sequence
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.requests.grammar import Grammar
-from paceline.requests.text import TextOutput
-from paceline.speculation.distribution.distribution import logprobs
-from paceline.speculation.drafts.drafts import Draft
-from paceline.speculation.verification.verification import Verdict
+from paceline.model_files.tokenizer import Tokenizer
+from paceline.requests import Grammar, TextOutput
+from paceline.speculation.distribution import logprobs
+from paceline.speculation.drafts import Draft
+from paceline.speculation.verification import Verdict
 
 
 class OutputProcessor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from paceline.core.sequence import BLOCK_SIZE, Sequence, Status
 from paceline.engine.step.step import Schedule, Scheduled
 from paceline.engine.tiers import Tiers
-from paceline.kv.block_tables import BlockTables, blocks_for
+from paceline.kv import BlockTables, blocks_for
 from paceline.policy.step import admits, chunk_tokens, ends_inside_piece
 
 

@@ -18,11 +18,10 @@ from paceline.engine.traffic import StepTotals, TrafficStatistics, TrialTraffic
 from paceline.policy.depth.breaker import Breaker
 from paceline.policy.depth.drift import AcceptanceChange
 from paceline.policy.depth.observation import DepthCandidate, DepthPolicy
-from paceline.requests.validator import RequestValidator
-from paceline.speculation.drafts.drafts import Draft, DraftPrefill
-from paceline.speculation.proposer import HiddenRequest, HiddenRows, Proposer, SequenceProgress
-from paceline.speculation.verification.tree import InvalidDraft, prune, validate
-from paceline.speculation.verification.verification import Verdict
+from paceline.requests import RequestValidator
+from paceline.speculation import HiddenRequest, HiddenRows, Proposer, SequenceProgress
+from paceline.speculation.drafts import Draft, DraftPrefill
+from paceline.speculation.verification import InvalidDraft, Verdict, prune, validate
 
 
 class DepthDecisions:

@@ -12,7 +12,7 @@ from paceline.engine.commit import Committer
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.selector import ExecutorSelector
 from paceline.engine.speculator import Speculator
-from paceline.requests.validator import RequestValidator
+from paceline.requests import RequestValidator
 
 
 class AssignedMethods(Protocol):

@@ -20,15 +20,11 @@ from paceline.core.sequence import BLOCK_SIZE, Sequence
 from paceline.core.status import TierCounts
 from paceline.engine.hook import StepHook
 from paceline.engine.step.step import StepResult
-from paceline.kv.block_tables import BlockTables, blocks_for
-from paceline.kv.prefix import chain_keys
-from paceline.kv.tiers.block import TieredBlock
-from paceline.kv.tiers.store import TierStore
-from paceline.kv.tiers.tiers import DiskFolder, Fetch
-from paceline.model_files.checksums import weights_checksum
-from paceline.models.blocks.host_blocks import HostBlocks
-from paceline.models.blocks.kv_blocks import block_bytes, cache_fingerprint
-from paceline.models.runner.runner import ModelRunner
+from paceline.kv import BlockTables, blocks_for, chain_keys
+from paceline.kv.tiers import DiskFolder, Fetch, TieredBlock, TierStore
+from paceline.model_files import weights_checksum
+from paceline.models.blocks import HostBlocks, block_bytes, cache_fingerprint
+from paceline.models.runner import ModelRunner
 
 MAX_WAIT_SECONDS = 10.0
 """Longest time that a sequence waits for its blocks; used if the time to compute them is unknown."""

@@ -31,7 +31,7 @@ from paceline.policy.depth.acceptance import PRIOR_ALPHA, known_positions
 from paceline.policy.depth.breaker import Breaker
 from paceline.policy.depth.drift import AcceptanceChange, DriftTest
 from paceline.policy.depth.observation import RoundObservation
-from paceline.speculation.proposer import Proposer
+from paceline.speculation import Proposer
 
 logger = logging.getLogger(__name__)
 

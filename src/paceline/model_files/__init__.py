@@ -1,1 +1,34 @@
 """What the files of a model say, read without torch: metadata, tokenizer, chat template, fingerprint."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.model_files.checksums import quick_checksum, recommended_sampling, weights_checksum
+    from paceline.model_files.metadata import MAX_TOKEN_ID, GGUFReader, Metadata, read_json, read_text
+
+__all__ = [
+    "MAX_TOKEN_ID",
+    "GGUFReader",
+    "Metadata",
+    "quick_checksum",
+    "read_json",
+    "read_text",
+    "recommended_sampling",
+    "weights_checksum",
+]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "GGUFReader": "metadata",
+        "MAX_TOKEN_ID": "metadata",
+        "Metadata": "metadata",
+        "quick_checksum": "checksums",
+        "read_json": "metadata",
+        "read_text": "metadata",
+        "recommended_sampling": "checksums",
+        "weights_checksum": "checksums",
+    },
+)

@@ -13,8 +13,7 @@ from typing import Any
 
 from paceline.core.errors import InvalidRequest, PacelineError, UnsupportedModel
 from paceline.core.request import SamplingParams
-from paceline.model_files.hub.hub import EMBEDDED, find_model
-from paceline.model_files.hub.inflation import PREFIX, Inflation
+from paceline.model_files.hub import EMBEDDED, PREFIX, Inflation, find_model
 
 THREADS = 4
 SAMPLES, PAGE = 128, 4096

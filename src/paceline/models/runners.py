@@ -3,10 +3,9 @@
 import torch
 
 from paceline.kernels.formats.layout import uses_gpu_kernels
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.parallel.ranks import Ranks
-from paceline.models.parallel.runner import ParallelRunner
-from paceline.models.runner.runner import ModelRunner
+from paceline.models.decoder import DecoderModel
+from paceline.models.parallel import ParallelRunner, Ranks
+from paceline.models.runner import ModelRunner
 
 
 def make_runner(
@@ -22,10 +21,10 @@ def make_runner(
             return ModelRunner(model, num_blocks, kv_dtype, weights_id=weights_id)
         return ParallelRunner(model, num_blocks, ranks, kv_dtype, weights_id)
     if ranks is None:
-        from paceline.models.runner.gpu.runner import GpuRunner
+        from paceline.models.runner.gpu import GpuRunner
 
         return GpuRunner(model, num_blocks, kv_dtype, weights_id=weights_id)
-    from paceline.models.parallel.gpu import ParallelGpuRunner
+    from paceline.models.parallel import ParallelGpuRunner
 
     return ParallelGpuRunner(model, num_blocks, ranks, kv_dtype, weights_id)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from paceline.core.output import CompletionOutput, Generation, SpeculationMetrics, StepOutput, TokenLogprobs
 from paceline.core.request import Request, SamplingParams
 from paceline.core.sequence import FinishReason, Origin, SpeculationCounts
-from paceline.model_files.tokenizer.tokenizer import TextStream, Tokenizer
+from paceline.model_files.tokenizer import TextStream, Tokenizer
 
 
 def end_tokens(sampling: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:

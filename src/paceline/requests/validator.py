@@ -18,7 +18,7 @@ from paceline.core.request import (
     Verification,
 )
 from paceline.core.sequence import Sequence
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.model_files.tokenizer import Tokenizer
 from paceline.requests.grammar import Grammar
 from paceline.requests.text import end_tokens
 

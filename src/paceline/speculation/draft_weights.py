@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paceline.models.drafts.exchanges import AnyDraft, check_exchangeable, exchange
+from paceline.models.drafts import AnyDraft, check_exchangeable, exchange
 
 
 class DraftWeights:

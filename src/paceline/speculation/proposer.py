@@ -10,14 +10,14 @@ from torch import Tensor
 from paceline.core.request import SamplingParams, Verification
 from paceline.core.sequence import Sequence
 from paceline.core.traffic import TrafficClass
-from paceline.models.decoder.decoder import HiddenStates
-from paceline.speculation.drafts.drafts import DraftBatch
+from paceline.models.decoder import HiddenStates
+from paceline.speculation.drafts import DraftBatch
 
 if TYPE_CHECKING:
-    from paceline.models.decoder.forward import DecoderModel
-    from paceline.models.heads.eagle.eagle import EagleRunner
-    from paceline.models.heads.trained import MedusaModel
-    from paceline.models.runner.runner import ModelRunner
+    from paceline.models.decoder import DecoderModel
+    from paceline.models.heads import MedusaModel
+    from paceline.models.heads.eagle import EagleRunner
+    from paceline.models.runner import ModelRunner
     from paceline.speculation.draft_weights import DraftWeights
 
 

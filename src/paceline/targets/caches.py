@@ -4,7 +4,7 @@ from functools import partial
 from urllib.parse import urlsplit
 
 from paceline.core.clock import Clock
-from paceline.kv.prefix import PrefixSums
+from paceline.kv import PrefixSums
 from paceline.policy.routing.kv_index import KvIndex
 from paceline.wire.gateway_messages import Welcome
 from paceline.wire.keys import KeyPair, Security

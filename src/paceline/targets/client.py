@@ -14,10 +14,8 @@ from paceline.core.output import OutputListener
 from paceline.core.request import Request, SpeculationFlags, ValidatedRequest
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.core.status import ClusterStatus, DraftStatus, EngineStatus
-from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.requests.schema_check import SchemaChecker
-from paceline.requests.validator import Limits, RequestValidator
+from paceline.model_files.tokenizer import Tokenizer, load_tokenizer
+from paceline.requests import Limits, RequestValidator, SchemaChecker
 from paceline.targets.pool import TargetPool
 from paceline.targets.status import ReportHistory, merge_status
 from paceline.wire.gateway_messages import SwapDraft, TokensReply, Welcome

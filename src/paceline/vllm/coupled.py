@@ -18,9 +18,8 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidConfig
 from paceline.core.request import SamplingParams
-from paceline.speculation.distribution.distribution import pick as pick_on_host
-from paceline.speculation.rows.noise import Purpose, stream
-from paceline.speculation.rows.rows import RowContext
+from paceline.speculation.distribution import pick as pick_on_host
+from paceline.speculation.rows import Purpose, RowContext, stream
 from paceline.vllm.sequences import RowSampling
 
 PLACEHOLDER = -1

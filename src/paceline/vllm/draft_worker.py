@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from paceline.core.cluster_config import ClusterConfig, WeightsConfig
 from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.pool_config import PoolConfig, PoolLimits
-from paceline.telemetry.log import log_as
+from paceline.telemetry import log_as
 from paceline.wire.worker_spec import WorkerSpec, worker_specs
-from paceline.worker.main import make_worker
+from paceline.worker import make_worker
 
 
 def parse(arguments: Sequence[str] | None = None) -> WorkerSpec:

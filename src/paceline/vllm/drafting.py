@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from paceline.core.clock import Clock
-from paceline.engine.failures import ProposerGuard
+from paceline.engine import ProposerGuard
 from paceline.policy.depth.observation import (
     DepthCandidate,
     DepthPolicy,
@@ -18,8 +18,8 @@ from paceline.policy.depth.observation import (
     RoundObservation,
     StepObservation,
 )
-from paceline.speculation.drafts.drafts import Draft
-from paceline.speculation.proposer import Proposer, SequenceProgress
+from paceline.speculation import Proposer, SequenceProgress
+from paceline.speculation.drafts import Draft
 from paceline.vllm.decisions import (
     LatencyLimit,
     LookupTime,

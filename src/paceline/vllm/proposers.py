@@ -13,9 +13,8 @@ from paceline.core.errors import InvalidConfig
 from paceline.policy.depth.goodput import GoodputDepth
 from paceline.policy.depth.observation import DepthPolicy
 from paceline.policy.depth.rules import FixedDepth
-from paceline.speculation.proposer import Proposer, SequenceProgress
-from paceline.speculation.proposers.combined import CombinedProposer
-from paceline.speculation.proposers.suffix import NgramProposer, SuffixProposer
+from paceline.speculation import Proposer, SequenceProgress
+from paceline.speculation.proposers import CombinedProposer, NgramProposer, SuffixProposer
 from paceline.vllm.decisions import LookupTime
 from paceline.vllm.drafting import DraftLoop
 from paceline.vllm.plugin import register
@@ -130,10 +129,9 @@ class PoolProposer(VllmProposer):
     wants_sampling = True
 
     def make_proposer(self, settings: Settings, lookups: Lookups, vllm_config: Any, clock: Clock) -> Proposer:
-        from paceline.drafting.connection import DraftAddress
-        from paceline.drafting.proposer import PoolProposer as Pool
-        from paceline.model_files.tokenizer.compatibility import fingerprint
-        from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
+        from paceline.drafting import DraftAddress
+        from paceline.drafting import PoolProposer as Pool
+        from paceline.model_files.tokenizer import fingerprint, load_tokenizer
         from paceline.wire.keys import KeyFolder, Security
 
         if not settings.workers:

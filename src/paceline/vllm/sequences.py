@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from paceline.core.request import SamplingParams
 from paceline.core.traffic import TrafficClass
-from paceline.speculation.drafts.drafts import Draft
+from paceline.speculation.drafts import Draft
 
 WINDOW = 16.0
 """Draft tokens that a record remembers."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from paceline.core.request import SamplingParams, Verification
-from paceline.model_files.tokenizer.compatibility import Fingerprint
+from paceline.model_files.tokenizer import Fingerprint
 from paceline.wire.codec import Codec
 
 VERSION = 8

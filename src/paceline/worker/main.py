@@ -20,40 +20,29 @@ import torch
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
 from paceline.core.machine import freeze_loaded_objects, usable_cores
-from paceline.drafting.control import PoolControl
-from paceline.drafting.model import ModelDraftBackend, load_draft_model
-from paceline.drafting.proposer import PoolProposer
-from paceline.drafting.scheduler import DraftLimits
-from paceline.drafting.worker import DraftWorker
-from paceline.engine.engine import Engine
-from paceline.engine.loop import EngineLoop
-from paceline.engine.sizing.calibration import calibrate
-from paceline.engine.sizing.sizing import size_engine
-from paceline.engine.start.build import build_engine, pick_device
+from paceline.drafting import DraftLimits, DraftWorker, ModelDraftBackend, PoolControl, PoolProposer, load_draft_model
+from paceline.engine import Engine, EngineLoop
+from paceline.engine.sizing import calibrate, size_engine
+from paceline.engine.start import build_engine, pick_device
 from paceline.kernels.cpu import native
-from paceline.model_files.checksums import quick_checksum
-from paceline.model_files.tokenizer.compatibility import fingerprint
-from paceline.models.loading.load import LoadedModel, load_model
-from paceline.models.parallel.runner import load_parallel
-from paceline.models.runners import make_runner
-from paceline.speculation.proposers.suffix import NgramProposer
-from paceline.telemetry.log import log_as
-from paceline.transfer.memory import device_memory
-from paceline.transfer.pool import channels_for
-from paceline.transfer.server import TransferServer
-from paceline.transfer.weights.loader import WeightManager
-from paceline.transfer.weights.server import Activity
+from paceline.model_files import quick_checksum
+from paceline.model_files.tokenizer import fingerprint
+from paceline.models import make_runner
+from paceline.models.loading import LoadedModel, load_model
+from paceline.models.parallel import load_parallel
+from paceline.speculation.proposers import NgramProposer
+from paceline.telemetry import log_as
+from paceline.transfer import TransferServer, channels_for, device_memory
+from paceline.transfer.weights import Activity, WeightManager
 from paceline.wire.draft_messages import TO_DRAFT_WORKER
 from paceline.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.wire.keys import KEY_ROLE_OF, KeyFolder, Security
 from paceline.wire.kv_events import KvPublisher
 from paceline.wire.transport import Listener, require_keys
 from paceline.wire.worker_spec import WorkerSpec, write_error
-from paceline.worker.handoff.handoffs import Handoffs
-from paceline.worker.handoff.service import PrefillService
-from paceline.worker.server.draft_swap import AlternatingDraftTrial, DraftSwaps
-from paceline.worker.server.server import TargetWorker, WorkerHung
-from paceline.worker.upstream.build import make_upstream_worker
+from paceline.worker.handoff import Handoffs, PrefillService
+from paceline.worker.server import AlternatingDraftTrial, DraftSwaps, TargetWorker, WorkerHung
+from paceline.worker.upstream import make_upstream_worker
 
 DRAFT_SPIN_SECONDS = 0.001
 """How long threads of a draft worker wait for the next pass before they sleep: longer than the pauses between passes. A pass of
@@ -87,7 +76,7 @@ def build_target_worker(
     engine = _build_engine(spec, weights, pool, draft_trial)
     tracing = None
     if spec.trace_endpoint is not None:
-        from paceline.telemetry.tracing import Tracing
+        from paceline.telemetry import Tracing
 
         tracing = Tracing.to(spec.trace_endpoint, spec.name)
     loop = EngineLoop(engine, tracing)

@@ -7,7 +7,8 @@ from operator import itemgetter
 
 from paceline.core.clock import Clock
 from paceline.core.kv_events import TIERS
-from paceline.policy.routing.kv_index import BLOCK_SIZE, KvIndex, Match
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.policy.routing.kv_index import KvIndex, Match
 from paceline.policy.routing.kv_router import (
     GOOD_ENOUGH_SECONDS,
     MANY_WORKERS,

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, Tier
-from paceline.kernels.formats import layout
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kv.prefix import PrefixSums
-from paceline.policy.routing.kv_index import BLOCK_SIZE, MIN_PEER_TOKENS, KvIndex, PeerHint, find_peer
+from paceline.policy.routing.kv_index import MIN_PEER_TOKENS, KvIndex, PeerHint, find_peer
 from paceline.policy.routing.router import RoutedPrompt
 
 PROMPT = list(range(100, 100 + 10 * BLOCK_SIZE))
@@ -32,10 +32,6 @@ def stored(
 def prefixes(index: KvIndex, names: Sequence[str], ids: Sequence[int] = PROMPT, salt: str = "") -> dict[str, int]:
     lengths = {number: tokens for tokens, numbers in index.match(ids, salt).groups for number in numbers}
     return {name: lengths[index.number(name)] for name in names if index.number(name) in lengths}
-
-
-def test_block_sizes_agree() -> None:
-    assert BLOCK_SIZE == layout.BLOCK_SIZE
 
 
 def test_match_returns_the_cached_prefix_of_each_worker(index: KvIndex) -> None:

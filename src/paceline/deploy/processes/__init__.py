@@ -1,1 +1,45 @@
 """Workers as local processes: supervisor, pools, rollout."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.deploy.processes.cluster_file import is_cluster_file, load_cluster
+    from paceline.deploy.processes.pools import HeldWorker, Pools, ProcessPools, free_addresses
+    from paceline.deploy.processes.rollout import LivePools, RolloutRun
+    from paceline.deploy.processes.state import AlreadyUp, NotUp, StateFolder
+    from paceline.deploy.processes.supervisor import Supervisor
+
+__all__ = [
+    "AlreadyUp",
+    "HeldWorker",
+    "LivePools",
+    "NotUp",
+    "Pools",
+    "ProcessPools",
+    "RolloutRun",
+    "StateFolder",
+    "Supervisor",
+    "free_addresses",
+    "is_cluster_file",
+    "load_cluster",
+]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "AlreadyUp": "state",
+        "HeldWorker": "pools",
+        "LivePools": "rollout",
+        "NotUp": "state",
+        "Pools": "pools",
+        "ProcessPools": "pools",
+        "RolloutRun": "rollout",
+        "StateFolder": "state",
+        "Supervisor": "supervisor",
+        "free_addresses": "pools",
+        "is_cluster_file": "cluster_file",
+        "load_cluster": "cluster_file",
+    },
+)

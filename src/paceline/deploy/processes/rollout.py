@@ -22,8 +22,7 @@ from paceline.policy.scaling.rollout import (
     Verdict,
     WorkerView,
 )
-from paceline.targets.pool import TargetPool
-from paceline.targets.targets import CATEGORY, PROMPT, SAMPLINGS
+from paceline.targets import CATEGORY, PROMPT, SAMPLINGS, TargetPool
 from paceline.wire.worker_spec import Directory, Member
 
 logger = logging.getLogger(__name__)

@@ -23,16 +23,16 @@ from ray.experimental import internal_kv
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.status import WorkerLife
-from paceline.deploy.processes.pools import HeldWorker, Pools
+from paceline.deploy.processes import HeldWorker, Pools
 from paceline.deploy.ray.placement import ActorPlacement, choose, remove_group, strategy
 from paceline.policy.health import Backoff
 from paceline.policy.scaling.changes import with_numbers
 from paceline.policy.scaling.desired import DesiredState, WorkerGoal
-from paceline.telemetry.log import log_as
+from paceline.telemetry import log_as
 from paceline.wire.worker_spec import Member, PeerAddress, WorkerSpec, weight_server_name, worker_specs
 
 if TYPE_CHECKING:
-    from paceline.worker.main import Process
+    from paceline.worker import Process
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ class WorkerActor:
 
     def _run(self, spec: WorkerSpec) -> None:
         try:
-            from paceline.worker.main import Process  # needs torch; the actor of the pools does not
+            from paceline.worker import Process  # needs torch; the actor of the pools does not
 
             self._process = Process(spec)
             self._process.serve()

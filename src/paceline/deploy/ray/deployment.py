@@ -10,7 +10,7 @@ import msgspec
 
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import MissingDependency, PacelineError
-from paceline.deploy.processes.state import AlreadyUp, NotUp
+from paceline.deploy.processes import AlreadyUp, NotUp
 from paceline.policy.scaling.desired import DesiredState
 from paceline.wire.worker_spec import Member
 

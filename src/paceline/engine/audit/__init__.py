@@ -1,1 +1,33 @@
 """Finished texts are computed again without speculation and compared."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.engine.audit.rescoring import (
+        Difference,
+        FinishedText,
+        Rescored,
+        Rescoring,
+        computed_in,
+        differences,
+        rounding,
+    )
+    from paceline.engine.audit.self_audit import SelfAudit
+
+__all__ = ["Difference", "FinishedText", "Rescored", "Rescoring", "SelfAudit", "computed_in", "differences", "rounding"]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "Difference": "rescoring",
+        "FinishedText": "rescoring",
+        "Rescored": "rescoring",
+        "Rescoring": "rescoring",
+        "SelfAudit": "self_audit",
+        "computed_in": "rescoring",
+        "differences": "rescoring",
+        "rounding": "rescoring",
+    },
+)

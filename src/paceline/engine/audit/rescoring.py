@@ -13,11 +13,10 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.request import SamplingParams
-from paceline.models.runner.runner import ModelRunner, Span
-from paceline.requests.grammar import Grammar
-from paceline.speculation.distribution.distribution import log_distribution, pick
-from paceline.speculation.rows.noise import Purpose, gumbel_at
-from paceline.speculation.rows.rows import RowContext, process
+from paceline.models.runner import ModelRunner, Span
+from paceline.requests import Grammar
+from paceline.speculation.distribution import log_distribution, pick
+from paceline.speculation.rows import Purpose, RowContext, gumbel_at, process
 
 FLOAT32_GAP = 1e-4
 """Difference of logits that another order of summation may produce."""

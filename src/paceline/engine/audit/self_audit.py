@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 from paceline.core.sequence import FinishReason, Sequence
 from paceline.core.status import AuditCounts
+from paceline.engine import StepHook
 from paceline.engine.audit.rescoring import FinishedText, Rescored, Rescoring, computed_in, differences, rounding
-from paceline.engine.hook import StepHook
 from paceline.engine.step.step import StepResult
-from paceline.kv.block_tables import BlockTables
-from paceline.models.runner.runner import ModelRunner
-from paceline.requests.grammar import Grammar
-from paceline.speculation.distribution.distribution import log_distribution
+from paceline.kv import BlockTables
+from paceline.models.runner import ModelRunner
+from paceline.requests import Grammar
+from paceline.speculation.distribution import log_distribution
 
 logger = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from paceline.engine.graph.selection import make_drafter
 from paceline.engine.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Sampling, Slot
 from paceline.kernels.gpu.speculation.accept import Accepted, accept_chains
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath, accept_trees
-from paceline.models.decoder.decoder import ForwardOutput
-from paceline.models.device.cuda_graph import Graph, StreamTimer
-from paceline.models.runner.gpu.runner import GpuRunner
+from paceline.models.decoder import ForwardOutput
+from paceline.models.device import Graph, StreamTimer
+from paceline.models.runner.gpu import GpuRunner
 
 
 class RoundBuffers:

@@ -2,15 +2,15 @@
 
 from typing import cast
 
+from paceline.engine import Scheduler
 from paceline.engine.graph.batch import GraphBatch
 from paceline.engine.graph.captures import Capture
 from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import DraftPrefills, GraphProposer
 from paceline.engine.graph.slots import DeviceSlots, SlotTable
-from paceline.engine.scheduler import Scheduler
-from paceline.models.runner.gpu.runner import GpuRunner, padded_sizes
+from paceline.models.runner.gpu import GpuRunner, padded_sizes
 from paceline.policy.step import padded_size
-from paceline.speculation.proposers.model.draft_model import DraftModelProposer
+from paceline.speculation.proposers.model import DraftModelProposer
 
 
 class GraphBatches:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from paceline.core.machine import log_phase
-from paceline.engine.hook import StepHook
+from paceline.engine import StepHook
 
 SLICE_SECONDS = 0.05
 """Time of one call after which no further capture begins: a new request waits for the call."""

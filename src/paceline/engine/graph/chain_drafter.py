@@ -12,11 +12,11 @@ from paceline.engine.graph.drafter import DraftPrefills, DraftShape, DraftTensor
 from paceline.engine.graph.rows import ChainRows
 from paceline.engine.graph.slots import DeviceSlots
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
-from paceline.models.device.cuda_graph import StreamEvent
-from paceline.models.runner.gpu.runner import GpuRunner
-from paceline.speculation.drafts.drafts import DraftPrefill
-from paceline.speculation.proposer import SequenceProgress
-from paceline.speculation.proposers.model.draft_model import DraftModelProposer
+from paceline.models.device import StreamEvent
+from paceline.models.runner.gpu import GpuRunner
+from paceline.speculation import SequenceProgress
+from paceline.speculation.drafts import DraftPrefill
+from paceline.speculation.proposers.model import DraftModelProposer
 
 MAX_FOLLOWED_ROUNDS = 2
 """Consecutive rounds without drafts that the draft model follows. After more of them it needs a draft prefill."""

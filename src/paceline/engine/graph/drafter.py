@@ -13,15 +13,12 @@ from torch import Tensor
 
 from paceline.core.sequence import Sequence
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
-from paceline.models.device.cuda_graph import SideStream, StreamEvent
-from paceline.models.runner.gpu.mixed import MixedPasses
-from paceline.models.runner.gpu.ragged import MAX_RAGGED_ROWS
-from paceline.models.runner.gpu.runner import GpuRunner
-from paceline.models.runner.runner import Span
-from paceline.speculation.drafts.drafts import DraftPrefill
-from paceline.speculation.proposers.eagle.eagle import EagleProposer
-from paceline.speculation.proposers.model.draft_model import DraftModelProposer
-from paceline.speculation.proposers.model.model_drafter import Chunk, DraftSequence, ModelDrafter
+from paceline.models.device import SideStream, StreamEvent
+from paceline.models.runner import Span
+from paceline.models.runner.gpu import MAX_RAGGED_ROWS, GpuRunner, MixedPasses
+from paceline.speculation.drafts import DraftPrefill
+from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.proposers.model import Chunk, DraftModelProposer, DraftSequence, ModelDrafter
 
 GraphProposer = DraftModelProposer | EagleProposer
 """Proposers whose sequences a graph drafter can take over."""

@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from paceline.core.sequence import Sequence
+from paceline.engine import Scheduler, Speculator
 from paceline.engine.graph.drafter import GraphProposer
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.speculator import Speculator
 from paceline.engine.step.step import HostReason
-from paceline.requests.validator import RequestValidator
+from paceline.requests import RequestValidator
 
 STEPS_BETWEEN_ADMISSIONS = 2
 """Most graph steps between two admissions by the host executor, unless the waiting prompts fill half a pass. Leaving the graph,

@@ -21,6 +21,7 @@ import torch
 from paceline.core.clock import Clock
 from paceline.core.machine import phase
 from paceline.core.sequence import Sequence
+from paceline.engine import Scheduler, Speculator
 from paceline.engine.graph.batch import IN_FLIGHT
 from paceline.engine.graph.batches import GraphBatches
 from paceline.engine.graph.captures import Capture, IdleCaptures
@@ -31,18 +32,15 @@ from paceline.engine.graph.inflight import InflightStep
 from paceline.engine.graph.mixed import Decoding, InflightMixed, MixedSteps, ScheduledPrompt
 from paceline.engine.graph.scheduler import GraphSchedule, GraphScheduler, SubmitPacer
 from paceline.engine.graph.slots import DeviceSlots, Slot, SlotTable
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.speculator import Speculator
 from paceline.engine.step.step import HostReason, StepResult
 from paceline.kernels.gpu.compilation import count_lookups
-from paceline.models.device.cuda_graph import StreamEvent
-from paceline.models.heads.eagle.eagle import EagleRunner
-from paceline.models.runner.gpu.passes import PassKind
-from paceline.models.runner.gpu.runner import GpuRunner, PassLimits
+from paceline.models.device import StreamEvent
+from paceline.models.heads.eagle import EagleRunner
+from paceline.models.runner.gpu import GpuRunner, PassKind, PassLimits
 from paceline.policy.depth.prompt_load import MANY_ROWS
 from paceline.policy.step import MIXED_PROMPT_ROWS, padded_size
-from paceline.requests.validator import RequestValidator
-from paceline.speculation.proposer import HiddenRequest, Proposer
+from paceline.requests import RequestValidator
+from paceline.speculation import HiddenRequest, Proposer
 
 
 @dataclass(frozen=True, slots=True, eq=False)

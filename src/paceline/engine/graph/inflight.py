@@ -12,8 +12,8 @@ from paceline.core.output import StepTimes
 from paceline.core.sequence import Origin, Sequence, Status
 from paceline.engine.graph.drafter import DraftShape
 from paceline.engine.step.step import SequenceResult, StepResult
-from paceline.models.device.cuda_graph import StreamEvent, staging_tensor
-from paceline.speculation.verification.verification import PLAIN, Verdict
+from paceline.models.device import StreamEvent, staging_tensor
+from paceline.speculation.verification import PLAIN, Verdict
 
 
 @cache

@@ -18,12 +18,11 @@ from paceline.engine.step.step import Scheduled, SequenceResult, StepResult
 from paceline.kernels.gpu.speculation.accept import accept_chains
 from paceline.kernels.gpu.speculation.pick import PickScratch, pick_scratch
 from paceline.kernels.gpu.speculation.slot_rows import commit_rows
-from paceline.models.device.cuda_graph import StreamEvent, staging_tensor
-from paceline.models.runner.gpu.mixed import MixedPasses
-from paceline.models.runner.gpu.runner import GpuRunner
-from paceline.models.runner.runner import Span
+from paceline.models.device import StreamEvent, staging_tensor
+from paceline.models.runner import Span
+from paceline.models.runner.gpu import GpuRunner, MixedPasses
 from paceline.policy.step import padded_size
-from paceline.speculation.verification.verification import PLAIN, Verdict
+from paceline.speculation.verification import PLAIN, Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)

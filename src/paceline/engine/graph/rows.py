@@ -6,8 +6,8 @@ from torch import Tensor
 from paceline.kernels.formats.layout import AttentionLayout, PassSize
 from paceline.kernels.gpu.speculation.rows import place_rows
 from paceline.kernels.gpu.speculation.tree_rows import place_trees, tree_places
-from paceline.models.decoder.decoder import ForwardOutput
-from paceline.models.runner.gpu.runner import GpuRunner
+from paceline.models.decoder import ForwardOutput
+from paceline.models.runner.gpu import GpuRunner
 
 
 class ChainRows:

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from paceline.core.sequence import BLOCK_SIZE, Sequence
+from paceline.engine import Scheduler, Speculator
 from paceline.engine.graph.batch import IN_FLIGHT, GraphBatch
 from paceline.engine.graph.batches import GraphBatches
 from paceline.engine.graph.captures import IdleCaptures
@@ -18,13 +19,11 @@ from paceline.engine.graph.eligibility import GraphEligibility
 from paceline.engine.graph.inflight import InflightStep
 from paceline.engine.graph.mixed import InflightMixed
 from paceline.engine.graph.slots import SlotTable
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.speculator import Speculator
 from paceline.engine.step.step import HostReason, Schedule
 from paceline.policy.depth.probing import SEQUENCES as PROBED
 from paceline.policy.depth.prompt_load import MANY_ROWS, may_draft_with_prompts
 from paceline.policy.step import padded_size, prompt_budget
-from paceline.requests.validator import RequestValidator
+from paceline.requests import RequestValidator
 
 
 @dataclass(frozen=True, slots=True)

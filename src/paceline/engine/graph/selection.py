@@ -6,8 +6,8 @@ from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import NO_DRAFTS, DraftPrefills, DraftShape, GraphDrafter, GraphProposer
 from paceline.engine.graph.slots import DeviceSlots
 from paceline.engine.graph.tree_drafter import TreeDrafter, tree_shape
-from paceline.speculation.proposers.eagle.eagle import EagleProposer
-from paceline.speculation.proposers.model.draft_model import DraftModelProposer
+from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.proposers.model import DraftModelProposer
 
 
 def make_drafter(

@@ -17,8 +17,8 @@ from paceline.core.sequence import Sequence, Status
 from paceline.engine.step.step import PICKING_BYTES
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.pick import PickScratch, pick, pick_greedy, pick_scratch, pick_truncated
-from paceline.models.device.cuda_graph import StreamEvent, staging_tensor
-from paceline.speculation.rows.noise import Purpose, stream
+from paceline.models.device import StreamEvent, staging_tensor
+from paceline.speculation.rows import Purpose, stream
 
 Sampling = Literal["greedy", "sampled", "truncated"]
 """The simplest sampling kernel that serves every slot."""

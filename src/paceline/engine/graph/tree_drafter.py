@@ -31,13 +31,12 @@ from paceline.kernels.gpu.speculation.head_rows import (
     place_fresh,
 )
 from paceline.kernels.gpu.speculation.ranking import RankedTokens, RankScratch, rank_rows, rank_scratch
-from paceline.kv.block_tables import blocks_for
-from paceline.models.heads.eagle.eagle import EagleRunner
-from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_logits, gpu_eagle_pass, plan_eagle, product
-from paceline.speculation.drafts.drafts import DraftPrefill
-from paceline.speculation.proposer import HiddenRows
-from paceline.speculation.proposers.eagle.eagle import EagleProposer, GraphStart
-from paceline.speculation.trees.growth import RankRules
+from paceline.kv import blocks_for
+from paceline.models.heads.eagle import EagleRunner, gpu_eagle_logits, gpu_eagle_pass, plan_eagle, product
+from paceline.speculation import HiddenRows
+from paceline.speculation.drafts import DraftPrefill
+from paceline.speculation.proposers.eagle import EagleProposer, GraphStart
+from paceline.speculation.trees import RankRules
 
 
 @dataclass(frozen=True, slots=True)

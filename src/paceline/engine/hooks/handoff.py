@@ -18,18 +18,15 @@ import torch
 from torch import Tensor
 
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.engine.hook import AfterLayer, StepHook
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.speculator import Speculator
+from paceline.engine import AfterLayer, Scheduler, Speculator, StepHook
 from paceline.engine.step.step import Schedule, Scheduled
-from paceline.kv.block_tables import BlockTables, blocks_for
-from paceline.kv.prefix import chain_keys
-from paceline.models.blocks.kv_blocks import Bytes, copy_blocks, finish_writes, head_shares, layer_bytes, write_layer
-from paceline.models.decoder.decoder import ForwardOutput
-from paceline.models.device.cuda_graph import StreamEvent
-from paceline.models.runner.runner import ModelRunner
-from paceline.speculation.drafts.drafts import Draft
-from paceline.speculation.proposer import HiddenRows
+from paceline.kv import BlockTables, blocks_for, chain_keys
+from paceline.models.blocks import Bytes, copy_blocks, finish_writes, head_shares, layer_bytes, write_layer
+from paceline.models.decoder import ForwardOutput
+from paceline.models.device import StreamEvent
+from paceline.models.runner import ModelRunner
+from paceline.speculation import HiddenRows
+from paceline.speculation.drafts import Draft
 
 SEGMENT_BYTES = 2 << 20
 """Bytes of a part. Smaller parts cost more in messages than they save in waiting."""

@@ -6,13 +6,10 @@ from collections.abc import Sequence as Seq
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
-from paceline.engine.hook import StepHook
-from paceline.engine.scheduler import Scheduler
+from paceline.engine import DefaultMethod, Scheduler, StepHook
 from paceline.engine.step.step import StepResult
-from paceline.engine.traffic import DefaultMethod
-from paceline.requests.grammar import Grammar
-from paceline.requests.validator import RequestValidator
-from paceline.speculation.proposer import Proposer
+from paceline.requests import Grammar, RequestValidator
+from paceline.speculation import Proposer
 
 logger = logging.getLogger(__name__)
 

@@ -27,16 +27,16 @@ from paceline.core.clock import Clock
 from paceline.core.config import EngineConfig
 from paceline.core.request import SamplingParams
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.engine.engine import Engine
+from paceline.engine import Engine
 from paceline.kernels.cpu import native
 from paceline.kernels.cpu.eagle_head import TreeRoot
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.device.cuda_graph import StreamTimer
-from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
-from paceline.models.runner.runner import ModelRunner, Span, pass_rows
+from paceline.models.decoder import DecoderModel
+from paceline.models.device import StreamTimer
+from paceline.models.heads.eagle import EagleModel, EagleRunner
+from paceline.models.runner import ModelRunner, Span, pass_rows
 from paceline.policy.depth.draft_cost import LinearCost
 from paceline.policy.depth.goodput import GoodputDepth
-from paceline.speculation.proposer import HiddenRows, Proposer, SequenceProgress
+from paceline.speculation import HiddenRows, Proposer, SequenceProgress
 
 CPU_ROWS, CPU_SEQUENCES, CPU_CONTEXT = 64, 8, 2048
 """Limits of the calibration on a CPU: rows of a pass, sequences with context, and tokens of context in all."""

@@ -23,14 +23,13 @@ from paceline.core.machine import GIB, total_memory, usable_cores
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.engine.step.step import PICKING_BYTES
 from paceline.kernels.formats.layout import gpu_model
-from paceline.kv.block_tables import blocks_for
-from paceline.models.device.cuda_graph import MAX_GRAPH_ROWS
-from paceline.models.drafts.load import LoadedHead
-from paceline.models.families.config import ModelConfig
-from paceline.models.heads.eagle.eagle import LANE_BLOCKS, EagleModel
-from paceline.models.loading.load import LoadedModel
-from paceline.speculation.proposers.eagle.eagle_cache import PENDING_ROWS
-from paceline.speculation.proposers.eagle.eagle_trees import WIDTH
+from paceline.kv import blocks_for
+from paceline.models.device import MAX_GRAPH_ROWS
+from paceline.models.drafts import LoadedHead
+from paceline.models.families import ModelConfig
+from paceline.models.heads.eagle import LANE_BLOCKS, EagleModel
+from paceline.models.loading import LoadedModel
+from paceline.speculation.proposers.eagle import PENDING_ROWS, WIDTH
 
 SEQUENCES = (256, 128, 64, 32, 16, 8)
 TOKENS = (8192, 4096, 2048, 1024, 512)

@@ -1,1 +1,50 @@
 """How an engine is built: models, proposers, compiled kernels."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.engine.start.build import (
+        build_engine,
+        draft_of,
+        is_optional,
+        load_second,
+        pick_device,
+        pick_dtype,
+        pick_quantization,
+    )
+    from paceline.engine.start.compile_child import compile_into
+    from paceline.engine.start.llm import LLM, Prompt
+    from paceline.engine.start.proposers import pick_method
+
+__all__ = [
+    "LLM",
+    "Prompt",
+    "build_engine",
+    "compile_into",
+    "draft_of",
+    "is_optional",
+    "load_second",
+    "pick_device",
+    "pick_dtype",
+    "pick_method",
+    "pick_quantization",
+]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "LLM": "llm",
+        "Prompt": "llm",
+        "build_engine": "build",
+        "compile_into": "compile_child",
+        "draft_of": "build",
+        "is_optional": "build",
+        "load_second": "build",
+        "pick_device": "build",
+        "pick_dtype": "build",
+        "pick_method": "proposers",
+        "pick_quantization": "build",
+    },
+)

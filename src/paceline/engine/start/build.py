@@ -15,47 +15,40 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.config import EngineConfig, WeightBits
 from paceline.core.errors import InvalidConfig, UnsupportedModel
 from paceline.core.machine import phase
-from paceline.engine.audit.self_audit import SelfAudit
-from paceline.engine.engine import Engine
-from paceline.engine.hook import StepHook
-from paceline.engine.hooks.handoff import KvExports, KvImports
-from paceline.engine.hooks.method_assignment import DefaultMethodTrial
-from paceline.engine.scheduler import Scheduler
-from paceline.engine.sizing.calibration import (
+from paceline.engine import Engine, Scheduler, Speculator, StepHook, make_tiers
+from paceline.engine.audit import SelfAudit
+from paceline.engine.hooks import DefaultMethodTrial, KvExports, KvImports
+from paceline.engine.sizing import (
     MIN_GAIN,
+    ResolvedLimits,
+    Sizing,
     calibrate,
     measure_gain,
+    size_engine,
 )
-from paceline.engine.sizing.sizing import ResolvedLimits, Sizing, size_engine
-from paceline.engine.speculator import Speculator
 from paceline.engine.start.compile import KernelCache, KernelCompilation
 from paceline.engine.start.proposers import default_methods, make_proposers, pick_method
-from paceline.engine.tiers import make_tiers
 from paceline.kernels.cpu import native
 from paceline.kernels.formats.layout import META, uses_gpu_kernels
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
-from paceline.kv.block_tables import BlockTables
-from paceline.model_files.hub.hub import pick_draft
-from paceline.model_files.tokenizer.compatibility import check_compatible
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
-from paceline.models.heads.eagle.eagle import EagleModel
-from paceline.models.loading.load import LoadedModel, load_model
-from paceline.models.parallel.commands import RankSpec
-from paceline.models.parallel.ranks import Ranks
-from paceline.models.parallel.runner import load_parallel
-from paceline.models.runner.runner import ModelRunner
-from paceline.models.runners import make_runner
+from paceline.kv import BlockTables
+from paceline.model_files.hub import pick_draft
+from paceline.model_files.tokenizer import Tokenizer, check_compatible
+from paceline.models import make_runner
+from paceline.models.drafts import LoadedHead, find_draft, load_draft
+from paceline.models.heads.eagle import EagleModel
+from paceline.models.loading import LoadedModel, load_model
+from paceline.models.parallel import Ranks, RankSpec, load_parallel
+from paceline.models.runner import ModelRunner
 from paceline.policy.depth.allocation import PaddedBatch
 from paceline.policy.depth.rules import make_breaker, make_depth
 from paceline.policy.step import padded_size
-from paceline.requests.validator import Limits, RequestValidator
-from paceline.speculation.proposer import Proposer
+from paceline.requests import Limits, RequestValidator
+from paceline.speculation import Proposer
 
 if TYPE_CHECKING:
-    from paceline.engine.graph.drafter import GraphProposer
-    from paceline.engine.graph.executor import GraphExecutor
+    from paceline.engine.graph import GraphExecutor, GraphProposer
 
 logger = logging.getLogger(__name__)
 
@@ -197,8 +190,8 @@ def _padded_batches(
     proposer: "GraphProposer | None", in_graph: frozenset[str], methods: frozenset[str], max_draft_tokens: int
 ) -> tuple[PaddedBatch, PaddedBatch]:
     """How many rows a graph step has, and how many a pass with drafts that are made on the host."""
-    from paceline.engine.graph.selection import draft_shape
-    from paceline.models.device.cuda_graph import MAX_GRAPH_ROWS
+    from paceline.engine.graph import draft_shape
+    from paceline.models.device import MAX_GRAPH_ROWS
 
     return (
         PaddedBatch(in_graph, padded_size, lambda depth: draft_shape(proposer, depth).nodes, max_draft_tokens),
@@ -236,8 +229,8 @@ def _make_graph_executor(
     limits: ResolvedLimits,
     clock: Clock,
 ) -> "GraphExecutor":
-    from paceline.engine.graph.executor import GraphExecutor
-    from paceline.models.runner.gpu.runner import GpuRunner
+    from paceline.engine.graph import GraphExecutor
+    from paceline.models.runner.gpu import GpuRunner
 
     assert isinstance(runner, GpuRunner)
     return GraphExecutor(runner, drafting.proposer, scheduler, speculator, validator, limits.max_depth, clock)

@@ -26,8 +26,8 @@ from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.machine import log_phase, usable_cores
 from paceline.kernels.formats.layout import META, GpuModel, gpu_model
-from paceline.model_files.hub.hub import pick_draft
-from paceline.models.loading.load import open_checkpoint
+from paceline.model_files.hub import pick_draft
+from paceline.models.loading import open_checkpoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def compile_all(request: CompileRequest) -> CompileReport:
     began = time.perf_counter()
     compile_for(request.gpu)
     # The imports come before the fork, so that the forked processes share them
-    from paceline.engine.graph import executor  # noqa: F401
+    from paceline.engine.graph import GraphExecutor  # noqa: F401
     from paceline.engine.start.build import build_engine
     from paceline.kernels.gpu.compilation import (
         KernelSpec,

@@ -15,13 +15,12 @@ from paceline.core.errors import EngineClosed, InvalidConfig, InvalidRequest, Pa
 from paceline.core.output import Generation, OutputListener, StepOutput
 from paceline.core.request import Request, SamplingParams, SpeculationFlags, SpeculationParams, ValidatedRequest
 from paceline.core.status import EngineStatus
-from paceline.engine.hook import StepHook
-from paceline.engine.loop import EngineLoop
+from paceline.engine import EngineLoop, StepHook
 from paceline.engine.start.build import build_engine
-from paceline.model_files.checksums import recommended_sampling
-from paceline.model_files.tokenizer.chat_template import ChatTemplate
-from paceline.requests.text import RequestText, Transcript
-from paceline.speculation.proposer import Proposer
+from paceline.model_files import recommended_sampling
+from paceline.model_files.tokenizer import ChatTemplate
+from paceline.requests import RequestText, Transcript
+from paceline.speculation import Proposer
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]

@@ -8,23 +8,24 @@ from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import InvalidConfig
 from paceline.core.request import DRAFT_METHODS
-from paceline.engine.sizing.sizing import ResolvedLimits, num_lanes
-from paceline.kv.block_tables import BlockTables
-from paceline.models.drafts.load import LoadedHead
-from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
-from paceline.models.heads.vocabulary import proposable_ids
-from paceline.models.loading.load import LoadedModel
-from paceline.models.runner.runner import ModelRunner
-from paceline.models.runners import make_runner
-from paceline.speculation.proposer import Proposer
-from paceline.speculation.proposers.combined import CombinedProposer
-from paceline.speculation.proposers.eagle.eagle import EagleProposer
-from paceline.speculation.proposers.lookahead import LookaheadProposer
-from paceline.speculation.proposers.medusa import MedusaProposer
-from paceline.speculation.proposers.model.draft_model import DraftModelProposer
-from paceline.speculation.proposers.model.layer_skip import LayerSkipProposer
-from paceline.speculation.proposers.model.model_trees import BRANCHES
-from paceline.speculation.proposers.suffix import NgramProposer, SuffixProposer
+from paceline.engine.sizing import ResolvedLimits, num_lanes
+from paceline.kv import BlockTables
+from paceline.models import make_runner
+from paceline.models.drafts import LoadedHead
+from paceline.models.heads import proposable_ids
+from paceline.models.heads.eagle import EagleModel, EagleRunner
+from paceline.models.loading import LoadedModel
+from paceline.models.runner import ModelRunner
+from paceline.speculation import Proposer
+from paceline.speculation.proposers import (
+    CombinedProposer,
+    LookaheadProposer,
+    MedusaProposer,
+    NgramProposer,
+    SuffixProposer,
+)
+from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.proposers.model import BRANCHES, DraftModelProposer, LayerSkipProposer
 
 EXIT_SHARE = 0.5
 """Share of the target's layers that `layer_skip` drafts with by default. It pays only for a target trained for early exits."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from paceline.core.output import StepTimes
 from paceline.core.sequence import Sequence
-from paceline.speculation.drafts.drafts import Draft
-from paceline.speculation.proposer import HiddenRows
-from paceline.speculation.verification.verification import Verdict
+from paceline.speculation import HiddenRows
+from paceline.speculation.drafts import Draft
+from paceline.speculation.verification import Verdict
 
 
 class Scheduled(NamedTuple):

@@ -11,9 +11,8 @@ from pydantic import BaseModel, Field
 from paceline.core.status import DraftCounts, DraftStatus
 from paceline.gateway.api.bodies import Body
 from paceline.gateway.api.errors import ApiError, BadRequest, Unavailable
-from paceline.gateway.auth.api_keys import request_key
-from paceline.gateway.sessions.gateway import Gateway
-from paceline.gateway.sessions.models import ServedModels
+from paceline.gateway.auth import request_key
+from paceline.gateway.sessions import Gateway, ServedModels
 
 logger = logging.getLogger(__name__)
 

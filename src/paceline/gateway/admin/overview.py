@@ -15,8 +15,8 @@ from prometheus_client import Counter
 
 from paceline.core.request import SpeculationFlags
 from paceline.core.status import AuditCounts, EngineStatus, TrafficStatus, WorkerStatus
-from paceline.gateway.metrics.metrics import RecentValues
-from paceline.gateway.sessions.gateway import Gateway
+from paceline.gateway.metrics import RecentValues
+from paceline.gateway.sessions import Gateway
 from paceline.policy.cost.cost import dollars_per_hour, recent_cost
 
 MAX_EVENTS = 50

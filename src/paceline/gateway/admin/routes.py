@@ -24,10 +24,9 @@ from paceline.gateway.admin.drafts import draft_routes
 from paceline.gateway.admin.overview import Overview, Report
 from paceline.gateway.api.errors import NotFound, Unavailable
 from paceline.gateway.api.responses import HealthStatus
-from paceline.gateway.auth.api_keys import request_key
-from paceline.gateway.metrics.metrics import MergedRegistry, Metrics
-from paceline.gateway.sessions.models import ServedModels
-from paceline.gateway.sessions.samples import SampleBatch, SampleRing
+from paceline.gateway.auth import request_key
+from paceline.gateway.metrics import MergedRegistry, Metrics
+from paceline.gateway.sessions import SampleBatch, SampleRing, ServedModels
 
 logger = logging.getLogger(__name__)
 

@@ -1,1 +1,41 @@
 """API keys, rate limits, middleware, strict mode and its audit log."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.gateway.auth.access import Access
+    from paceline.gateway.auth.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits, KeyShare, request_key
+    from paceline.gateway.auth.rate_limit import Account, BodyCharge, ConnectionLimits, RateLimits
+
+__all__ = [
+    "SCOPES",
+    "Access",
+    "Account",
+    "ApiKey",
+    "BodyCharge",
+    "ConnectionLimits",
+    "KeyFile",
+    "KeyLimits",
+    "KeyShare",
+    "RateLimits",
+    "request_key",
+]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "Access": "access",
+        "Account": "rate_limit",
+        "ApiKey": "api_keys",
+        "BodyCharge": "rate_limit",
+        "ConnectionLimits": "rate_limit",
+        "KeyFile": "api_keys",
+        "KeyLimits": "api_keys",
+        "KeyShare": "api_keys",
+        "RateLimits": "rate_limit",
+        "SCOPES": "api_keys",
+        "request_key": "api_keys",
+    },
+)

@@ -9,7 +9,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.gateway.api.errors import Forbidden, RateLimited, Unauthorised
 from paceline.gateway.auth.api_keys import ApiKey, KeyFile, KeyShare, key_id
 from paceline.gateway.auth.rate_limit import WrongKeys
-from paceline.gateway.config.config import ServerConfig
+from paceline.gateway.config import ServerConfig
 
 logger = logging.getLogger(__name__)
 

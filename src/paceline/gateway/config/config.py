@@ -14,7 +14,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.core.request import SamplingParams
 from paceline.gateway.config.settings import Setting, read_settings
-from paceline.model_files.checksums import recommended_sampling
+from paceline.model_files import recommended_sampling
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,20 +25,20 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.version import VERSION
-from paceline.gateway.admin.overview import Overview
-from paceline.gateway.admin.plan import PlannerStatus, plan_routes
-from paceline.gateway.admin.routes import (
+from paceline.gateway.admin import (
     LearningMetrics,
+    Overview,
+    PlannerStatus,
     admin_routes,
     dashboard_routes,
     health_routes,
     learning_routes,
     overview_routes,
+    plan_routes,
 )
 from paceline.gateway.api.responses import ErrorBody
-from paceline.gateway.auth.access import Access
-from paceline.gateway.bodies.check import BodyLimits, max_values
-from paceline.gateway.bodies.process import BodyProcess
+from paceline.gateway.auth import Access
+from paceline.gateway.bodies import BodyLimits, BodyProcess, max_values
 from paceline.gateway.http.middleware import (
     AuthMiddleware,
     BodyMiddleware,
@@ -47,11 +47,9 @@ from paceline.gateway.http.middleware import (
     parse_hosts,
     parse_origins,
 )
-from paceline.gateway.openai.error_handlers import install_error_handlers
-from paceline.gateway.openai.routes import generation_routes, model_routes
-from paceline.gateway.sessions.gateway import Gateway
-from paceline.gateway.sessions.models import ServedModels
-from paceline.telemetry.tracing import Tracing
+from paceline.gateway.openai import generation_routes, install_error_handlers, model_routes
+from paceline.gateway.sessions import Gateway, ServedModels
+from paceline.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
 

@@ -16,11 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import InvalidConfig
 from paceline.gateway.api.errors import ApiError, BodyTooLarge, Forbidden, log_refusal
-from paceline.gateway.auth.access import Access
-from paceline.gateway.auth.rate_limit import RateLimits
-from paceline.gateway.bodies.check import check_characters, check_shape
-from paceline.gateway.bodies.process import BodyProcess
-from paceline.gateway.metrics.metrics import Metrics
+from paceline.gateway.auth import Access, RateLimits
+from paceline.gateway.bodies import BodyProcess, check_characters, check_shape
+from paceline.gateway.metrics import Metrics
 
 REJECTIONS = {401: "unauthorised", 403: "forbidden", 429: "wrong_keys"}
 """Reasons in the metrics, by status."""

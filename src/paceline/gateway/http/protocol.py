@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from paceline.gateway.auth.rate_limit import ConnectionLimits
+from paceline.gateway.auth import ConnectionLimits
 
 logger = logging.getLogger(__name__)
 

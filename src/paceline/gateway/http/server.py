@@ -26,21 +26,18 @@ import uvicorn
 
 from paceline.core.errors import InvalidConfig
 from paceline.core.request import SpeculationFlags
-from paceline.gateway.audit.strict import StrictMode
-from paceline.gateway.auth.access import Access
-from paceline.gateway.auth.rate_limit import ConnectionLimits, RateLimits
-from paceline.gateway.config.config import ServerConfig
-from paceline.gateway.config.flags import FlagStore
+from paceline.gateway.audit import StrictMode
+from paceline.gateway.auth import Access, ConnectionLimits, RateLimits
+from paceline.gateway.config import FlagStore, ServerConfig
 from paceline.gateway.http.app import create_app
 from paceline.gateway.http.middleware import parse_hosts, parse_origins
 from paceline.gateway.http.protocol import LimitedProtocol
-from paceline.gateway.metrics.metrics import Metrics
-from paceline.gateway.sessions.gateway import Gateway
-from paceline.gateway.sessions.models import ServedModels
+from paceline.gateway.metrics import Metrics
+from paceline.gateway.sessions import Gateway, ServedModels
 
 if TYPE_CHECKING:
-    from paceline.targets.client import TargetClient
-    from paceline.telemetry.tracing import Tracing
+    from paceline.targets import TargetClient
+    from paceline.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
 

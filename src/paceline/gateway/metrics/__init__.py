@@ -1,1 +1,16 @@
 """Prometheus metrics."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.gateway.metrics.engine import EngineCollector
+    from paceline.gateway.metrics.metrics import MergedRegistry, Metrics, RecentValues
+
+__all__ = ["EngineCollector", "MergedRegistry", "Metrics", "RecentValues"]
+
+__getattr__ = lazy_face(
+    __name__,
+    {"EngineCollector": "engine", "MergedRegistry": "metrics", "Metrics": "metrics", "RecentValues": "metrics"},
+)

@@ -19,8 +19,8 @@ from paceline.core.request import Request
 from paceline.core.sequence import Origin, SpeculationCounts
 from paceline.gateway.api.bodies import GenerationBody, StreamOptions
 from paceline.gateway.api.errors import BadRequest
-from paceline.model_files.tokenizer.tokenizer import TextStream, Tokenizer
-from paceline.requests.text import speculation_metrics
+from paceline.model_files.tokenizer import TextStream, Tokenizer
+from paceline.requests import speculation_metrics
 
 HEADER = "last-event-id"
 PATTERN = re.compile(r"((?:chatcmpl|cmpl)-[0-9a-f]{24}):((?:\d{1,9}f?\.)*\d{1,9}f?)")

@@ -8,7 +8,7 @@ from paceline.core.request import Request
 from paceline.gateway.api.bodies import ChatBody
 from paceline.gateway.openai.answer import MIN_LOGPROB, Answer, AnswerContext, prompt_logprobs
 from paceline.gateway.openai.tools import CallDelta, Piece, ToolCallParser, ToolUse
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.model_files.tokenizer import Tokenizer
 
 
 class _ChatChoice:

@@ -12,7 +12,7 @@ from paceline.core.request import Request
 from paceline.core.sequence import FinishReason
 from paceline.gateway.api.completion_bodies import CompletionBody, VerifyBody
 from paceline.gateway.openai.answer import MIN_LOGPROB, Answer, AnswerContext, prompt_logprobs
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.model_files.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)

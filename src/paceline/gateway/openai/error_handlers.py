@@ -10,7 +10,7 @@ from starlette.routing import Match
 
 from paceline.core.errors import PacelineError
 from paceline.gateway.api.errors import ApiError, BadRequest, MethodNotAllowed, NotFound, log_refusal, to_api_error
-from paceline.gateway.bodies.errors import body_error
+from paceline.gateway.bodies import body_error
 
 logger = logging.getLogger(__name__)
 

@@ -22,10 +22,9 @@ from paceline.gateway.api.bodies import (
     conversation_length,
     template_message,
 )
-from paceline.gateway.sessions.session import RequestSession
-from paceline.model_files.tokenizer.chat_template import ChatTemplate
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.requests.categories import categorise
+from paceline.gateway.sessions import RequestSession
+from paceline.model_files.tokenizer import ChatTemplate, Tokenizer
+from paceline.requests import categorise
 
 HERMES_PROMPT = """\
 You may call one or more functions to help with the user's request. Their signatures are between <tools></tools>:

@@ -21,9 +21,9 @@ from paceline.core.request import ValidatedRequest
 from paceline.core.sequence import FinishReason, Origin
 from paceline.gateway.api.bodies import GenerationBody
 from paceline.gateway.api.errors import BadRequest, ClientDisconnected, NotFound, to_api_error
-from paceline.gateway.auth.api_keys import ApiKey
+from paceline.gateway.auth import ApiKey
 from paceline.gateway.openai.answer import DONE, HEADER, Answer, LastEvent
-from paceline.gateway.sessions.session import RequestSession
+from paceline.gateway.sessions import RequestSession
 from paceline.wire.gateway_messages import TokensReply
 
 logger = logging.getLogger(__name__)

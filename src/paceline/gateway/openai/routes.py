@@ -33,9 +33,7 @@ from paceline.gateway.openai.requests import (
 )
 from paceline.gateway.openai.response import GenerationResponse, respond
 from paceline.gateway.openai.tools import ToolUse
-from paceline.gateway.sessions.gateway import Gateway
-from paceline.gateway.sessions.models import ServedModels
-from paceline.gateway.sessions.session import RequestSession
+from paceline.gateway.sessions import Gateway, RequestSession, ServedModels
 
 EVENTS: dict[str, Any] = {"text/event-stream": {"example": "data: {...}\n\ndata: [DONE]\n\n"}}
 

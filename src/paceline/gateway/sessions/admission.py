@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from paceline.gateway.auth.api_keys import ApiKey
+from paceline.gateway.auth import ApiKey
 
 OUTPUT_COST = 2.0
 """Cost of an output token in prompt tokens: it takes a step of its own."""

@@ -21,12 +21,10 @@ from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import MAX_NAMED_CATEGORIES, MAX_OWNER_CATEGORIES, Categories, Request, ValidatedRequest
 from paceline.core.sequence import FinishReason
 from paceline.gateway.api.errors import BadRequest, ClientDisconnected, Overloaded, RequestTimeout, Unavailable
-from paceline.gateway.audit.strict import StrictMode
-from paceline.gateway.auth.api_keys import ApiKey
-from paceline.gateway.auth.rate_limit import RateLimits
-from paceline.gateway.config.config import ServerConfig
-from paceline.gateway.config.flags import FlagStore
-from paceline.gateway.metrics.metrics import Metrics
+from paceline.gateway.audit import StrictMode
+from paceline.gateway.auth import ApiKey, RateLimits
+from paceline.gateway.config import FlagStore, ServerConfig
+from paceline.gateway.metrics import Metrics
 from paceline.gateway.sessions.admission import (
     OUTPUT_COST,
     AdmissionEntry,
@@ -36,8 +34,8 @@ from paceline.gateway.sessions.admission import (
     kv_needed,
 )
 from paceline.gateway.sessions.samples import SampleRing
-from paceline.model_files.tokenizer.compatibility import fingerprint
-from paceline.targets.client import TargetClient
+from paceline.model_files.tokenizer import fingerprint
+from paceline.targets import TargetClient
 
 
 class Inbox:

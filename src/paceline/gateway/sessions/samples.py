@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from paceline.core.output import StepOutput
 from paceline.core.request import ValidatedRequest
 from paceline.core.sequence import Origin
-from paceline.gateway.auth.api_keys import ApiKey
+from paceline.gateway.auth import ApiKey
 
 MAX_ANSWER_TOKENS = 65_536
 """Tokens of one answer to a learner; the next call continues."""

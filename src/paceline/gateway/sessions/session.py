@@ -18,13 +18,12 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.gateway.api.bodies import GenerationBody
 from paceline.gateway.api.errors import BadRequest, RateLimited, to_api_error
-from paceline.gateway.audit.strict import AuditEntry
-from paceline.gateway.auth.api_keys import ApiKey, request_key
-from paceline.gateway.auth.rate_limit import Account, BodyCharge
+from paceline.gateway.audit import AuditEntry
+from paceline.gateway.auth import Account, ApiKey, BodyCharge, request_key
 from paceline.gateway.sessions.gateway import Gateway, OutputStream
 from paceline.gateway.sessions.samples import SampleCollector, make_collector
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.requests.text import RequestText
+from paceline.model_files.tokenizer import Tokenizer
+from paceline.requests import RequestText
 
 logger = logging.getLogger(__name__)
 

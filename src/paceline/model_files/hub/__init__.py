@@ -1,1 +1,25 @@
 """Where a model's files are found, and shapes of inflated models."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.model_files.hub.hub import EMBEDDED, find_checkpoint, find_model, pick_draft
+    from paceline.model_files.hub.inflation import PREFIX, SHAPES, InflatedShape, Inflation
+
+__all__ = ["EMBEDDED", "PREFIX", "SHAPES", "InflatedShape", "Inflation", "find_checkpoint", "find_model", "pick_draft"]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "EMBEDDED": "hub",
+        "InflatedShape": "inflation",
+        "Inflation": "inflation",
+        "PREFIX": "inflation",
+        "SHAPES": "inflation",
+        "find_checkpoint": "hub",
+        "find_model": "hub",
+        "pick_draft": "hub",
+    },
+)

@@ -1,1 +1,48 @@
 """Tokenizer, chat template, incremental detokenisation, and whether two tokenizers are the same."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.model_files.tokenizer.chat_template import ChatTemplate
+    from paceline.model_files.tokenizer.compatibility import (
+        Fingerprint,
+        check_compatible,
+        describe_mismatch,
+        fingerprint,
+        vocabulary_checksum,
+    )
+    from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer, tokenizer_from_gguf
+    from paceline.model_files.tokenizer.tokenizer import TextStream, Tokenizer, tokenizer_from_folder
+
+__all__ = [
+    "ChatTemplate",
+    "Fingerprint",
+    "TextStream",
+    "Tokenizer",
+    "check_compatible",
+    "describe_mismatch",
+    "fingerprint",
+    "load_tokenizer",
+    "tokenizer_from_folder",
+    "tokenizer_from_gguf",
+    "vocabulary_checksum",
+]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "ChatTemplate": "chat_template",
+        "Fingerprint": "compatibility",
+        "TextStream": "tokenizer",
+        "Tokenizer": "tokenizer",
+        "check_compatible": "compatibility",
+        "describe_mismatch": "compatibility",
+        "fingerprint": "compatibility",
+        "load_tokenizer": "gguf_tokenizer",
+        "tokenizer_from_folder": "tokenizer",
+        "tokenizer_from_gguf": "gguf_tokenizer",
+        "vocabulary_checksum": "compatibility",
+    },
+)

@@ -15,9 +15,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 
 from paceline.core.errors import UnsupportedModel
-from paceline.model_files.hub.hub import find_checkpoint
-from paceline.model_files.hub.inflation import PREFIX, Inflation
-from paceline.model_files.metadata import GGUFReader, Metadata
+from paceline.model_files import GGUFReader, Metadata
+from paceline.model_files.hub import PREFIX, Inflation, find_checkpoint
 from paceline.model_files.tokenizer.tokenizer import Tokenizer, readable_tokenizer, tokenizer_from_folder
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5

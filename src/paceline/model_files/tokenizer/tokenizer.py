@@ -12,7 +12,7 @@ from pathlib import Path
 import tokenizers
 
 from paceline.core.errors import PacelineError, UnsupportedModel
-from paceline.model_files.metadata import MAX_TOKEN_ID, Metadata, read_json, read_text
+from paceline.model_files import MAX_TOKEN_ID, Metadata, read_json, read_text
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>")
 """Special tokens that end a turn or a text in any vocabulary: checkpoints often declare only one of them."""

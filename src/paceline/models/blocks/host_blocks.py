@@ -16,8 +16,8 @@ from paceline.models.blocks.kv_blocks import (
     row_shape,
     scatter,
 )
-from paceline.models.device.cuda_graph import StreamEvent
-from paceline.models.runner.runner import ModelRunner
+from paceline.models.device import StreamEvent
+from paceline.models.runner import ModelRunner
 
 
 class HostBlocks:

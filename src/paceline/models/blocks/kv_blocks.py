@@ -19,7 +19,7 @@ from paceline.core.sequence import BLOCK_SIZE
 from paceline.core.version import VERSION
 from paceline.kernels.cache_slots import Planes, copy_rows
 from paceline.kernels.cpu import native
-from paceline.models.runner.runner import Cache, ModelRunner
+from paceline.models.runner import Cache, ModelRunner
 
 Bytes: TypeAlias = "memoryview | bytearray | bytes"
 ByteArray: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"

@@ -1,1 +1,52 @@
 """The decoder: its layers, its forward pass, and how its weights are loaded."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.models.decoder.decoder import (
+        AfterLayer,
+        ForwardOutput,
+        HiddenStates,
+        Layer,
+        Loader,
+        layer_matrices,
+        layer_vectors,
+        matrix_names,
+    )
+    from paceline.models.decoder.forward import DecoderModel
+    from paceline.models.decoder.forward_gpu import gpu_forward, head_logits, plan_pass
+
+__all__ = [
+    "AfterLayer",
+    "DecoderModel",
+    "ForwardOutput",
+    "HiddenStates",
+    "Layer",
+    "Loader",
+    "gpu_forward",
+    "head_logits",
+    "layer_matrices",
+    "layer_vectors",
+    "matrix_names",
+    "plan_pass",
+]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "AfterLayer": "decoder",
+        "DecoderModel": "forward",
+        "ForwardOutput": "decoder",
+        "HiddenStates": "decoder",
+        "Layer": "decoder",
+        "Loader": "decoder",
+        "gpu_forward": "forward_gpu",
+        "head_logits": "forward_gpu",
+        "layer_matrices": "decoder",
+        "layer_vectors": "decoder",
+        "matrix_names": "decoder",
+        "plan_pass": "forward_gpu",
+    },
+)

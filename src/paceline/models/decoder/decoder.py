@@ -24,9 +24,9 @@ from paceline.kernels.linear import embedding_rows, linear, prepare
 from paceline.kernels.rms_norm import norm_heads, rms_norm
 from paceline.kernels.rope import rotary_table
 from paceline.kernels.rotary import apply_rotary_and_store
-from paceline.models.families.config import ModelConfig
-from paceline.models.memory.copies import StagedCopies, in_threads
-from paceline.models.weights.checkpoint import Weights
+from paceline.models.families import ModelConfig
+from paceline.models.memory import StagedCopies, in_threads
+from paceline.models.weights import Weights
 
 Reduce = Callable[[Tensor], Tensor]
 AfterLayer = Callable[[int], None]

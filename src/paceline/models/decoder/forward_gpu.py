@@ -22,7 +22,7 @@ from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.models.decoder.decoder import AfterLayer, DecoderWeights, ForwardOutput, Layer
-from paceline.models.families.config import ModelConfig
+from paceline.models.families import ModelConfig
 
 
 def plan_pass(model: DecoderWeights, size: PassSize, scratch: AttentionScratch | None = None) -> AttentionPlan:

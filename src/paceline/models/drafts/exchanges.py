@@ -17,11 +17,9 @@ from paceline.kernels.formats.layout import uses_gpu_kernels
 from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.formats.packing import PackedWeight
 from paceline.kernels.formats.quantized import QuantizedWeight
-from paceline.models.decoder.decoder import Layer
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.heads.eagle.eagle import EagleModel
-from paceline.models.heads.trained import DistilledModel, MedusaModel
-from paceline.models.heads.vocabulary import DraftVocabulary
+from paceline.models.decoder import DecoderModel, Layer
+from paceline.models.heads import DistilledModel, DraftVocabulary, MedusaModel
+from paceline.models.heads.eagle import EagleModel
 
 AnyDraft = DecoderModel | EagleModel | MedusaModel
 KINDS: dict[type[Any], str] = {

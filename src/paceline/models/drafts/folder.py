@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import IncompatibleDraft, UnsupportedModel
-from paceline.model_files.metadata import Metadata
-from paceline.model_files.tokenizer.compatibility import vocabulary_checksum
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.families.config import ModelConfig
-from paceline.models.weights.checkpoint import DraftKind, Weights, read_draft_config
-from paceline.models.weights.safetensors import FolderWeights
+from paceline.model_files import Metadata
+from paceline.model_files.tokenizer import Tokenizer, vocabulary_checksum
+from paceline.models.families import ModelConfig
+from paceline.models.weights import DraftKind, FolderWeights, Weights, read_draft_config
 
 
 @dataclass(frozen=True, slots=True, eq=False)

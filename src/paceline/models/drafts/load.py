@@ -6,14 +6,11 @@ from pathlib import Path
 import torch
 
 from paceline.kernels.cpu import native
-from paceline.model_files.hub.hub import find_model
-from paceline.model_files.hub.inflation import PREFIX
+from paceline.model_files.hub import PREFIX, find_model
 from paceline.models.drafts.folder import DraftFolder, open_draft_folder
-from paceline.models.heads.eagle.eagle import EagleModel
-from paceline.models.heads.eagle.eagle_weights import EagleConfig
-from paceline.models.heads.trained import DistilledModel, MedusaModel
-from paceline.models.heads.vocabulary import inner_width
-from paceline.models.loading.load import LoadedModel, build_model, open_checkpoint
+from paceline.models.heads import DistilledModel, MedusaModel, inner_width
+from paceline.models.heads.eagle import EagleConfig, EagleModel
+from paceline.models.loading import LoadedModel, build_model, open_checkpoint
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.activation import Activation
 from paceline.kernels.rope import FrequencyFactors, RopeScaling
-from paceline.model_files.metadata import Metadata
+from paceline.model_files import Metadata
 from paceline.models.families.families import ARCHITECTURES, family_options
 from paceline.models.families.prequantized import check_scheme
 from paceline.models.families.rope import scaling_from_gguf

@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
-from paceline.model_files.metadata import Metadata
+from paceline.model_files import Metadata
 from paceline.models.families.rope import rope_from_hf
 
 Options = dict[str, Any]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.quantized import GROUP, LARGEST, QuantizedWeight
-from paceline.model_files.metadata import Metadata
+from paceline.model_files import Metadata
 
 SCALES = ("weight_scale", "weight_scale_inv")
 DTYPES = tuple(LARGEST)

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
-from paceline.model_files.metadata import Metadata
+from paceline.model_files import Metadata
 
 
 def rope_from_hf(config: Mapping[str, Any], default_theta: float = 10000.0) -> tuple[float, RopeScaling | None]:

@@ -14,12 +14,11 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Weight
 from paceline.kernels.linear import linear
 from paceline.kernels.rms_norm import rms_norm
-from paceline.model_files.metadata import Metadata
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
+from paceline.model_files import Metadata
+from paceline.models.decoder import DecoderModel
+from paceline.models.families import ModelConfig
 from paceline.models.heads.vocabulary import DraftVocabulary, embedding_for, prepare_draft
-from paceline.models.weights.checkpoint import Weights
-from paceline.models.weights.shapes import check_weights
+from paceline.models.weights import Weights, check_weights
 
 
 class DistilledModel(DecoderModel):

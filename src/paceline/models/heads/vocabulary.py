@@ -16,9 +16,9 @@ from paceline.kernels.formats.linear import LinearWeight
 from paceline.kernels.formats.quantized import QuantizedWeight, quantize
 from paceline.kernels.formats.weights import GROUPS, Dense, Grouped, Weight
 from paceline.kernels.linear import embedding_rows, linear, prepare
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
-from paceline.models.weights.checkpoint import Weights
+from paceline.models.decoder import DecoderModel
+from paceline.models.families import ModelConfig
+from paceline.models.weights import Weights
 
 Bits = Literal[4, 8]
 """Bits of a weight value of a draft on a CPU."""

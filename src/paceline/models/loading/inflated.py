@@ -23,9 +23,9 @@ from torch import Tensor
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Dense
 from paceline.kernels.rope import FrequencyFactors
-from paceline.model_files.hub.inflation import SHAPES, InflatedShape, Inflation
-from paceline.models.families.config import ModelConfig
-from paceline.models.weights.checkpoint import Checkpoint, Weights
+from paceline.model_files.hub import SHAPES, InflatedShape, Inflation
+from paceline.models.families import ModelConfig
+from paceline.models.weights import Checkpoint, Weights
 
 RANDOM_DEVIATION = 0.02
 NOISY = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

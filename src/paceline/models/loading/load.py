@@ -11,20 +11,14 @@ from paceline.kernels.cpu import native
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
 from paceline.kernels.rope import rotary_table_bytes
-from paceline.model_files.hub.hub import find_checkpoint
-from paceline.model_files.hub.inflation import PREFIX, Inflation
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.decoder.decoder import Loader
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
-from paceline.models.families.prequantized import SCALES
+from paceline.model_files.hub import PREFIX, Inflation, find_checkpoint
+from paceline.model_files.tokenizer import Tokenizer
+from paceline.models.decoder import DecoderModel, Loader
+from paceline.models.families import SCALES, ModelConfig
 from paceline.models.loading.inflated import inflate
-from paceline.models.memory.copies import ReadAhead
-from paceline.models.shards.shards import Shard, ShardedWeights, check_split, shard_config
-from paceline.models.weights.checkpoint import Checkpoint, Weights, read_draft_config
-from paceline.models.weights.gguf import open_gguf
-from paceline.models.weights.safetensors import open_folder
-from paceline.models.weights.shapes import checkpoint_weights
+from paceline.models.memory import ReadAhead
+from paceline.models.shards import Shard, ShardedWeights, check_split, shard_config
+from paceline.models.weights import Checkpoint, Weights, checkpoint_weights, open_folder, open_gguf, read_draft_config
 
 _GPU_GROWTH = 1.25
 """Bytes on a GPU per byte of a file with 4-bit codes, at most: groups of 32 have more bits for scales and zeros."""

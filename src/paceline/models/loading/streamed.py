@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from paceline.kernels.formats.linear import LinearWeight
-from paceline.models.decoder.decoder import Layer, matrix_names
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
+from paceline.models.decoder import DecoderModel, Layer, matrix_names
+from paceline.models.families import ModelConfig
 from paceline.models.manifest.parts import Parts, Piece
 
 

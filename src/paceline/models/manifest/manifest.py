@@ -22,13 +22,12 @@ from paceline.kernels.formats.packing import PackedForm, PackedWeight
 from paceline.kernels.formats.quantized import Quantization, QuantizedWeight
 from paceline.kernels.formats.weights import Activations
 from paceline.kernels.rope import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.decoder.decoder import matrix_names
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.device.cuda_graph import side_stream
-from paceline.models.families.config import ModelConfig
+from paceline.model_files.tokenizer import Tokenizer
+from paceline.models.decoder import DecoderModel, matrix_names
+from paceline.models.device import side_stream
+from paceline.models.families import ModelConfig
 from paceline.models.manifest.parts import Parts, Piece, part_of, tokenizer_to_tensor
-from paceline.models.memory.memory import memory_checksum
+from paceline.models.memory import memory_checksum
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype

@@ -16,12 +16,10 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.linear import LinearWeight
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.decoder.decoder import Loader, layer_matrices, layer_vectors, matrix_names
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
-from paceline.models.weights.checkpoint import Checkpoint
-from paceline.models.weights.shapes import checkpoint_weights
+from paceline.model_files.tokenizer import Tokenizer
+from paceline.models.decoder import DecoderModel, Loader, layer_matrices, layer_vectors, matrix_names
+from paceline.models.families import ModelConfig
+from paceline.models.weights import Checkpoint, checkpoint_weights
 
 Piece = LinearWeight | Tensor
 VECTORS = (

@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-from paceline.models.device.cuda_graph import StreamEvent, staging_tensor
+from paceline.models.device import StreamEvent, staging_tensor
 
 T = TypeVar("T")
 

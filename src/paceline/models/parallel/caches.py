@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.models.families.config import ModelConfig
-from paceline.models.runner.runner import Cache
+from paceline.models.families import ModelConfig
+from paceline.models.runner import Cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import torch
 from paceline.kernels.formats.layout import LongPrompt, PassSize
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
-from paceline.models.families.config import ModelConfig
-from paceline.models.runner.runner import Span
+from paceline.models.families import ModelConfig
+from paceline.models.runner import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.formats.layout import AttentionLayout, PassSize
-from paceline.models.decoder.decoder import AfterLayer, ForwardOutput
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.device.cuda_graph import graph_in_capture
+from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput
+from paceline.models.device import graph_in_capture
 from paceline.models.parallel.commands import DeviceMove, DevicePass
 from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.runner import RankCache, RankCacheOwner
-from paceline.models.runner.gpu.runner import GpuRunner
-from paceline.models.runner.runner import Span, build_inputs
+from paceline.models.runner import Span, build_inputs
+from paceline.models.runner.gpu import GpuRunner
 
 
 @dataclass(frozen=True, slots=True, eq=False)

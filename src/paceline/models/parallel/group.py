@@ -15,7 +15,7 @@ from torch.distributed import Store
 from torch.multiprocessing.reductions import reduce_tensor
 
 from paceline.kernels.gpu.rank_sum import MAX_PROGRAMS, MEMORY_BYTES, add_ranks
-from paceline.models.device.cuda_graph import Graph, graph_in_capture
+from paceline.models.device import Graph, graph_in_capture
 from paceline.models.parallel.commands import RankSpec
 
 GROUP_TIMEOUT = timedelta(minutes=10)

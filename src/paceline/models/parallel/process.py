@@ -19,10 +19,9 @@ from torch.distributed import TCPStore
 from paceline.kernels.cpu import native
 from paceline.kernels.gpu.attention.plan import AttentionPlan
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.decoder.forward_gpu import gpu_forward, plan_pass
-from paceline.models.device.cuda_graph import Graph
-from paceline.models.loading.load import build_model, open_checkpoint
+from paceline.models.decoder import DecoderModel, gpu_forward, plan_pass
+from paceline.models.device import Graph
+from paceline.models.loading import build_model, open_checkpoint
 from paceline.models.parallel.caches import CacheShape, SharedCache
 from paceline.models.parallel.commands import (
     Allocate,
@@ -44,9 +43,9 @@ from paceline.models.parallel.gpu import count_values, move_inputs, pass_inputs
 from paceline.models.parallel.group import GROUP_TIMEOUT, RankGroup
 from paceline.models.parallel.ranks import HOST, share_cores
 from paceline.models.parallel.weights import receive_model, serve_weights
-from paceline.models.runner.gpu.workspace import Workspace
-from paceline.models.runner.runner import Cache, ModelRunner, build_inputs, early_exit, first_layers
-from paceline.models.shards.shards import Shard
+from paceline.models.runner import Cache, ModelRunner, build_inputs, early_exit, first_layers
+from paceline.models.runner.gpu import Workspace
+from paceline.models.shards import Shard
 
 ORPHAN_SECONDS = 20
 """Time for this process to exit after rank 0 has closed its connections."""

@@ -32,11 +32,11 @@ from torch.distributed import TCPStore
 from paceline.core.errors import InvalidConfig, RankLost
 from paceline.core.machine import usable_cores
 from paceline.kernels.cpu import native
-from paceline.models.families.config import ModelConfig
+from paceline.models.families import ModelConfig
 from paceline.models.parallel.caches import CacheShape, receive_cache
 from paceline.models.parallel.commands import Command, Failed, RankSpec, Settle, Share, Start
 from paceline.models.parallel.group import GROUP_TIMEOUT, RankGroup
-from paceline.models.runner.runner import Cache
+from paceline.models.runner import Cache
 
 STUCK_SECONDS = 20.0
 """Time for the device to finish its work after a rank has exited. Longer than any pass."""

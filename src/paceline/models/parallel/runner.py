@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from paceline.kernels.cpu.decoder import Sampler
-from paceline.models.decoder.decoder import AfterLayer, ForwardOutput
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.loading.load import LoadedModel, load_model, open_checkpoint
+from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput
+from paceline.models.loading import LoadedModel, load_model, open_checkpoint
 from paceline.models.parallel.caches import CacheShape
 from paceline.models.parallel.commands import (
     Allocate,
@@ -26,8 +25,8 @@ from paceline.models.parallel.commands import (
     Release,
 )
 from paceline.models.parallel.ranks import Ranks
-from paceline.models.runner.runner import Cache, ModelRunner, Span
-from paceline.models.shards.shards import Shard, check_split
+from paceline.models.runner import Cache, ModelRunner, Span
+from paceline.models.shards import Shard, check_split
 
 
 class RankCache:

@@ -23,10 +23,9 @@ from paceline.kernels.formats.packing import TILE, PackedWeight
 from paceline.kernels.formats.quantized import QuantizedWeight
 from paceline.kernels.formats.weights import Dense, FourBit, Grouped, Weight, columns, concat, rows
 from paceline.kernels.linear import prepare
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
-from paceline.models.loading.load import LoadedModel
-from paceline.models.loading.streamed import StreamedModel, StreamedWeights
+from paceline.models.decoder import DecoderModel
+from paceline.models.families import ModelConfig
+from paceline.models.loading import LoadedModel, StreamedModel, StreamedWeights
 from paceline.models.manifest.manifest import (
     ExportedWeights,
     Manifest,
@@ -40,7 +39,7 @@ from paceline.models.manifest.manifest import (
 from paceline.models.manifest.parts import Parts, Piece, part_of, tokenizer_from_tensor
 from paceline.models.parallel.commands import RankSpec
 from paceline.models.parallel.ranks import Ranks
-from paceline.models.shards.shards import Shard, check_split, shard_config
+from paceline.models.shards import Shard, check_split, shard_config
 
 T = TypeVar("T")
 BIAS = "qkv_bias"

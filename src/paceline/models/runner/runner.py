@@ -14,9 +14,8 @@ from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.cache_slots import CacheSlots
 from paceline.kernels.cpu.decoder import PassOutput, Sampler
 from paceline.kernels.formats.layout import LONG_ROWS, AttentionLayout, LongPrompt, PassRows
-from paceline.models.decoder.decoder import AfterLayer, ForwardOutput, HiddenStates
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.memory.memory import zeroed
+from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput, HiddenStates
+from paceline.models.memory import zeroed
 
 Cache: TypeAlias = Sequence[tuple[Tensor, Tensor]]
 """Keys and values of every layer, each [num_blocks, BLOCK_SIZE, KV, hd]."""

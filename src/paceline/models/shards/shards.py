@@ -16,8 +16,8 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidConfig
 from paceline.kernels.formats.weights import Weight, columns, rows
-from paceline.models.families.config import ModelConfig
-from paceline.models.weights.checkpoint import Weights
+from paceline.models.families import ModelConfig
+from paceline.models.weights import Weights
 
 LARGEST_GROUP = 16
 """Largest group size that an error message suggests."""

@@ -1,1 +1,40 @@
 """The formats of weights: safetensors folders, GGUF files, quantised weights."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.models.weights.checkpoint import Checkpoint, DraftKind, QuantizedWeights, Weights, read_draft_config
+    from paceline.models.weights.gguf import open_gguf
+    from paceline.models.weights.safetensors import FolderWeights, open_folder
+    from paceline.models.weights.shapes import check_weights, checkpoint_weights
+
+__all__ = [
+    "Checkpoint",
+    "DraftKind",
+    "FolderWeights",
+    "QuantizedWeights",
+    "Weights",
+    "check_weights",
+    "checkpoint_weights",
+    "open_folder",
+    "open_gguf",
+    "read_draft_config",
+]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "Checkpoint": "checkpoint",
+        "DraftKind": "checkpoint",
+        "FolderWeights": "safetensors",
+        "QuantizedWeights": "checkpoint",
+        "Weights": "checkpoint",
+        "check_weights": "shapes",
+        "checkpoint_weights": "shapes",
+        "open_folder": "safetensors",
+        "open_gguf": "gguf",
+        "read_draft_config": "checkpoint",
+    },
+)

@@ -15,9 +15,9 @@ from torch import Tensor
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.quantized import Quantization, QuantizedWeight, quantize
 from paceline.kernels.formats.weights import Dense, FourBit, Grouped, Weight, grouped
-from paceline.model_files.metadata import read_json
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.families.config import ModelConfig
+from paceline.model_files import read_json
+from paceline.model_files.tokenizer import Tokenizer
+from paceline.models.families import ModelConfig
 
 DraftKind = Literal["eagle", "medusa", "distilled"]
 ROUTER = ".mlp.gate.weight"

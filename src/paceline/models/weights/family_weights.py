@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Dense, FourBit, Weight
-from paceline.models.families.config import ModelConfig
+from paceline.models.families import ModelConfig
 from paceline.models.weights.checkpoint import Weights
 
 GROUP = 32

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Dense, Grouped, Weight
-from paceline.model_files.metadata import GGUFReader, Metadata
-from paceline.model_files.tokenizer.gguf_tokenizer import tokenizer_from_gguf
-from paceline.models.families.config import ModelConfig
+from paceline.model_files import GGUFReader, Metadata
+from paceline.model_files.tokenizer import tokenizer_from_gguf
+from paceline.models.families import ModelConfig
 from paceline.models.weights.checkpoint import Checkpoint
 from paceline.models.weights.shapes import check_weights
 

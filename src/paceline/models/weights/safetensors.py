@@ -22,10 +22,9 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Dense, FourBit, Grouped, Weight
-from paceline.model_files.metadata import Metadata, read_json
-from paceline.model_files.tokenizer.tokenizer import tokenizer_from_folder
-from paceline.models.families.config import ModelConfig
-from paceline.models.families.prequantized import DTYPES, SCALES, FourBitScheme, four_bit_scheme, with_scales
+from paceline.model_files import Metadata, read_json
+from paceline.model_files.tokenizer import tokenizer_from_folder
+from paceline.models.families import DTYPES, SCALES, FourBitScheme, ModelConfig, four_bit_scheme, with_scales
 from paceline.models.weights.checkpoint import Checkpoint
 from paceline.models.weights.family_weights import StoredWeights, family_weights
 from paceline.models.weights.shapes import check_weights

@@ -13,8 +13,7 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.layout import META
 from paceline.kernels.formats.quantized import Quantization, QuantizedWeight
 from paceline.kernels.formats.weights import Activations, Dense, FourBit, Weight
-from paceline.models.families.config import ModelConfig
-from paceline.models.families.prequantized import SCALES
+from paceline.models.families import SCALES, ModelConfig
 from paceline.models.weights.checkpoint import Checkpoint, Float32Activations, QuantizedWeights, Weights
 
 _NORMS = (

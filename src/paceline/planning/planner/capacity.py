@@ -5,13 +5,11 @@ Where drafts are cheapest: nowhere, on the device of the target, or in a pool th
 
 from dataclasses import dataclass, replace
 
+from paceline.planning import WorkerProfile
 from paceline.planning.planner.sizing import Placement
-from paceline.planning.profile import WorkerProfile
-from paceline.planning.simulator.result import Objective, summarize
-from paceline.planning.simulator.rounds import Rounds
-from paceline.planning.simulator.settings.config import SimulationConfig, Speculation
-from paceline.planning.simulator.simulation import simulate
-from paceline.planning.traces.trace_files import TrafficPattern, synthesize
+from paceline.planning.simulator import Objective, Rounds, simulate, summarize
+from paceline.planning.simulator.settings import SimulationConfig, Speculation
+from paceline.planning.traces import TrafficPattern, synthesize
 
 WORKERS = 4
 """Workers of the simulated cluster."""

@@ -8,10 +8,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.planning.observation import Observation
+from paceline.planning import Observation, WorkerProfile
 from paceline.planning.planner.capacity import RequestShape
 from paceline.planning.planner.replay import TrafficSpan
-from paceline.planning.profile import WorkerProfile
 
 HISTORY = 240
 """Values that a forecast remembers."""

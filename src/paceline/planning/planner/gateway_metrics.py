@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from paceline.core.pool_config import Role
-from paceline.planning.observation import ROLES, Observation, PoolState
-from paceline.planning.simulator.result import Objective
+from paceline.planning import ROLES, Observation, PoolState
+from paceline.planning.simulator import Objective
 
 _LINE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})? ([^ ]+)")
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')

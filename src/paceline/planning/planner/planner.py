@@ -16,14 +16,13 @@ from itertools import pairwise
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.pool_config import Role
-from paceline.planning.observation import Observation, Sizes
+from paceline.planning import Observation, Sizes, WorkerProfile
 from paceline.planning.planner.capacity import WorkerCapacity, placements
 from paceline.planning.planner.forecast import MIN_REQUESTS, Forecast, Lengths, LoadHistory, Prediction, problem
 from paceline.planning.planner.replay import TrafficSpan, load_factor, smallest_pool
 from paceline.planning.planner.sizing import ClusterLimits
-from paceline.planning.profile import WorkerProfile
-from paceline.planning.simulator.result import Objective
-from paceline.planning.simulator.settings.config import Speculation
+from paceline.planning.simulator import Objective
+from paceline.planning.simulator.settings import Speculation
 
 HOLD_SECONDS = 1800.0
 

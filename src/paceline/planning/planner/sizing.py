@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from paceline.core.errors import InvalidRequest
-from paceline.planning.profile import WorkerProfile
-from paceline.planning.simulator.result import Objective, SimulationReport, summarize
-from paceline.planning.simulator.settings.config import SimulationConfig, Speculation
-from paceline.planning.simulator.simulation import simulate
-from paceline.planning.traces.trace import Trace
+from paceline.planning import WorkerProfile
+from paceline.planning.simulator import Objective, SimulationReport, simulate, summarize
+from paceline.planning.simulator.settings import SimulationConfig, Speculation
+from paceline.planning.traces import Trace
 
 Placement = Literal["none", "device", "pool"]
 """No drafts, drafts on the device of the target, or drafts of a pool."""

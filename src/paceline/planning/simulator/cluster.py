@@ -12,7 +12,7 @@ from paceline.core.clock import VirtualClock
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.kv_events import CacheEvent
 from paceline.core.pool_config import Role
-from paceline.planning.observation import ROLES
+from paceline.planning import ROLES
 from paceline.planning.simulator.batches import Batch, ClosedBatch, SteppedBatch
 from paceline.planning.simulator.depths import PolicyDepths
 from paceline.planning.simulator.draft_pool import DraftWorkers, PooledDrafts
@@ -21,9 +21,9 @@ from paceline.planning.simulator.job import SimulatedRequest
 from paceline.planning.simulator.members import Members, SimulatedMember
 from paceline.planning.simulator.prefix_cache import NO_PROMPT, PrefixCache, prefix_sums
 from paceline.planning.simulator.rounds import Rounds
-from paceline.planning.simulator.settings.config import SimulationConfig
+from paceline.planning.simulator.settings import SimulationConfig
 from paceline.planning.simulator.worker import DeviceDrafts, Drafting, NoDrafts, SimulatedWorker
-from paceline.planning.traces.trace import BLOCK_TOKENS
+from paceline.planning.traces import BLOCK_TOKENS
 from paceline.policy.health import Backoff
 from paceline.policy.routing.kv_index import KvIndex
 from paceline.policy.routing.kv_router import KvRouter

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from paceline.core.traffic import TrafficClass
-from paceline.planning.profile import WorkerProfile
+from paceline.planning import WorkerProfile
 from paceline.planning.simulator.job import SimulatedRequest
 from paceline.planning.simulator.rounds import Rounds, SimulatedRound
 from paceline.policy.depth.allocation import PaddedBatch

@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from math import ceil
 
-from paceline.planning.profile import WorkerProfile
+from paceline.planning import WorkerProfile
 from paceline.planning.simulator.job import SimulatedRequest
 from paceline.policy.pairing.pairing import DraftView, Pairing
 

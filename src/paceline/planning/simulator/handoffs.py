@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core.clock import Clock
-from paceline.planning.profile import WorkerProfile
+from paceline.planning import WorkerProfile
 from paceline.planning.simulator.job import SimulatedRequest
 from paceline.planning.simulator.worker import SimulatedWorker
 from paceline.policy.routing.handoff import HandoffPolicy, LocalPrompt, PrefillLoad

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from paceline.core.pool_config import Role
-from paceline.planning.observation import ROLES, PoolState
+from paceline.planning import ROLES, PoolState
 from paceline.planning.simulator.draft_pool import PooledDrafts
 from paceline.planning.simulator.worker import SimulatedWorker
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import overload
 
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
-from paceline.planning.traces.trace import BLOCK_TOKENS, TraceRequest
+from paceline.planning.traces import BLOCK_TOKENS, TraceRequest
 
 _COPY_STRIDE = 0x9E3779B97F
 """Distance between the numbers of a block in two copies, above all ids of a trace: 2^40 over the golden ratio. A dictionary

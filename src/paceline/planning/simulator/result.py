@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.pool_config import Role
-from paceline.planning.observation import ROLES
+from paceline.planning import ROLES
 from paceline.planning.simulator.job import SimulatedRequest
-from paceline.planning.simulator.settings.config import SimulationConfig
+from paceline.planning.simulator.settings import SimulationConfig
 
 
 @dataclass(frozen=True, slots=True)

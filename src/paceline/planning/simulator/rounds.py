@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from paceline.planning.profile import ProfileCurve, WorkerProfile
-from paceline.planning.simulator.settings.config import Speculation
+from paceline.planning import ProfileCurve, WorkerProfile
+from paceline.planning.simulator.settings import Speculation
 from paceline.planning.simulator.texts import kinds_of_texts, pooled_alphas
 from paceline.policy.cost.cost import expected_tokens, survival
 from paceline.policy.depth.prompt_load import may_draft_with_prompts

@@ -9,15 +9,14 @@ from heapq import heappop, heappush
 from itertools import count
 
 from paceline.core.clock import VirtualClock
-from paceline.planning.observation import ROLES, Controller, Observation
+from paceline.planning import ROLES, Controller, Observation
 from paceline.planning.simulator.cluster import SimulatedCluster, busy_by_role
 from paceline.planning.simulator.job import SimulatedRequest
 from paceline.planning.simulator.prefix_cache import prompt_blocks
 from paceline.planning.simulator.result import Objective, PoolSize, SimulationResult, WorkerUse
-from paceline.planning.simulator.settings.config import SimulationConfig
-from paceline.planning.simulator.settings.faults import AlphaDrift, Fault, SlowLinks, WorkersLost
+from paceline.planning.simulator.settings import AlphaDrift, Fault, SimulationConfig, SlowLinks, WorkersLost
 from paceline.planning.simulator.texts import KINDS
-from paceline.planning.traces.trace import Trace
+from paceline.planning.traces import Trace
 
 
 @dataclass(frozen=True, slots=True)

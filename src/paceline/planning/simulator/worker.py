@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from math import ceil, floor, sqrt
 from typing import Protocol
 
-from paceline.planning.profile import WorkerProfile
+from paceline.planning import WorkerProfile
 from paceline.planning.simulator.batches import Batch
 from paceline.planning.simulator.job import SimulatedRequest
 from paceline.planning.simulator.prefix_cache import PrefixCache

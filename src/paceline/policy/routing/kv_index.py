@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from itertools import repeat
 
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.policy.routing.prefix_tree import KEY_MASK, NONE, PrefixTree, members
 from paceline.policy.routing.router import RoutedPrompt
 
-BLOCK_SIZE = 16
 Sums = Callable[[Sequence[int], int, int], Sequence[int]]
 """Function from tokens, the index of their first block and the number of the blocks before it to one number per full block. The
 numbers are cumulative."""

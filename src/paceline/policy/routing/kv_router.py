@@ -10,7 +10,8 @@ from operator import itemgetter
 
 from paceline.core.clock import Clock
 from paceline.core.kv_events import TIERS
-from paceline.policy.routing.kv_index import BLOCK_SIZE, KvIndex, Match
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.policy.routing.kv_index import KvIndex, Match
 from paceline.policy.routing.prefix_tree import NONE
 from paceline.policy.routing.rates import MIN_TOKENS, RoutedRequest, WorkerRates, measure
 from paceline.policy.routing.router import RoutedPrompt, WorkerLoad

@@ -8,7 +8,8 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from operator import is_
 
-from paceline.policy.routing.kv_index import BLOCK_SIZE, KvIndex
+from paceline.core.sequence import BLOCK_SIZE
+from paceline.policy.routing.kv_index import KvIndex
 from paceline.policy.routing.rates import MIN_TOKENS, WorkerRates
 from paceline.policy.routing.router import WorkerLoad, WorkerTable
 

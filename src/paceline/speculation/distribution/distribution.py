@@ -18,8 +18,7 @@ from torch import Tensor
 from paceline.core.output import TokenLogprobs
 from paceline.core.request import SamplingParams
 from paceline.kernels.sampling import SampledRow, arg_max, can_sample, sample
-from paceline.speculation.rows.noise import Purpose, gumbel, gumbel_at, stream
-from paceline.speculation.rows.rows import RowContext, process
+from paceline.speculation.rows import Purpose, RowContext, gumbel, gumbel_at, process, stream
 
 WIDTH = 256
 """Candidates ranked first without top-k; rows that need more get 16 times as many, up to all."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.core.clock import Clock
-from paceline.speculation.drafts.drafts import DraftBatch, DraftTree, merge_batches
-from paceline.speculation.proposer import HiddenRequest, Proposer, ProposerTraits, SequenceProgress
+from paceline.speculation import HiddenRequest, Proposer, ProposerTraits, SequenceProgress
+from paceline.speculation.drafts import DraftBatch, DraftTree, merge_batches
 from paceline.speculation.proposers.choice import DraftCandidate, MethodChoice
 
 

@@ -13,8 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.speculation.drafts.drafts import DraftBatch, DraftTree
-from paceline.speculation.proposer import ProposerTraits, SequenceProgress
+from paceline.speculation import ProposerTraits, SequenceProgress
+from paceline.speculation.drafts import DraftBatch, DraftTree
 
 MAX_KEYS = 4096
 """First tokens in a pool."""

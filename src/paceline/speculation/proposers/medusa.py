@@ -6,13 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.models.heads.trained import MedusaModel
-from paceline.speculation.draft_weights import DraftWeights
-from paceline.speculation.drafts.drafts import DraftBatch
-from paceline.speculation.proposer import HiddenRequest, ProposerTraits, SequenceProgress
-from paceline.speculation.rows.rows import RowContext
-from paceline.speculation.trees.growth import Growth, draft_row, rank
-from paceline.speculation.verification.tree import MAX_NODES
+from paceline.models.heads import MedusaModel
+from paceline.speculation import DraftWeights, HiddenRequest, ProposerTraits, SequenceProgress
+from paceline.speculation.drafts import DraftBatch
+from paceline.speculation.rows import RowContext
+from paceline.speculation.trees import Growth, draft_row, rank
+from paceline.speculation.verification import MAX_NODES
 
 BRANCHES = 32
 """Candidates of each head. If heads are unsure, a wide tree is better than a deep one."""

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 
-from paceline.speculation.drafts.drafts import DraftBatch, DraftTree
-from paceline.speculation.proposer import ProposerTraits, SequenceProgress
+from paceline.speculation import ProposerTraits, SequenceProgress
+from paceline.speculation.drafts import DraftBatch, DraftTree
 
 ROOT = 0
 MAX_COUNTED = 32

@@ -1,1 +1,26 @@
 """The rows of a verification pass: the context of each row, its noise, and the processing of its logits."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.speculation.rows.noise import Purpose, gumbel, gumbel_at, stream, uniform
+    from paceline.speculation.rows.rows import Facts, RowContext, process, row_contexts
+
+__all__ = ["Facts", "Purpose", "RowContext", "gumbel", "gumbel_at", "process", "row_contexts", "stream", "uniform"]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "Facts": "rows",
+        "Purpose": "noise",
+        "RowContext": "rows",
+        "gumbel": "noise",
+        "gumbel_at": "noise",
+        "process": "rows",
+        "row_contexts": "rows",
+        "stream": "noise",
+        "uniform": "noise",
+    },
+)

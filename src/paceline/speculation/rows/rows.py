@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.request import SamplingParams
-from paceline.speculation.drafts.drafts import Draft, depths
+from paceline.speculation.drafts import Draft, depths
 from paceline.speculation.rows.noise import NoiseKey
 
 

@@ -22,13 +22,12 @@ from torch import Tensor
 
 from paceline.kernels.cpu.eagle_head import MAX_TREE_SLOTS, TreeRoot
 from paceline.kernels.sampling import can_sample, rank_sampled, top_with_total
-from paceline.models.heads.vocabulary import DraftVocabulary
-from paceline.speculation.distribution.distribution import sampled_row
-from paceline.speculation.drafts.drafts import DraftTree
-from paceline.speculation.proposer import SequenceProgress
-from paceline.speculation.rows.noise import Purpose, gumbel, gumbel_at
-from paceline.speculation.rows.rows import RowContext, process
-from paceline.speculation.verification.tree import MAX_NODES
+from paceline.models.heads import DraftVocabulary
+from paceline.speculation import SequenceProgress
+from paceline.speculation.distribution import sampled_row
+from paceline.speculation.drafts import DraftTree
+from paceline.speculation.rows import Purpose, RowContext, gumbel, gumbel_at, process
+from paceline.speculation.verification import MAX_NODES
 
 
 class Growth:

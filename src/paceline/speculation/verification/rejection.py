@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.speculation.distribution.distribution import log_distribution
-from paceline.speculation.drafts.drafts import Draft
-from paceline.speculation.rows.noise import Purpose, gumbel, uniform
-from paceline.speculation.rows.rows import RowContext
+from paceline.speculation.distribution import log_distribution
+from paceline.speculation.drafts import Draft
+from paceline.speculation.rows import Purpose, RowContext, gumbel, uniform
 
 Outcome = tuple[list[int], Tensor]
 """Accepted nodes, and the weights [V] that the token after them is drawn from."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from paceline.core.errors import PacelineError
 from paceline.kernels.formats.layout import MAX_TREE_ROWS
-from paceline.speculation.drafts.drafts import Draft
+from paceline.speculation.drafts import Draft
 
 MAX_NODES = MAX_TREE_ROWS - 1
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from paceline.core.request import Verification
 from paceline.core.sequence import Origin
-from paceline.speculation.distribution.distribution import pick
-from paceline.speculation.drafts.drafts import Draft
-from paceline.speculation.rows.rows import Facts, RowContext, row_contexts
+from paceline.speculation.distribution import pick
+from paceline.speculation.drafts import Draft
+from paceline.speculation.rows import Facts, RowContext, row_contexts
 from paceline.speculation.verification import rejection
 from paceline.speculation.verification import verification as coupled
 

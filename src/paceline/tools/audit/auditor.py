@@ -16,7 +16,7 @@ import torch
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.output import CompletionOutput, Generation
 from paceline.core.request import SamplingParams, Verification
-from paceline.engine.audit.rescoring import (
+from paceline.engine.audit import (
     Difference,
     FinishedText,
     Rescored,
@@ -25,15 +25,14 @@ from paceline.engine.audit.rescoring import (
     differences,
     rounding,
 )
-from paceline.engine.start.llm import LLM, Prompt
+from paceline.engine.start import LLM, Prompt
 from paceline.kernels.cpu import native
-from paceline.kv.block_tables import blocks_for
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.runner.runner import ModelRunner
-from paceline.models.runners import make_second_runner
-from paceline.speculation.distribution.distribution import log_distribution
-from paceline.speculation.rows.noise import Purpose, gumbel
-from paceline.speculation.rows.rows import process
+from paceline.kv import blocks_for
+from paceline.models import make_second_runner
+from paceline.models.decoder import DecoderModel
+from paceline.models.runner import ModelRunner
+from paceline.speculation.distribution import log_distribution
+from paceline.speculation.rows import Purpose, gumbel, process
 from paceline.tools.audit.report import AuditedText, Finding, Kind
 from paceline.tools.audit.tests import LoggedToken, VerifyLog, divergence, is_sample, limit, rank
 

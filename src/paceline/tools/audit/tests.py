@@ -19,12 +19,11 @@ from torch import Tensor
 
 from paceline.core.errors import MissingDependency
 from paceline.core.sequence import Sequence
-from paceline.engine.hook import StepHook
+from paceline.engine import StepHook
 from paceline.engine.step.step import SequenceResult, StepResult
-from paceline.requests.grammar import Grammar
-from paceline.speculation.distribution.distribution import log_distribution
-from paceline.speculation.rows.noise import Purpose, gumbel
-from paceline.speculation.rows.rows import RowContext
+from paceline.requests import Grammar
+from paceline.speculation.distribution import log_distribution
+from paceline.speculation.rows import Purpose, RowContext, gumbel
 
 LEVEL = 1e-3
 """Probability of a false alarm."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.policy.cost.cost import dollars_per_million
 from paceline.policy.depth.acceptance import known_positions
-from paceline.tools.prompts.prompts import AnswerTimes, Arrival
+from paceline.tools.prompts import AnswerTimes, Arrival
 
 MIN_TRIALS = 5
 """Trials below which an alpha is unreliable."""

@@ -19,13 +19,13 @@ from paceline.core.clock import Clock
 from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.request import SamplingParams
 from paceline.tools.bench.report import Measured, measure
-from paceline.tools.prompts.prompts import AnswerTimes, Arrival, BenchPrompt
+from paceline.tools.prompts import AnswerTimes, Arrival, BenchPrompt
 
 if TYPE_CHECKING:
     import httpx
 
-    from paceline.engine.start.llm import LLM
-    from paceline.tools.profile.recorder import Recorder
+    from paceline.engine.start import LLM
+    from paceline.tools.profile import Recorder
 
 
 Message = Mapping[str, str]

@@ -10,8 +10,8 @@ from paceline.policy.cost.cost import Footprint
 if TYPE_CHECKING:
     import torch
 
-    from paceline.engine.hook import EngineParts
-    from paceline.models.runner.runner import Span
+    from paceline.engine import EngineParts
+    from paceline.models.runner import Span
 
 
 BLOCK_AXES = 2

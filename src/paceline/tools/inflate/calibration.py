@@ -13,13 +13,13 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.request import SamplingParams
 from paceline.policy.cost.cost import Footprint, MethodCosts, TargetCosts
 from paceline.policy.depth.step_cost import Curve
-from paceline.tools.bench.report import MIN_TRIALS
-from paceline.tools.footprint.memory_reads import footprint
-from paceline.tools.profile.recorder import RecordedRound, Recorder
-from paceline.tools.prompts.prompts import BenchPrompt
+from paceline.tools.bench import MIN_TRIALS
+from paceline.tools.footprint import footprint
+from paceline.tools.profile import RecordedRound, Recorder
+from paceline.tools.prompts import BenchPrompt
 
 if TYPE_CHECKING:
-    from paceline.engine.start.llm import LLM
+    from paceline.engine.start import LLM
 
 MIN_SAMPLES = 3
 TIMING_PROMPTS = 2
@@ -110,7 +110,7 @@ class _CalibrationRun:
 
     def _measure_exits(self, method: str) -> None:
         """Measure the method. A method that skips layers is measured once for each layer after which it can exit."""
-        from paceline.speculation.proposers.model.layer_skip import exits
+        from paceline.speculation.proposers.model import exits
 
         with exits(self._llm.engine.speculator.proposers[method]) as choices:
             for layer, choose in choices.items():
@@ -224,8 +224,8 @@ def _run(llm: "LLM", trial: Trial, prompts: Sequence[BenchPrompt], label: str, s
 
 
 def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> TargetCosts:
-    from paceline.engine.sizing.sizing import size_engine
-    from paceline.models.loading.load import LoadedModel
+    from paceline.engine.sizing import size_engine
+    from paceline.models.loading import LoadedModel
 
     model = llm.engine.runner.model
     loaded = LoadedModel(llm.config.model, model.config, model, llm.tokenizer)

@@ -15,12 +15,11 @@ from paceline.core.errors import InvalidRequest, UnsupportedModel
 from paceline.kernels.formats.quantized import Quantization, QuantizedWeight
 from paceline.kernels.formats.weights import Dense
 from paceline.kernels.rope import LinearScaling, Llama3Scaling
-from paceline.model_files.hub.inflation import Inflation
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.families.config import ModelConfig
-from paceline.models.loading.inflated import inflate
-from paceline.models.loading.load import open_checkpoint
-from paceline.models.weights.checkpoint import Checkpoint, QuantizedWeights
+from paceline.model_files.hub import Inflation
+from paceline.model_files.tokenizer import Tokenizer
+from paceline.models.families import ModelConfig
+from paceline.models.loading import inflate, open_checkpoint
+from paceline.models.weights import Checkpoint, QuantizedWeights
 
 SHARD_BYTES = 4 * 2**30
 """Largest size of a file, and about the memory that writing takes."""

@@ -18,13 +18,12 @@ from statistics import fmean, variance
 from typing import Protocol
 
 from paceline.core.errors import InvalidConfig, MissingDependency
-from paceline.gateway.sessions.samples import LearningSample, SampleBatch
+from paceline.gateway.sessions import LearningSample, SampleBatch
 from paceline.tools.learn.memory import SampleMemory
 from paceline.tools.learn.server import ServerFailure, Trials
 from paceline.tools.learn.versions import Activity, Lineage, TrialResult, VersionFolder
-from paceline.tools.progress.progress import Stopped, StopRequest, TrainingLog
-from paceline.tools.train.evaluate import Score
-from paceline.tools.train.further import FurtherTraining, LearnedDraft
+from paceline.tools.progress import Stopped, StopRequest, TrainingLog
+from paceline.tools.train import FurtherTraining, LearnedDraft, Score
 
 
 @dataclass(frozen=True, slots=True)

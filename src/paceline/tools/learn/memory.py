@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.gateway.sessions.samples import LearningSample
+from paceline.gateway.sessions import LearningSample
 
 
 @dataclass(frozen=True, slots=True)

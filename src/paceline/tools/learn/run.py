@@ -21,18 +21,16 @@ from typing import TextIO
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import PacelineError
-from paceline.deploy.deployment import live_pools, observe_cluster
-from paceline.deploy.draft_swap import DraftSwap, with_draft
-from paceline.deploy.processes.cluster_file import load_cluster
-from paceline.model_files.hub.hub import find_model
+from paceline.deploy import DraftSwap, live_pools, observe_cluster, with_draft
+from paceline.deploy.processes import load_cluster
+from paceline.model_files.hub import find_model
 from paceline.policy.pairing.draft_trial import TrialLimits, TrialVerdict
 from paceline.tools.learn.learner import Learner, LearnerLimits
 from paceline.tools.learn.memory import MemoryLimits, SampleMemory
 from paceline.tools.learn.server import LearningServer, ServerFailure, Trials
 from paceline.tools.learn.versions import TrialResult, VersionFolder
-from paceline.tools.progress.progress import PlainProgress, Stopped, StopRequest, TrainingLog, stop_on_interrupt
-from paceline.tools.train.further import DraftTraining, Pacer, lower_priority
-from paceline.tools.train.plan import LearnPlan
+from paceline.tools.progress import PlainProgress, Stopped, StopRequest, TrainingLog, stop_on_interrupt
+from paceline.tools.train import DraftTraining, LearnPlan, Pacer, lower_priority
 
 
 def learn(plan: LearnPlan, command: str, clock: Clock, progress: TrainingLog, stop: StopRequest) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.core.errors import PacelineError
-from paceline.gateway.client import ServerClient, ServerUnavailable
-from paceline.gateway.sessions.samples import LearningSample, SampleBatch
+from paceline.gateway import ServerClient, ServerUnavailable
+from paceline.gateway.sessions import LearningSample, SampleBatch
 from paceline.tools.learn.versions import TrialResult
 
 TIMEOUT = 15.0

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from paceline.core.config import from_mapping
 from paceline.core.errors import InvalidConfig, PacelineError
-from paceline.model_files.hub.hub import find_model
+from paceline.model_files.hub import find_model
 
 Status = Literal["candidate", "kept", "refused"]
 VERSIONS, LINEAGE, STATE, ACTIVITY = "versions", "lineage.json", "state.json", "activity.json"

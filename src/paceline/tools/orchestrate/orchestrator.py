@@ -20,7 +20,7 @@ from paceline.core.request import MAX_DEPTH, SamplingParams, SpeculationFlags, d
 from paceline.core.sequence import FinishReason
 from paceline.core.status import EngineStatus
 from paceline.core.traffic import TrafficClass
-from paceline.engine.traffic import StepTotals, TrafficStatistics
+from paceline.engine import StepTotals, TrafficStatistics
 from paceline.policy.depth.breaker import Breaker, BreakerRule
 from paceline.policy.depth.drift import AcceptanceChange
 from paceline.policy.depth.observation import DepthCandidate, DraftingObservation, RoundObservation, StepObservation

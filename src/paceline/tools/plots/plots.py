@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import MissingDependency
-from paceline.planning.observation import ROLES
-from paceline.planning.planner.sizing import ClusterPlan
-from paceline.planning.simulator.result import Objective, SimulationResult
+from paceline.planning import ROLES
+from paceline.planning.planner import ClusterPlan
+from paceline.planning.simulator import Objective, SimulationResult
 from paceline.policy.cost.advice import Advice
 from paceline.policy.cost.cost import Estimate
-from paceline.tools.bench.report import MIN_TRIALS, Report
-from paceline.tools.profile.measurement import LABELS, PARTS, Profile
+from paceline.tools.bench import MIN_TRIALS, Report
+from paceline.tools.profile import LABELS, PARTS, Profile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

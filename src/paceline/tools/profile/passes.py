@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.core.clock import Clock
 from paceline.core.request import SamplingParams
-from paceline.tools.footprint.memory_reads import draft_parts
+from paceline.tools.footprint import draft_parts
 from paceline.tools.profile.measurement import Part, ProfilePassTimes, sequences
 from paceline.tools.profile.recorder import RecordedRound, Recorder
 
 if TYPE_CHECKING:
-    from paceline.engine.start.llm import LLM
-    from paceline.models.runner.runner import ModelRunner, Span
+    from paceline.engine.start import LLM
+    from paceline.models.runner import ModelRunner, Span
 
 BLOCK = 16
 MAX_ROWS = 8192
@@ -33,7 +33,7 @@ MAX_CONTEXT = 4096
 def pass_seconds(runner: "ModelRunner", max_rows: int, clock: Clock, attention: float) -> dict[int, float]:
     """Time of a pass over prompts by rows, without attention to earlier tokens. `max_rows` is the limit of the engine, and
     `attention` is the result of `attention_seconds`."""
-    from paceline.engine.sizing.calibration import median_seconds  # imports torch
+    from paceline.engine.sizing import median_seconds  # imports torch
 
     passes: dict[int, float] = {}
     for rows in row_counts(min(MAX_ROWS, max_rows, runner.num_blocks * BLOCK)):
@@ -53,8 +53,8 @@ def row_counts(most: int) -> list[int]:
 
 def attention_seconds(runner: "ModelRunner", clock: Clock) -> float:
     """Time per prompt row and token before it."""
-    from paceline.engine.sizing.calibration import median_seconds
-    from paceline.models.runner.runner import Span
+    from paceline.engine.sizing import median_seconds
+    from paceline.models.runner import Span
 
     longest = min((runner.num_blocks - 1) * BLOCK, runner.model.config.max_position - 1, MAX_CONTEXT) // BLOCK * BLOCK
     rows = min(CHUNK, longest // 4)
@@ -70,10 +70,10 @@ def attention_seconds(runner: "ModelRunner", clock: Clock) -> float:
 
 def draft_prefill_seconds(llm: "LLM", clock: Clock) -> float:
     """Time per prompt token that the draft computes before it drafts. 0 for a method without a cache of its own."""
-    from paceline.engine.sizing.calibration import median_seconds
-    from paceline.engine.start.proposers import pick_method
-    from paceline.models.heads.eagle.eagle import EagleRunner
-    from paceline.models.runner.runner import ModelRunner
+    from paceline.engine.sizing import median_seconds
+    from paceline.engine.start import pick_method
+    from paceline.models.heads.eagle import EagleRunner
+    from paceline.models.runner import ModelRunner
 
     engine, total = llm.engine, 0.0
     rows = min(DRAFT_PREFILL_ROWS, engine.scheduler.max_batched_tokens)
@@ -89,7 +89,7 @@ def draft_prefill_seconds(llm: "LLM", clock: Clock) -> float:
 
 def _spans(num_blocks: int, rows: int) -> "list[Span]":
     """Prompts of up to `CHUNK` rows that share no blocks."""
-    from paceline.models.runner.runner import Span
+    from paceline.models.runner import Span
 
     counts = [min(CHUNK, rows - start) for start in range(0, rows, CHUNK)]
     firsts = range(0, num_blocks, CHUNK // BLOCK)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.clock import Clock
-from paceline.engine.hook import EngineParts, StepHook
-from paceline.tools.footprint.memory_reads import draft_parts, kv_bytes_per_token, weight_reads
+from paceline.engine import EngineParts, StepHook
+from paceline.tools.footprint import draft_parts, kv_bytes_per_token, weight_reads
 from paceline.tools.profile.measurement import RoundTimes
 
 if TYPE_CHECKING:
     from paceline.core.sequence import Sequence
     from paceline.engine.step.step import Schedule, StepResult
-    from paceline.models.decoder.decoder import ForwardOutput
-    from paceline.requests.grammar import Grammar
-    from paceline.speculation.drafts.drafts import Draft
+    from paceline.models.decoder import ForwardOutput
+    from paceline.requests import Grammar
+    from paceline.speculation.drafts import Draft
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from paceline.core.clock import Clock
-from paceline.planning.profile import ProfileCurve, ProfileValue, WorkerProfile
-from paceline.tools.footprint.memory_reads import kv_bytes_per_token
+from paceline.planning import ProfileCurve, ProfileValue, WorkerProfile
+from paceline.tools.footprint import kv_bytes_per_token
 from paceline.tools.profile.measurement import MeasurementProgress, ProfilePassTimes, TimeEstimate
 from paceline.tools.profile.passes import (
     BLOCK,
@@ -27,8 +27,8 @@ from paceline.tools.profile.passes import (
 from paceline.tools.profile.recorder import RecordedRound
 
 if TYPE_CHECKING:
-    from paceline.engine.start.llm import LLM
-    from paceline.models.runner.runner import ModelRunner
+    from paceline.engine.start import LLM
+    from paceline.models.runner import ModelRunner
 
 REPEATS = 3
 """Steps of one size from which its median counts."""
@@ -84,7 +84,7 @@ def measure_profile(
 
 def _measure(llm: "LLM", clock: Clock, on_part: Callable[[MeasurementProgress], None], seconds: float) -> _Measured:
     """Measures contexts, batches and prompts, in that order."""
-    from paceline.engine.sizing.calibration import measure_context  # imports torch
+    from paceline.engine.sizing import measure_context  # imports torch
 
     runner, most = llm.engine.runner, llm.engine.scheduler.max_num_seqs
     deadline = clock.now() + seconds
@@ -186,8 +186,8 @@ def _rising(curve: Mapping[int, float]) -> dict[int, float]:
 
 def _decode_seconds(runner: "ModelRunner", batch: int, clock: Clock) -> float:
     """Time of the pass of a plain step of that many sequences, without the host's work before and after it."""
-    from paceline.engine.sizing.calibration import median_seconds
-    from paceline.models.runner.runner import Span
+    from paceline.engine.sizing import median_seconds
+    from paceline.models.runner import Span
 
     count = min(batch, (runner.num_blocks - 1) // 2)
     tables = [[1 + 2 * i, 2 + 2 * i] for i in range(count)]

@@ -1,1 +1,48 @@
 """Prompts and arrival times of benchmark runs."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.tools.prompts.prompts import (
+        DEFAULT,
+        DEFAULT_PROMPTS,
+        PRESETS,
+        AnswerTimes,
+        Arrival,
+        BenchPrompt,
+        Preset,
+        find_preset,
+        load_prompts,
+        select,
+    )
+
+__all__ = [
+    "DEFAULT",
+    "DEFAULT_PROMPTS",
+    "PRESETS",
+    "AnswerTimes",
+    "Arrival",
+    "BenchPrompt",
+    "Preset",
+    "find_preset",
+    "load_prompts",
+    "select",
+]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "AnswerTimes": "prompts",
+        "Arrival": "prompts",
+        "BenchPrompt": "prompts",
+        "DEFAULT": "prompts",
+        "DEFAULT_PROMPTS": "prompts",
+        "PRESETS": "prompts",
+        "Preset": "prompts",
+        "find_preset": "prompts",
+        "load_prompts": "prompts",
+        "select": "prompts",
+    },
+)

@@ -21,13 +21,13 @@ from torch import Tensor
 from paceline.core.errors import InvalidRequest, MissingDependency, UnsupportedModel
 from paceline.core.version import VERSION
 from paceline.kernels.formats.weights import Dense
-from paceline.model_files.hub.hub import find_model
-from paceline.models.drafts.folder import open_draft_folder
-from paceline.models.families.config import ModelConfig
-from paceline.models.loading.load import open_checkpoint
-from paceline.models.weights.checkpoint import Checkpoint
-from paceline.tools.inflate.inflate import hf_config
-from paceline.tools.progress.progress import TrainingLog
+from paceline.model_files.hub import find_model
+from paceline.models.drafts import open_draft_folder
+from paceline.models.families import ModelConfig
+from paceline.models.loading import open_checkpoint
+from paceline.models.weights import Checkpoint
+from paceline.tools.inflate import hf_config
+from paceline.tools.progress import TrainingLog
 from paceline.tools.train.evaluate import Evaluation, Score
 from paceline.tools.train.plan import TrainPlan
 from paceline.tools.train.text_files import TextFile

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import InvalidRequest, UnsupportedModel
-from paceline.model_files.tokenizer.chat_template import ChatTemplate
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.model_files.tokenizer import ChatTemplate, Tokenizer
 
 _USER, _ANSWER, _AGAIN = "first message", "the answer", "later message"
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig
-from paceline.gateway.sessions.samples import LearningSample
-from paceline.models.loading.load import open_checkpoint
-from paceline.tools.progress.progress import Stopped, StopRequest, TrainingLog
+from paceline.gateway.sessions import LearningSample
+from paceline.models.loading import open_checkpoint
+from paceline.tools.progress import Stopped, StopRequest, TrainingLog
 from paceline.tools.train.card import make_record, write_card
 from paceline.tools.train.evaluate import Evaluation, Score
 from paceline.tools.train.plan import Kind, LearnPlan, TrainPlan

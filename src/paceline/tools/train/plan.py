@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from paceline.core.errors import InvalidConfig
-from paceline.model_files.hub.hub import EMBEDDED
+from paceline.model_files.hub import EMBEDDED
 
 Kind = Literal["eagle", "medusa", "distilled"]
 

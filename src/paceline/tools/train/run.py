@@ -7,8 +7,8 @@ import torch
 from paceline.core.clock import Clock
 from paceline.core.errors import IncompatibleDraft, InvalidConfig
 from paceline.core.machine import usable_cores
-from paceline.models.loading.load import open_checkpoint
-from paceline.tools.progress.progress import Stopped, StopRequest, TrainingLog
+from paceline.models.loading import open_checkpoint
+from paceline.tools.progress import Stopped, StopRequest, TrainingLog
 from paceline.tools.train.card import Record, make_record, write_card
 from paceline.tools.train.drafts import (
     DistilledDraft,

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.rope import rotary_table
-from paceline.model_files.tokenizer.compatibility import fingerprint
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.families.config import ModelConfig
-from paceline.models.weights.checkpoint import Checkpoint
+from paceline.model_files.tokenizer import Tokenizer, fingerprint
+from paceline.models.families import ModelConfig
+from paceline.models.weights import Checkpoint
 from paceline.tools.train.layers import Layer, LayerShape, RMSNorm, Rotary, causal
 
 CACHE_STEP = 128

@@ -8,8 +8,8 @@ import torch
 
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.tools.progress.progress import Stopped, TrainingLog
+from paceline.model_files.tokenizer import Tokenizer
+from paceline.tools.progress import Stopped, TrainingLog
 from paceline.tools.train.corpus import Corpus, RequestLog, Script, read_prompts, split, turn_tokens
 from paceline.tools.train.evaluate import answers
 from paceline.tools.train.generator import ANSWER_LIMIT, TextGenerator

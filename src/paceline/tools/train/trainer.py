@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig, PacelineError
-from paceline.tools.progress.progress import Stopped, StopRequest
+from paceline.tools.progress import Stopped, StopRequest
 from paceline.tools.train.drafts import Draft
 from paceline.tools.train.evaluate import Evaluation, evaluate
 from paceline.tools.train.layers import DraftVocabulary

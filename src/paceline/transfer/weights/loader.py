@@ -15,18 +15,13 @@ import torch
 from paceline.core.errors import EngineClosed, PacelineError, UnsupportedModel
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
-from paceline.model_files.checksums import quick_checksum
-from paceline.models.loading.load import LoadedModel, check_memory, open_checkpoint
-from paceline.models.loading.streamed import StreamedModel, StreamedWeights
+from paceline.model_files import quick_checksum
+from paceline.models.loading import LoadedModel, StreamedModel, StreamedWeights, check_memory, open_checkpoint
 from paceline.models.manifest.manifest import ExportedWeights, Manifest, config_from_json, piece_tensors, weight_form
 from paceline.models.manifest.parts import Parts, tokenizer_from_tensor
-from paceline.models.parallel.commands import RankSpec
-from paceline.models.parallel.ranks import Ranks
-from paceline.models.parallel.runner import load_parallel
-from paceline.models.parallel.weights import RankExport, load_from
-from paceline.models.weights.checkpoint import Checkpoint
-from paceline.transfer.client import TransferClient
-from paceline.transfer.memory import DeviceMemory, device_memory
+from paceline.models.parallel import RankExport, Ranks, RankSpec, load_from, load_parallel
+from paceline.models.weights import Checkpoint
+from paceline.transfer import DeviceMemory, TransferClient, device_memory
 from paceline.transfer.weights.peers import PeerSource, SourceFailed
 from paceline.transfer.weights.server import Activity, WeightServer
 from paceline.transfer.weights.sources import DiskSource, PartQueue, WeightSources

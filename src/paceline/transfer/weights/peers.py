@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import PacelineError
-from paceline.models.device.cuda_graph import StreamEvent, side_stream, staging_bytes
+from paceline.models.device import StreamEvent, side_stream, staging_bytes
 from paceline.models.manifest.manifest import (
     DTYPES,
     ExportedWeights,
@@ -29,10 +29,8 @@ from paceline.models.manifest.manifest import (
     tensor_bytes,
 )
 from paceline.models.manifest.parts import Piece
-from paceline.models.memory.memory import memory_checksum
-from paceline.transfer.client import TransferClient
-from paceline.transfer.memory import DeviceMemory
-from paceline.transfer.transfer import ChannelUnavailable, TransferCancelled
+from paceline.models.memory import memory_checksum
+from paceline.transfer import ChannelUnavailable, DeviceMemory, TransferCancelled, TransferClient
 from paceline.transfer.weights.sources import (
     CHUNK_BYTES,
     TO_WEIGHT_CLIENT,

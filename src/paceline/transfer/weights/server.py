@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock, WallClock
-from paceline.models.device.cuda_graph import side_stream, staging_bytes
+from paceline.models.device import side_stream, staging_bytes
 from paceline.models.manifest.manifest import ExportedWeights, tensor_bytes
-from paceline.transfer.memory import DeviceMemory
-from paceline.transfer.server import TransferServer
-from paceline.transfer.transfer import Part, Transfer
+from paceline.transfer import DeviceMemory, Part, Transfer, TransferServer
 from paceline.transfer.weights.peers import SharedParts
 from paceline.transfer.weights.sources import (
     TO_WEIGHT_SERVER,

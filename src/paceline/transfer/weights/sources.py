@@ -18,12 +18,12 @@ from paceline.core.errors import PacelineError, UnsupportedModel
 from paceline.kernels.cpu import native
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
-from paceline.models.loading.streamed import StreamedWeights
+from paceline.models.loading import StreamedWeights
 from paceline.models.manifest.manifest import Manifest, TensorForm, piece_tensors
 from paceline.models.manifest.parts import CheckpointParts, Parts, Piece, tokenizer_to_tensor
-from paceline.models.memory.memory import memory_checksum
-from paceline.models.weights.checkpoint import Checkpoint
-from paceline.transfer.transfer import TransferCancelled
+from paceline.models.memory import memory_checksum
+from paceline.models.weights import Checkpoint
+from paceline.transfer import TransferCancelled
 from paceline.wire.codec import Codec, MalformedMessage
 from paceline.wire.draft_messages import Count, Goodbye, Message, Name
 from paceline.wire.transfer_messages import MemoryRegion, TransferHandle

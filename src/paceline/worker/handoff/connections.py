@@ -13,8 +13,8 @@ from paceline.core.cluster_config import HealthConfig
 from paceline.core.errors import PacelineError
 from paceline.policy.health import WorkerState
 from paceline.policy.routing.handoff import PrefillLoad
-from paceline.targets.connection import TargetConnection
-from paceline.transfer.client import TransferClient
+from paceline.targets import TargetConnection
+from paceline.transfer import TransferClient
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import VERSION, Goodbye
 from paceline.wire.gateway_messages import (

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.engine.hooks.handoff import BlockPart, HandoffPlan, NumberPart, StatePart, pack_numbers
-from paceline.models.blocks.kv_blocks import read_layer
-from paceline.models.device.cuda_graph import StreamEvent, staging_bytes
-from paceline.models.runner.runner import ModelRunner
-from paceline.transfer.transfer import Transfer
+from paceline.engine.hooks import BlockPart, HandoffPlan, NumberPart, StatePart, pack_numbers
+from paceline.models.blocks import read_layer
+from paceline.models.device import StreamEvent, staging_bytes
+from paceline.models.runner import ModelRunner
+from paceline.transfer import Transfer
 from paceline.wire.transfer_messages import TransferHandle
 from paceline.wire.transport import Peer
 

@@ -17,13 +17,13 @@ from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.core.status import HandoffCounts
-from paceline.engine.hooks.handoff import KvImports
-from paceline.engine.loop import EngineLoop
+from paceline.engine import EngineLoop
+from paceline.engine.hooks import KvImports
 from paceline.policy.routing.handoff import HandoffPolicy, LocalPrompt, PrefillLoad
 from paceline.policy.routing.kv_index import PeerHint
 from paceline.policy.routing.rates import MIN_TOKENS
-from paceline.speculation.proposers.eagle.eagle_cache import SEQUENCE_ROWS
-from paceline.transfer.memory import DeviceMemory, device_memory
+from paceline.speculation.proposers.eagle import SEQUENCE_ROWS
+from paceline.transfer import DeviceMemory, device_memory
 from paceline.wire.gateway_messages import WorkerAddress
 from paceline.wire.keys import KeyPair
 from paceline.worker.handoff.connections import MAX_PROMPTS, PrefillConnections

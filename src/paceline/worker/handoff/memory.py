@@ -13,14 +13,12 @@ from torch import Tensor
 from paceline.core.output import OutputListener
 from paceline.core.request import Request
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.engine.hooks.handoff import BlockPart, NumberPart, PromptImport
-from paceline.models.blocks.kv_blocks import layer_bytes, load_kernels, planes
-from paceline.models.device.cuda_graph import staging_bytes
-from paceline.models.runner.runner import ModelRunner
+from paceline.engine.hooks import BlockPart, NumberPart, PromptImport
+from paceline.models.blocks import layer_bytes, load_kernels, planes
+from paceline.models.device import staging_bytes
+from paceline.models.runner import ModelRunner
 from paceline.policy.routing.kv_index import PeerHint
-from paceline.transfer.client import TransferClient
-from paceline.transfer.memory import DeviceMemory
-from paceline.transfer.transfer import ChannelUnavailable, TransferCancelled, TransferFailed
+from paceline.transfer import ChannelUnavailable, DeviceMemory, TransferCancelled, TransferClient, TransferFailed
 from paceline.wire.transfer_messages import MemoryRegion, TransferHandle
 
 logger = logging.getLogger(__name__)

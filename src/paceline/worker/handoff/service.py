@@ -14,11 +14,10 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.request import Request, SamplingParams, SpeculationParams
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.core.status import HandoffCounts
-from paceline.engine.hooks.handoff import CacheLayout, HandoffPlan, KvExports
-from paceline.engine.loop import EngineLoop
-from paceline.models.blocks.kv_blocks import load_kernels
-from paceline.transfer.memory import DeviceMemory
-from paceline.transfer.server import TransferServer
+from paceline.engine import EngineLoop
+from paceline.engine.hooks import CacheLayout, HandoffPlan, KvExports
+from paceline.models.blocks import load_kernels
+from paceline.transfer import DeviceMemory, TransferServer
 from paceline.wire.gateway_messages import Prefill, PrefillStarted
 from paceline.wire.transfer_messages import MemoryRegion
 from paceline.wire.transport import Peer

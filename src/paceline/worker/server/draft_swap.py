@@ -28,16 +28,14 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
 from paceline.core.sequence import Sequence
 from paceline.core.status import DraftCounts, DraftStatus, DraftSwapStatus, GoodputSums
-from paceline.engine.hook import EngineParts, StepHook
-from paceline.engine.loop import EngineLoop
-from paceline.engine.speculator import Speculator
-from paceline.engine.start.build import draft_of, load_second
+from paceline.engine import EngineLoop, EngineParts, Speculator, StepHook
+from paceline.engine.start import draft_of, load_second
 from paceline.engine.step.step import Schedule, StepResult
-from paceline.models.drafts.exchanges import AnyDraft
-from paceline.models.loading.load import LoadedModel
+from paceline.models.drafts import AnyDraft
+from paceline.models.loading import LoadedModel
 from paceline.policy.pairing.draft_trial import USED_AT_ONCE, DraftTrial, TrialDecision, TrialLimits, TrialVerdict
-from paceline.requests.grammar import Grammar
-from paceline.speculation.draft_weights import DraftWeights
+from paceline.requests import Grammar
+from paceline.speculation import DraftWeights
 from paceline.wire.gateway_messages import SwapDraft
 
 MIN_PERIODS = 8

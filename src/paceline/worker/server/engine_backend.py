@@ -23,12 +23,12 @@ from queue import SimpleQueue
 from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.request import Request, SpeculationFlags
 from paceline.core.status import EngineStatus, Symptom, TrafficStatus
-from paceline.engine.loop import EngineLoop
+from paceline.engine import EngineLoop
 from paceline.policy.cost.symptoms import Measurements, SymptomWatch
-from paceline.requests.validator import RequestValidator
+from paceline.requests import RequestValidator
 from paceline.wire.gateway_messages import Submit, TokensReply, TokensRequest, check_limits
 from paceline.wire.transport import Peer
-from paceline.worker.handoff.handoffs import Handoffs
+from paceline.worker.handoff import Handoffs
 from paceline.worker.server.gateways import GatewaySession, GatewaySessions, ResumableStreams, Submission
 
 logger = logging.getLogger(__name__)

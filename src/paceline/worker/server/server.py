@@ -14,12 +14,11 @@ from typing import Protocol
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.status import Symptom
-from paceline.drafting.control import PoolControl
-from paceline.engine.engine import Engine
-from paceline.engine.loop import EngineLoop
-from paceline.model_files.tokenizer.compatibility import fingerprint
+from paceline.drafting import PoolControl
+from paceline.engine import Engine, EngineLoop
+from paceline.model_files.tokenizer import fingerprint
 from paceline.policy.health import StallDetector, StepProgress
-from paceline.transfer.weights.loader import WeightManager
+from paceline.transfer.weights import WeightManager
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import VERSION, Goodbye, Hello
 from paceline.wire.gateway_messages import (
@@ -39,8 +38,7 @@ from paceline.wire.gateway_messages import (
 )
 from paceline.wire.kv_events import KvPublisher
 from paceline.wire.transport import Listener, Peer
-from paceline.worker.handoff.handoffs import Handoffs
-from paceline.worker.handoff.service import PrefillService
+from paceline.worker.handoff import Handoffs, PrefillService
 from paceline.worker.server.draft_swap import DraftSwaps
 from paceline.worker.server.engine_backend import DraftSymptoms, Submissions, WorkerFlags
 from paceline.worker.server.gateways import WRONG_EPOCH, GatewaySession, GatewaySessions

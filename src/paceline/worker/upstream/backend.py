@@ -48,7 +48,7 @@ from paceline.wire.keys import Security
 from paceline.wire.kv_events import KvPublisher
 from paceline.wire.kv_subscriber import KvSubscriber
 from paceline.wire.transport import Listener, Peer
-from paceline.worker.server.gateways import GatewaySession, GatewaySessions, Submission
+from paceline.worker.server import GatewaySession, GatewaySessions, Submission
 from paceline.worker.upstream.bodies import check
 from paceline.worker.upstream.connection import UpstreamConnection
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from paceline.core.clock import WallClock
 from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.model_files.tokenizer.compatibility import fingerprint
-from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
-from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.model_files.tokenizer import Tokenizer, fingerprint, load_tokenizer
 from paceline.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.wire.keys import KEY_ROLE_OF, KeyFolder, Security
 from paceline.wire.transport import Listener

@@ -23,10 +23,10 @@ from paceline.kernels.formats.packing import PackedWeight
 from paceline.kernels.linear import embedding_rows, linear
 from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
-from paceline.models.decoder.decoder import HiddenStates
+from paceline.models.decoder import HiddenStates
 from paceline.models.heads.eagle.eagle_weights import EagleWeights
-from paceline.models.memory.memory import zeroed
-from paceline.models.runner.runner import Span, build_inputs, pass_rows, warm_up_sizes
+from paceline.models.memory import zeroed
+from paceline.models.runner import Span, build_inputs, pass_rows, warm_up_sizes
 
 if TYPE_CHECKING:
     from paceline.kernels.gpu.attention.plan import AttentionPlan

@@ -12,12 +12,11 @@ from paceline.kernels.formats.linear import LinearWeight
 from paceline.kernels.formats.weights import concat
 from paceline.kernels.linear import linear
 from paceline.kernels.rope import RopeScaling, rotary_table
-from paceline.model_files.metadata import Metadata
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
-from paceline.models.families.rope import rope_from_hf
-from paceline.models.heads.vocabulary import Bits, DraftVocabulary, embedding_for, prepare_draft
-from paceline.models.weights.checkpoint import Weights
+from paceline.model_files import Metadata
+from paceline.models.decoder import DecoderModel
+from paceline.models.families import ModelConfig, rope_from_hf
+from paceline.models.heads import Bits, DraftVocabulary, embedding_for, prepare_draft
+from paceline.models.weights import Weights
 
 _UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
 """Variants of published heads that change what enters or leaves the layer."""

@@ -10,7 +10,8 @@ from torch import Tensor
 from paceline.kernels.gpu.attention.plan import FEW_ROWS, search_width
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.slot_rows import place_slots
-from paceline.models.device.cuda_graph import StreamEvent, staging_tensor
+from paceline.models.device import StreamEvent, staging_tensor
+from paceline.models.runner import Span, long_prompts
 from paceline.models.runner.gpu.passes import PassKind
 from paceline.models.runner.gpu.ragged import (
     RaggedGraph,
@@ -23,7 +24,6 @@ from paceline.models.runner.gpu.ragged import (
     ragged_sizes,
 )
 from paceline.models.runner.gpu.runner import GpuRunner
-from paceline.models.runner.runner import Span, long_prompts
 
 
 @dataclass(frozen=True, slots=True, eq=False)

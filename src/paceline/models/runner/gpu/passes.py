@@ -8,10 +8,10 @@ from torch import Tensor
 
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.formats.layout import AttentionLayout, PassSize
-from paceline.models.decoder.decoder import ForwardOutput
-from paceline.models.device.cuda_graph import Graph, StreamEvent, staging_tensor
+from paceline.models.decoder import ForwardOutput
+from paceline.models.device import Graph, StreamEvent, staging_tensor
+from paceline.models.runner import Span
 from paceline.models.runner.gpu.workspace import PassContext
-from paceline.models.runner.runner import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,11 @@ from torch import Tensor
 from paceline.kernels.formats.layout import LONG_ROWS, AttentionLayout, LongPrompt, PassSize
 from paceline.kernels.gpu.attention.plan import power_of_two, search_width
 from paceline.kernels.gpu.linear import MAX_ROWS
-from paceline.models.decoder.decoder import ForwardOutput
-from paceline.models.decoder.forward_gpu import head_logits
-from paceline.models.device.cuda_graph import MAX_GRAPH_ROWS, Graph, StreamEvent, staging_tensor
+from paceline.models.decoder import ForwardOutput, head_logits
+from paceline.models.device import MAX_GRAPH_ROWS, Graph, StreamEvent, staging_tensor
+from paceline.models.runner import Span
 from paceline.models.runner.gpu.passes import PassKind
 from paceline.models.runner.gpu.workspace import PassContext
-from paceline.models.runner.runner import Span
 
 MAX_RAGGED_ROWS = LONG_ROWS
 MAX_RAGGED_SEQUENCES = 256

@@ -18,10 +18,9 @@ from paceline.kernels.gpu.attention.pieces import has_pieces
 from paceline.kernels.gpu.attention.prompts import supports_prompts
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
-from paceline.models.decoder.decoder import AfterLayer, ForwardOutput
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.decoder.forward_gpu import head_logits
-from paceline.models.device.cuda_graph import MAX_GRAPH_ROWS, GraphPool, StreamTimer
+from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput, head_logits
+from paceline.models.device import MAX_GRAPH_ROWS, GraphPool, StreamTimer
+from paceline.models.runner import ModelRunner, Span, around_16s, early_exit, warm_up_sizes
 from paceline.models.runner.gpu.passes import PaddedPass, PassGraph, PassKind
 from paceline.models.runner.gpu.ragged import (
     RaggedGraph,
@@ -33,7 +32,6 @@ from paceline.models.runner.gpu.ragged import (
     ragged_sizes,
 )
 from paceline.models.runner.gpu.workspace import PassContext, PassLeader, Workspace
-from paceline.models.runner.runner import ModelRunner, Span, around_16s, early_exit, warm_up_sizes
 from paceline.policy.step import padded_size
 
 

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from paceline.kernels.formats.layout import AttentionLayout, PassSize
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, power_of_two
-from paceline.models.decoder.decoder import AfterLayer, ForwardOutput
-from paceline.models.decoder.forward import DecoderModel
-from paceline.models.decoder.forward_gpu import gpu_forward, plan_pass
-from paceline.models.device.cuda_graph import MAX_GRAPH_ROWS, GraphPool
+from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput, gpu_forward, plan_pass
+from paceline.models.device import MAX_GRAPH_ROWS, GraphPool
 
 
 class PassLeader(Protocol):

@@ -1,1 +1,47 @@
 """What a simulation is given: its configuration and its faults."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.planning.simulator.settings.config import LINK, DepthRule, Mode, SimulationConfig, Speculation
+    from paceline.planning.simulator.settings.faults import (
+        FORMS,
+        AlphaDrift,
+        Fault,
+        SlowLinks,
+        WorkersLost,
+        parse_fault,
+    )
+
+__all__ = [
+    "FORMS",
+    "LINK",
+    "AlphaDrift",
+    "DepthRule",
+    "Fault",
+    "Mode",
+    "SimulationConfig",
+    "SlowLinks",
+    "Speculation",
+    "WorkersLost",
+    "parse_fault",
+]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "AlphaDrift": "faults",
+        "DepthRule": "config",
+        "FORMS": "faults",
+        "Fault": "faults",
+        "LINK": "config",
+        "Mode": "config",
+        "SimulationConfig": "config",
+        "SlowLinks": "faults",
+        "Speculation": "config",
+        "WorkersLost": "faults",
+        "parse_fault": "faults",
+    },
+)

@@ -7,8 +7,7 @@ from typing import Literal
 from paceline.core.cluster_config import RouterPolicy
 from paceline.core.errors import InvalidConfig
 from paceline.core.pool_config import Role
-from paceline.planning.observation import ROLES
-from paceline.planning.profile import WorkerProfile
+from paceline.planning import ROLES, WorkerProfile
 from paceline.planning.simulator.settings.faults import Fault, WorkersLost
 
 MAX_SPREAD = 4.0

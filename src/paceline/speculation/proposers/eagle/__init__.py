@@ -1,1 +1,23 @@
 """The proposer of EAGLE heads."""
+
+from typing import TYPE_CHECKING
+
+from paceline.core.lazy_face import lazy_face
+
+if TYPE_CHECKING:
+    from paceline.speculation.proposers.eagle.eagle import EagleProposer, GraphStart
+    from paceline.speculation.proposers.eagle.eagle_cache import PENDING_ROWS, SEQUENCE_ROWS
+    from paceline.speculation.proposers.eagle.eagle_trees import WIDTH
+
+__all__ = ["PENDING_ROWS", "SEQUENCE_ROWS", "WIDTH", "EagleProposer", "GraphStart"]
+
+__getattr__ = lazy_face(
+    __name__,
+    {
+        "EagleProposer": "eagle",
+        "GraphStart": "eagle",
+        "PENDING_ROWS": "eagle_cache",
+        "SEQUENCE_ROWS": "eagle_cache",
+        "WIDTH": "eagle_trees",
+    },
+)

@@ -8,13 +8,13 @@ import torch
 from paceline.core.traffic import TrafficClass
 from paceline.kernels.cpu.eagle_head import EagleHead
 from paceline.kernels.formats.layout import uses_gpu_kernels
-from paceline.models.heads.eagle.eagle import EagleRunner
-from paceline.models.runner.runner import pass_rows
-from paceline.speculation.drafts.drafts import DraftBatch, DraftCost, DraftPrefill, DraftTree
-from paceline.speculation.proposer import HiddenRequest, HiddenRows, ProposerTraits, SequenceProgress
+from paceline.models.heads.eagle import EagleRunner
+from paceline.models.runner import pass_rows
+from paceline.speculation import HiddenRequest, HiddenRows, ProposerTraits, SequenceProgress
+from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftTree
 from paceline.speculation.proposers.eagle.eagle_cache import CacheUpdate, EagleCache, EagleSequence
 from paceline.speculation.proposers.eagle.eagle_trees import EagleTrees, TreeStart
-from paceline.speculation.trees.growth import draft_row
+from paceline.speculation.trees import draft_row
 
 Drafted = tuple[list[EagleSequence], list[DraftTree]]
 """Sequences whose cache is up to date, and their trees."""

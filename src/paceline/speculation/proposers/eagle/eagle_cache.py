@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.kv.block_tables import BlockTables
-from paceline.models.decoder.decoder import HiddenStates
-from paceline.models.device.cuda_graph import StreamTimer
-from paceline.models.heads.eagle.eagle import EagleRunner
-from paceline.models.runner.runner import Span
-from paceline.speculation.draft_weights import DraftWeights
-from paceline.speculation.drafts.drafts import DraftPrefill
-from paceline.speculation.proposer import HiddenRows, SequenceProgress
+from paceline.kv import BlockTables
+from paceline.models.decoder import HiddenStates
+from paceline.models.device import StreamTimer
+from paceline.models.heads.eagle import EagleRunner
+from paceline.models.runner import Span
+from paceline.speculation import DraftWeights, HiddenRows, SequenceProgress
+from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposers.eagle.eagle_trees import LEVELS
-from paceline.speculation.trees.growth import draft_row
+from paceline.speculation.trees import draft_row
 
 PENDING_ROWS = 16384
 """States of all sequences together."""

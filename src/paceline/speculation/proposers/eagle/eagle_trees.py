@@ -15,12 +15,12 @@ from torch import Tensor
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.cpu.eagle_head import MAX_TREE_SLOTS, TreeRoot
 from paceline.kernels.formats.layout import AttentionLayout
-from paceline.kv.block_tables import blocks_for
-from paceline.models.heads.eagle.eagle import LANE_BLOCKS, MAX_BRANCH, EagleRunner
-from paceline.models.runner.runner import Span
-from paceline.speculation.proposer import SequenceProgress
-from paceline.speculation.trees.growth import Growth, RankRules, draft_row, rank, tree_root
-from paceline.speculation.verification.tree import MAX_NODES
+from paceline.kv import blocks_for
+from paceline.models.heads.eagle import LANE_BLOCKS, MAX_BRANCH, EagleRunner
+from paceline.models.runner import Span
+from paceline.speculation import SequenceProgress
+from paceline.speculation.trees import Growth, RankRules, draft_row, rank, tree_root
+from paceline.speculation.verification import MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)

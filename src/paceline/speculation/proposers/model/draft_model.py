@@ -6,14 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.models.runner.runner import ModelRunner
-from paceline.speculation.distribution.distribution import sample_draft
-from paceline.speculation.draft_weights import DraftWeights
-from paceline.speculation.drafts.drafts import DraftBatch, DraftCost, DraftPrefill, DraftProbs, merge_batches
-from paceline.speculation.proposer import ProposerTraits, SequenceProgress
+from paceline.models.runner import ModelRunner
+from paceline.speculation import DraftWeights, ProposerTraits, SequenceProgress
+from paceline.speculation.distribution import sample_draft
+from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftProbs, merge_batches
 from paceline.speculation.proposers.model.model_drafter import Chunk, DraftSequence, ModelDrafter, SequenceParams
 from paceline.speculation.proposers.model.model_trees import LEVELS, ModelTrees, TreeRequest
-from paceline.speculation.rows.rows import RowContext
+from paceline.speculation.rows import RowContext
 
 
 class DraftModelProposer:

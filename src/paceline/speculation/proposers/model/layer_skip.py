@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from paceline.kv.block_tables import BlockTables
-from paceline.models.runner.runner import ModelRunner, Span, early_exit
-from paceline.speculation.distribution.distribution import pick, sample_draft
-from paceline.speculation.drafts.drafts import DraftBatch, DraftProbs
-from paceline.speculation.proposer import Proposer, ProposerTraits, SequenceProgress
-from paceline.speculation.trees.growth import draft_row
+from paceline.kv import BlockTables
+from paceline.models.runner import ModelRunner, Span, early_exit
+from paceline.speculation import Proposer, ProposerTraits, SequenceProgress
+from paceline.speculation.distribution import pick, sample_draft
+from paceline.speculation.drafts import DraftBatch, DraftProbs
+from paceline.speculation.trees import draft_row
 
 EXIT_SHARES = (0.25, 0.5, 0.75)
 """Shares of the target's layers after which exits are compared."""

@@ -13,13 +13,12 @@ from torch.nn.functional import pad
 
 from paceline.core.request import SamplingParams, Verification
 from paceline.kernels.cpu.decoder import Sampler
-from paceline.kv.block_tables import BlockTables, blocks_for
-from paceline.models.device.cuda_graph import StreamTimer
-from paceline.models.runner.runner import ModelRunner, Span
-from paceline.speculation.distribution.distribution import pick
-from paceline.speculation.drafts.drafts import DraftCost, DraftPrefill
-from paceline.speculation.rows.noise import Purpose, stream
-from paceline.speculation.rows.rows import RowContext
+from paceline.kv import BlockTables, blocks_for
+from paceline.models.device import StreamTimer
+from paceline.models.runner import ModelRunner, Span
+from paceline.speculation.distribution import pick
+from paceline.speculation.drafts import DraftCost, DraftPrefill
+from paceline.speculation.rows import Purpose, RowContext, stream
 
 Q = TypeVar("Q")
 """Type of a draft distribution."""

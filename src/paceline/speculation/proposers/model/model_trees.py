@@ -8,10 +8,10 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from paceline.speculation.drafts.drafts import DraftTree
+from paceline.speculation.drafts import DraftTree
 from paceline.speculation.proposers.model.model_drafter import Chunk, DraftSequence, ModelDrafter
-from paceline.speculation.trees.growth import Growth, rank
-from paceline.speculation.verification.tree import MAX_NODES
+from paceline.speculation.trees import Growth, rank
+from paceline.speculation.verification import MAX_NODES
 
 BRANCHES = 8
 """Children of a node."""
