@@ -31,6 +31,7 @@ from paceline.worker.server.engine_backend import PRESSURE_SECONDS, KvPressure
 from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 from tests.processes.pools import TOKENIZER, ScriptedCore, lockstep
 from tests.processes.target_harness import WorkerThread, until
+from tests.traffic import traffic_class
 
 STATUS = EngineStatus(1, 0, 90, 100, 0, 0, SpeculationFlags(True, "pool", 6), ())
 STEP, DEPTH = 0.015, 5
@@ -159,7 +160,7 @@ def test_low_acceptance_opens_the_breaker_and_stays_a_symptom() -> None:
         breaker = Breaker(BreakerRule(window=4, trips=2, cooldown=1e6, max_cooldown=1e6))
         engine = tiny_engine(target, proposer, depth=4, breaker=breaker)
         run(engine, [request("r", (1, 2, 3), max_tokens=150, ignore_eos=True)])
-        assert breaker.state("fake/default") is BreakerState.OPEN
+        assert breaker.state(traffic_class("fake/default")) is BreakerState.OPEN
         assert worker.status().rounds < 20
         (symptom,) = [one for one in proposer.inner.status().symptoms if one.name == "low_acceptance"]
         assert symptom.figure < 1.0
