@@ -22,7 +22,7 @@ from paceline.engine.hook import AfterLayer, StepHooks
 from paceline.engine.output import OutputProcessor
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
-from paceline.engine.step.step import NO_DRAFT, Schedule, Scheduled, SequenceResult, StepResult
+from paceline.engine.step.step import NO_DRAFT, Schedule, Scheduled, SequenceResult, StepDrafts, StepResult
 from paceline.kernels.cpu.decoder import Sampler
 from paceline.kv import BlockTables
 from paceline.models.decoder import ForwardOutput, HiddenStates
@@ -154,14 +154,19 @@ def _slot(blocks: Seq[int], index: int) -> int:
 
 PROMPT_ROWS = 256
 """Prompt tokens whose logits are computed together, for requests with `prompt_logprobs`."""
-Drafts = Mapping[int, Draft]
-"""Drafts by sequence id."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostDrafts(StepDrafts):
+    """The drafts of a host step."""
+
+    by_sequence: Mapping[int, Draft]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Submitted:
     schedule: Schedule
-    drafts: Drafts
+    drafts: Mapping[int, Draft]
     wanted: Mapping[str, HiddenRequest]
     output: ForwardOutput
     padded: tuple[int, int] | None
@@ -188,15 +193,16 @@ class HostExecutor:
         self._began = 0.0
         self._submitted: _Submitted | None = None
 
-    def propose(self, schedule: Schedule) -> Drafts:
+    def propose(self, schedule: Schedule) -> HostDrafts:
         self._began = self._clock.now()
-        return self._speculator.propose(schedule)
+        return HostDrafts(self._speculator.propose(schedule))
 
-    def submit(self, schedule: Schedule, drafts: Drafts) -> None:
-        drafted = self._clock.now()
+    def submit(self, schedule: Schedule, drafts: StepDrafts) -> None:
+        assert isinstance(drafts, HostDrafts)
+        drafted, by_sequence = self._clock.now(), drafts.by_sequence
         wanted, tables = self._speculator.hidden_requests(schedule), self._scheduler.tables
         spans = [
-            span_of(item, drafts.get(item.sequence.id, NO_DRAFT), tables.blocks(item.sequence.id))
+            span_of(item, by_sequence.get(item.sequence.id, NO_DRAFT), tables.blocks(item.sequence.id))
             for item in schedule.items
         ]
         layers = {layer for wants in wanted.values() for layer in wants.layers}
@@ -210,11 +216,11 @@ class HostExecutor:
             samplers = samplers_of(schedule, self._output)
         output = self._runner.forward(spans, tuple(sorted(layers)), last, after_layer, samplers)
         for hook in self._hooks:
-            hook.after_pass(schedule, drafts, output)
+            hook.after_pass(schedule, by_sequence, output)
         seconds = self._clock.now() - drafted
         decodes = after_layer is None and all(item.num_tokens == 1 for item in schedule.items)
         padded = self._runner.padded_shape(spans) if decodes else None
-        self._submitted = _Submitted(schedule, drafts, wanted, output, padded, self._began, drafted, seconds)
+        self._submitted = _Submitted(schedule, by_sequence, wanted, output, padded, self._began, drafted, seconds)
 
     def collect(self) -> StepResult | None:
         if self._submitted is None:

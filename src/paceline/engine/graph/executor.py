@@ -32,7 +32,7 @@ from paceline.engine.graph.inflight import InflightStep
 from paceline.engine.graph.mixed import Decoding, InflightMixed, MixedSteps, ScheduledPrompt
 from paceline.engine.graph.scheduler import GraphSchedule, GraphScheduler, SubmitPacer
 from paceline.engine.graph.slots import DeviceSlots, Slot, SlotTable
-from paceline.engine.step.step import HostReason, StepResult
+from paceline.engine.step.step import HostReason, Schedule, StepDrafts, StepResult
 from paceline.kernels.gpu.compilation import count_lookups
 from paceline.models.device import StreamEvent
 from paceline.models.heads.eagle import EagleRunner
@@ -44,7 +44,7 @@ from paceline.speculation import HiddenRequest, Proposer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class GraphDrafts:
+class GraphDrafts(StepDrafts):
     """What the graph needs to draft; the tokens themselves stay on the device. Lists are by slot."""
 
     limits: list[int | None]
@@ -53,7 +53,7 @@ class GraphDrafts:
     """Blocks of the draft; empty where it gets none."""
 
 
-class StepDrafts:
+class BatchDrafts:
     """The drafts of the current batch. The draft model is in use until the newest draft prefill has ended."""
 
     def __init__(self, slots: SlotTable, batches: GraphBatches, validator: RequestValidator) -> None:
@@ -190,7 +190,7 @@ class GraphExecutor:
         self.captures = IdleCaptures()
         """Graphs to capture in idle moments; a hook of the engine."""
         self._inflight: deque[InflightStep | InflightMixed] = deque()
-        self._drafts = StepDrafts(self._slots, self._batches, validator)
+        self._drafts = BatchDrafts(self._slots, self._batches, validator)
         self._eligibility = GraphEligibility(proposer, scheduler, speculator, validator)
         self._steps = GraphScheduler(
             scheduler,
@@ -293,11 +293,14 @@ class GraphExecutor:
             self._batches.current.drafter.forget([sequence.id for sequence in ended.values()])
         self._batches.fit()
 
-    def propose(self, schedule: GraphSchedule) -> GraphDrafts:
+    def propose(self, schedule: Schedule) -> GraphDrafts:
         """Draft limits and draft blocks of every slot. A sequence whose draft gets no blocks decodes plainly."""
+        assert isinstance(schedule, GraphSchedule)
         return self._drafts.reserve(schedule)
 
-    def submit(self, schedule: GraphSchedule, drafts: GraphDrafts) -> None:
+    def submit(self, schedule: Schedule, drafts: StepDrafts) -> None:
+        assert isinstance(schedule, GraphSchedule)
+        assert isinstance(drafts, GraphDrafts)
         batch, began = self._batches.current, self._clock.now()
         self._drafts.order_after_prefill()
         num_graphs = batch.num_graphs

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -134,15 +134,21 @@ class StepResult:
         return sum([sequence.num_tokens for sequence in self.sequences])
 
 
+class StepDrafts:
+    """The drafts of a step, in the form of the executor that runs it."""
+
+    __slots__ = ()
+
+
 class StepExecutor(Protocol):
     """Runs scheduled steps. `submit` starts one, `collect` returns the oldest that is complete, `prepare_next` follows the
     commit of every collected step."""
 
-    def propose(self, schedule: Any) -> Any:
-        """Drafts for a schedule of this executor, in the form that its `submit` takes."""
+    def propose(self, schedule: Schedule) -> StepDrafts:
+        """Drafts for a schedule of this executor, for its `submit`."""
         ...
 
-    def submit(self, schedule: Any, drafts: Any) -> None:
+    def submit(self, schedule: Schedule, drafts: StepDrafts) -> None:
         """Start the target's pass over the scheduled tokens and the drafts."""
         ...
 
