@@ -36,7 +36,7 @@ CHECKSUMS = """
 import hashlib, json, torch
 from paceline.kernels.cpu import native
 from paceline.kernels.linear import linear, prepare
-from paceline.kernels.weights import Grouped
+from paceline.kernels.formats.weights import Grouped
 from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span
 g = torch.Generator().manual_seed(0)

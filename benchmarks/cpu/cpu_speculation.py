@@ -134,7 +134,7 @@ def measure(prompts: dict[str, str], contenders: list[Contender], options: argpa
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--prompts", type=Path, required=True, help="spec_bench_dev.jsonl, see benchmarks/engine/README.md"
+        "--prompts", type=Path, required=True, help="spec_bench_dev.jsonl, see benchmarks/gpu/README.md"
     )
     parser.add_argument("--draft", default="smollm2-eagle")
     parser.add_argument("--tokens", type=int, default=96)

@@ -76,7 +76,7 @@ def difference(runner: ModelRunner, reference: torch.nn.Module, ids: list[int], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--prompts", type=Path, required=True, help="spec_bench_dev.jsonl, see benchmarks/engine/README.md"
+        "--prompts", type=Path, required=True, help="spec_bench_dev.jsonl, see benchmarks/gpu/README.md"
     )
     prompts = parser.parse_args().prompts
     warnings.simplefilter("ignore")

@@ -32,7 +32,7 @@ folders() {
     python - "$base" "$model" "$long" "$draft" <<'P'
 import json, os, sys
 from pathlib import Path
-from paceline.bench.inflate import write_folder
+from paceline.tools.inflate.inflate import write_folder
 from paceline.models.loading.load import open_checkpoint
 
 base, model, long, draft = sys.argv[1:]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.planner.rules import FixedSize, QueueThreshold, TimetableRule, UtilisationTarget
 from planner_oracle import FluidLoad, as_schedule, fluid_load, missed, ready_sizes
+from rules import FixedSize, QueueThreshold, TimetableRule, UtilisationTarget
 
 from paceline.planning.observation import Controller
 from paceline.planning.planner.forecast import Prediction

@@ -24,8 +24,7 @@ from local_http import post
 
 SERVER = """
 import json, sys
-from paceline.server.config.load import load_config
-from paceline.server.serve import serve
+from paceline.deploy.serving import load_config, serve
 sys.exit(serve(load_config(None, {}, json.loads(sys.argv[1])), lambda ready: print(ready.url, flush=True)))
 """
 
