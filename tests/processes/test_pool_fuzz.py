@@ -10,13 +10,14 @@ import pytest
 from paceline.drafting.connection import DraftAddress
 from paceline.wire.draft_messages import TO_TARGET, VERSION, Goodbye, Hello
 from paceline.wire.transport import Connection
-from tests.processes.pools import TOKENIZER, draft_worker, pool, securities
+from tests.processes.pools import TOKENIZER, PatientProposer, draft_worker, never_lose_workers, pool, securities
 
 MESSAGES = 20_000
 
 
 @pytest.fixture
 def fuzz(monkeypatch):
+    never_lose_workers(monkeypatch)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks" / "pools"))
     import pools_fakes
     import pools_fuzz
@@ -42,7 +43,7 @@ def test_twenty_thousand_messages_and_a_hundred_connections(fuzz):
                 line.send(hello)
                 pools_fuzz.shoot(line, fuzzer, MESSAGES // 4)
                 pools_fuzz.knock(worker.address, 25, random.Random(part))
-                run = fakes.decode(good, batch=2, steps=10, depth=4, verify=0.03, first_seed=part)
+                run = fakes.decode(PatientProposer(good), batch=2, steps=10, depth=4, verify=0.03, first_seed=part)
                 assert run.tokens > 2 * 10, "the valid target still gets drafts"
             seen = worker.status()
             assert 0.3 * MESSAGES < seen.malformed < 0.7 * MESSAGES

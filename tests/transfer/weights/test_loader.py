@@ -75,6 +75,20 @@ class CorruptWeights(ExportedWeights):
         return intact if part < self.corrupt_from else [torch.ones_like(tensor) for tensor in intact]
 
 
+class HeldWeights(ExportedWeights):
+    """Weights of two servers: each sends its first part when the other has also been asked for one."""
+
+    def __init__(self, weights: ExportedWeights, loaded: LoadedModel, both: threading.Barrier) -> None:
+        super().__init__(loaded, weights.manifest.form, weights.manifest.fingerprint, weights.manifest)
+        self._weights, self._both, self._is_first = weights, both, True
+
+    def tensors(self, part: int) -> list[torch.Tensor]:
+        if self._is_first:
+            self._is_first = False
+            self._both.wait(WAIT)
+        return self._weights.tensors(part)
+
+
 @contextmanager
 def servers(
     *exports: ExportedWeights | None, security: Security | None = None, limit: float = 0.0
@@ -150,9 +164,10 @@ def test_weights_from_a_peer_can_be_served_again(loaded: LoadedModel, model: str
 
 
 def test_several_peers_send_at_once(loaded: LoadedModel, model: str) -> None:
-    """Both are so slow that neither can send everything before the other has sent a part."""
-    size = sum(part.nbytes for part in exported(loaded, model).manifest.parts)
-    with servers(*[exported(loaded, model)] * 2, limit=2.0 * size) as (first, second), loader(first, second) as one:
+    intact, both = exported(loaded, model), threading.Barrier(2)
+    held = [HeldWeights(intact, loaded, both) for _ in range(2)]
+    size = sum(part.nbytes for part in intact.manifest.parts)
+    with servers(*held) as (first, second), loader(first, second) as one:
         assert_same(load_all(one, model), loaded)
         assert first.num_bytes > 0
         assert second.num_bytes > 0
@@ -172,9 +187,9 @@ def test_a_peer_with_corrupt_weights_is_dropped(
     loaded: LoadedModel, model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     intact = exported(loaded, model)
-    corrupt = CorruptWeights(intact, loaded, corrupt_from=0)
-    size = sum(part.nbytes for part in intact.manifest.parts)
-    with servers(intact, corrupt, limit=2.0 * size) as (first, second), loader(first, second) as one:
+    corrupt, both = CorruptWeights(intact, loaded, corrupt_from=0), threading.Barrier(2)
+    held = [HeldWeights(one, loaded, both) for one in (intact, corrupt)]
+    with servers(*held) as (first, second), loader(first, second) as one:
         assert_same(load_all(one, "/nowhere/model"), loaded)
     assert "the checksum differs" in caplog.text
     assert "peer-1" in caplog.text
