@@ -263,7 +263,7 @@ def test_lost_replies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_corrupt_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """All checksums are wrong."""
-    monkeypatch.setattr("paceline.kernels.cpu.checksums.crc32", lambda data: crc32(data) ^ 1)
+    monkeypatch.setattr("paceline.transfer.transfer.crc32", lambda data: crc32(data) ^ 1)
     check_fallback(lambda target, prefill_worker: None)
 
 
@@ -279,7 +279,7 @@ def test_a_failing_cache_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("no")
 
-    monkeypatch.setattr("paceline.models.blocks.kv_blocks.read_layer", broken)
+    monkeypatch.setattr("paceline.worker.handoff.export.read_layer", broken)
     check_fallback(lambda target, prefill_worker: None)
 
 
