@@ -12,10 +12,11 @@ from setuptools import setup
 
 PACKAGES = {
     "core": "clock kv_events",
-    "cluster": "step",
+    "policy": "step",
+    "policy/cost": "curve",
     "policy/routing": "kv_index kv_router prefix_tree rates router worker_costs",
     "planning/simulator": "batches cluster job members prefix_cache rounds simulation worker",
-    "planning": "trace",
+    "planning/traces": "trace",
 }
 MODULES = [f"src/paceline/{package}/{name}.py" for package, names in PACKAGES.items() for name in names.split()]
 

@@ -25,9 +25,9 @@ from statistics import mean, median, quantiles
 from paceline.core.traffic import TrafficClass
 from paceline.engine.graph.chain_drafter import MAX_FOLLOWED_ROUNDS
 from paceline.planning.traces.trace_files import load_trace
+from paceline.policy.cost.curve import LinearCost
 from paceline.policy.depth import prompt_load
 from paceline.policy.depth.allocation import PaddedBatch
-from paceline.policy.depth.draft_cost import LinearCost
 from paceline.policy.depth.goodput import GoodputDepth
 from paceline.policy.depth.observation import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.policy.depth.probing import SEQUENCES as PROBED

@@ -6,15 +6,16 @@ Profiles as JSON files, and the profiles that ship with the package.
 """
 
 import json
-from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from paceline.core.errors import InvalidConfig
+from paceline.policy.cost.curve import Curve
 
 Origin = Literal["measured", "assumed"]
 ORIGINS: tuple[Origin, ...] = get_args(Origin)
@@ -40,7 +41,7 @@ class ProfileValue:
             raise InvalidConfig(f"a figure of a profile must be a finite number of at least 0, got {self.value}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProfileCurve:
     """Seconds by a count: rows of a pass, or sequences of a draft step."""
 
@@ -59,14 +60,11 @@ class ProfileCurve:
 
     def at(self, count: float) -> float:
         """Linear between points, constant before the first, and in proportion to the count after the last."""
-        i = bisect_left(self.points, (count, 0.0))
-        if i == 0:
-            return self.points[0][1]
-        low, before = self.points[i - 1]
-        if i == len(self.points):
-            return before * count / low
-        high, after = self.points[i]
-        return before + (after - before) * (count - low) / (high - low)
+        return self._curve(count)
+
+    @cached_property
+    def _curve(self) -> Curve:
+        return Curve(self.points, "proportional")
 
 
 VERSION = 1

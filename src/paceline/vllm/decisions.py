@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from paceline.core.clock import Clock
-from paceline.policy.depth.draft_cost import LinearCost
+from paceline.policy.cost.curve import LinearCost
 from paceline.policy.depth.observation import RoundObservation
 from paceline.speculation import Proposer, SequenceProgress
 from paceline.vllm.sequences import UNKNOWN, DraftRecord, TrackedSequence, traffic_class

@@ -7,10 +7,10 @@ from operator import mul
 import pytest
 
 from paceline.core.traffic import TrafficClass
+from paceline.policy.cost.curve import Curve, LinearCost
 from paceline.policy.depth.allocation import Value, allocate
-from paceline.policy.depth.draft_cost import LinearCost
 from paceline.policy.depth.observation import DepthCandidate
-from paceline.policy.depth.step_cost import Costs, Curve
+from paceline.policy.depth.step_cost import Costs
 from tests.traffic import CHAT, traffic_class
 
 ONE = traffic_class("one/a"), traffic_class("one/b")
@@ -41,8 +41,8 @@ def test_finds_the_best_of_all_allocations(seed: int) -> None:
         for name in dict.fromkeys(candidate.traffic for candidate in batch)
     }
     seconds = list(accumulate(dice.choice((0.0, 0.1, 1.0)) for _ in range(6)))
-    points = [(rows, 5.0 + extra, 1.0) for rows, extra in zip((1, 6, 8, 11, 15, 20), seconds, strict=True)]
-    costs = Costs(Curve(points), 1.0, 0.0, 0.0, {"one": LinearCost(dice.uniform(0, 1), dice.uniform(0, 0.5))})
+    points = [(rows, 5.0 + extra) for rows, extra in zip((1, 6, 8, 11, 15, 20), seconds, strict=True)]
+    costs = Costs(Curve(points, "slope"), 1.0, 0.0, 0.0, {"one": LinearCost(dice.uniform(0, 1), dice.uniform(0, 0.5))})
     found = allocate(batch, values, costs)
     options = [d for d in product(*(range(candidate.max_depth + 1) for candidate in batch)) if any(d)]
     if not options:
@@ -57,7 +57,7 @@ def test_finds_the_best_of_all_allocations(seed: int) -> None:
 def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
     """64 sequences, rows free up to 96 and expensive beyond: 32 sequences get one draft."""
     batch = [DepthCandidate(i, CHAT, 8) for i in range(64)]
-    costs = Costs(Curve([(1, 10.0, 1), (96, 10.0, 1), (192, 40.0, 1)]), 1.0, 0.0, 0.0, {"chat": LinearCost(0.1, 0.1)})
+    costs = Costs(Curve([(1, 10.0), (96, 10.0), (192, 40.0)], "slope"), 1.0, 0.0, 0.0, {"chat": LinearCost(0.1, 0.1)})
     found = allocate(batch, {CHAT: Value((0.8, 0.64, 0.5))}, costs)
     assert found is not None
     assert found.depths == [1] * 32 + [0] * 32
@@ -65,7 +65,7 @@ def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
 
 def test_a_low_delivery_lowers_the_rate() -> None:
     batch = [DepthCandidate(0, CHAT, 4)]
-    costs = Costs(Curve([(1, 10.0, 1)]), 1.0, 0.0, 1.0, {"chat": LinearCost(0.0, 0.0)})
+    costs = Costs(Curve([(1, 10.0)], "slope"), 1.0, 0.0, 1.0, {"chat": LinearCost(0.0, 0.0)})
     often = allocate(batch, {CHAT: Value((0.8, 0.64))}, costs)
     rarely = allocate(batch, {CHAT: Value((0.8, 0.64), delivery=0.05)}, costs)
     assert often is not None
@@ -75,7 +75,7 @@ def test_a_low_delivery_lowers_the_rate() -> None:
 
 
 def test_no_allocation_if_no_candidate_may_draft() -> None:
-    costs = Costs(Curve([(1, 1.0, 1)]), 1.0, 0.0, 0.0, {})
+    costs = Costs(Curve([(1, 1.0)], "slope"), 1.0, 0.0, 0.0, {})
     assert allocate([DepthCandidate(0, CHAT, 0)], {CHAT: Value((0.8,))}, costs) is None
 
 
@@ -89,7 +89,7 @@ def test_several_methods_are_near_the_best(seed: int) -> None:
         for name in dict.fromkeys(candidate.traffic for candidate in batch)
     }
     lines = {name: LinearCost(dice.uniform(0, 2), dice.uniform(0, 0.5)) for name in ("one", "two")}
-    costs = Costs(Curve([(1, 5.0, 1.0), (10, 5.0, 1.0), (25, 8.0, 1.0)]), 1.0, 0.0, 0.2, lines)
+    costs = Costs(Curve([(1, 5.0), (10, 5.0), (25, 8.0)], "slope"), 1.0, 0.0, 0.2, lines)
     found = allocate(batch, values, costs)
     options = [d for d in product(*(range(candidate.max_depth + 1) for candidate in batch)) if any(d)]
     best = max(rate(batch, depths, values, costs) for depths in options)
@@ -100,7 +100,7 @@ def test_several_methods_are_near_the_best(seed: int) -> None:
 
 def test_with_a_long_context_more_rows_pay() -> None:
     batch, values = [DepthCandidate(0, CHAT, 8)], {CHAT: Value(tuple(0.8**k for k in range(1, 9)))}
-    curve, lines = Curve([(1, 1.0, 1), (9, 9.0, 1)]), {"chat": LinearCost(0.0, 0.5)}
+    curve, lines = Curve([(1, 1.0), (9, 9.0)], "slope"), {"chat": LinearCost(0.0, 0.5)}
     found = [allocate(batch, values, Costs(curve, 1.0, context, 0.0, lines)) for context in (0.0, 50.0)]
     assert [plan is not None and plan.depths for plan in found] == [[1], [8]]
 
@@ -108,7 +108,7 @@ def test_with_a_long_context_more_rows_pay() -> None:
 def test_an_expensive_method_does_not_draft_beside_a_cheap_one() -> None:
     batch = [DepthCandidate(0, traffic_class("ngram/chat"), 4), DepthCandidate(1, traffic_class("eagle/chat"), 4)]
     values = {traffic_class("ngram/chat"): Value((0.8, 0.6)), traffic_class("eagle/chat"): Value((0.8, 0.6))}
-    curve = Curve([(1, 10.0, 1)])
+    curve = Curve([(1, 10.0)], "slope")
     cheap, expensive = LinearCost(0.1, 0.0), LinearCost(9.0, 0.5)
     found = allocate(batch, values, Costs(curve, 1.0, 0.0, 0.0, {"ngram": cheap, "eagle": expensive}))
     both = allocate(batch, values, Costs(curve, 1.0, 0.0, 0.0, {"ngram": cheap, "eagle": cheap}))
@@ -124,7 +124,7 @@ def test_the_size_of_a_tree_depends_on_the_cost_of_a_row() -> None:
     batch = [DepthCandidate(0, traffic_class("eagle/chat"), 31)]
     for per_row, least, most in ((0.0, 31, 31), (0.2, 6, 20), (2.0, 1, 3)):
         costs = Costs(
-            Curve([(1, 10.0, 1), (64, 10.0 + 63 * per_row, 1)]), 1.0, 0.0, 0.0, {"eagle": LinearCost(1.0, 0.0)}
+            Curve([(1, 10.0), (64, 10.0 + 63 * per_row)], "slope"), 1.0, 0.0, 0.0, {"eagle": LinearCost(1.0, 0.0)}
         )
         found = allocate(batch, {batch[0].traffic: Value(survival)}, costs)
         assert found is not None

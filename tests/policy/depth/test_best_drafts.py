@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from paceline.policy.cost.curve import LinearCost
 from paceline.policy.depth.acceptance import Acceptance
 from paceline.policy.depth.allocation import PaddedBatch
 from paceline.policy.depth.best_drafts import BestDrafts
-from paceline.policy.depth.draft_cost import LinearCost
 from paceline.policy.depth.goodput import GoodputDepth
 from paceline.policy.depth.observation import DepthCandidate, RoundObservation, StepObservation
 from paceline.policy.depth.prompt_load import QUIET_STEPS, PromptLoad

@@ -6,9 +6,9 @@ import pytest
 
 from paceline.core.errors import InvalidConfig
 from paceline.core.traffic import TrafficClass
+from paceline.policy.cost.curve import LinearCost
 from paceline.policy.depth import allocation as padded_batch
 from paceline.policy.depth.allocation import PaddedBatch
-from paceline.policy.depth.draft_cost import LinearCost
 from paceline.policy.depth.goodput import SKIPPED_STEPS, GoodputDepth
 from paceline.policy.depth.observation import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 from tests.policy.depth.simulator import (

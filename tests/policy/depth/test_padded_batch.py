@@ -7,10 +7,10 @@ from operator import mul
 
 import pytest
 
+from paceline.policy.cost.curve import Curve, LinearCost
 from paceline.policy.depth.allocation import FLAT_SHARE, PaddedBatch, Value
-from paceline.policy.depth.draft_cost import LinearCost
 from paceline.policy.depth.observation import DepthCandidate
-from paceline.policy.depth.step_cost import Costs, Curve
+from paceline.policy.depth.step_cost import Costs
 from tests.traffic import traffic_class
 
 ONE = traffic_class("one")
@@ -23,8 +23,8 @@ TREES = PaddedBatch(
 
 def costs(dice: random.Random) -> Costs:
     seconds = accumulate(dice.choice((0.0, 0.5, 2.0)) for _ in range(6))
-    points = [(rows, 5.0 + extra, 1.0) for rows, extra in zip((1, 8, 12, 20, 32, 48), seconds, strict=True)]
-    return Costs(Curve(points), 1.0, 0.3, 0.1, {"one": LinearCost(dice.uniform(0, 1), dice.uniform(0, 0.5))})
+    points = [(rows, 5.0 + extra) for rows, extra in zip((1, 8, 12, 20, 32, 48), seconds, strict=True)]
+    return Costs(Curve(points, "slope"), 1.0, 0.3, 0.1, {"one": LinearCost(dice.uniform(0, 1), dice.uniform(0, 0.5))})
 
 
 @pytest.mark.parametrize("shape", [CHAINS, TREES], ids=["chains", "trees"])
@@ -66,7 +66,7 @@ def test_no_allocation_if_no_candidate_may_draft() -> None:
 @pytest.mark.parametrize(("max_draft_tokens", "deepest"), [(100, 6), (24, 3), (23, 2), (7, None)])
 def test_a_step_has_a_limit_of_draft_tokens(max_draft_tokens: int, deepest: int | None) -> None:
     shape = replace(CHAINS, max_draft_tokens=max_draft_tokens)  # eight slots
-    flat = Costs(Curve([(1, 5.0, 1.0), (100, 5.0, 1.0)]), 1.0, 0.0, 0.0, {"one": LinearCost(0.0, 0.0)})
+    flat = Costs(Curve([(1, 5.0), (100, 5.0)], "slope"), 1.0, 0.0, 0.0, {"one": LinearCost(0.0, 0.0)})
     found = shape.allocate([DepthCandidate(i, ONE, 6) for i in range(6)], {ONE: Value((0.9,) * 6)}, flat)
     assert (None if found is None else max(found.depths)) == deepest
 

@@ -8,7 +8,7 @@ import pytest
 from paceline.core.errors import InvalidConfig
 from paceline.policy.depth.draft_cost import DraftTime
 from paceline.policy.depth.observation import DraftingObservation, StepObservation
-from paceline.policy.depth.step_cost import FORGET_STEPS, Curve, StepTime
+from paceline.policy.depth.step_cost import FORGET_STEPS, StepTime
 
 
 def step(
@@ -24,23 +24,6 @@ def step(
 ) -> StepObservation:
     drafting = (DraftingObservation(method, depth, draft),) if depth else ()
     return StepObservation(batch, rows, prefill, drafting, verify, network, (), is_timed)
-
-
-def test_curve_interpolates_and_extends() -> None:
-    curve = Curve([(8, 2.0, 1), (16, 3.0, 1), (4, 2.0, 1)])
-    assert [curve(rows) for rows in (1, 4, 6, 8, 12, 16)] == pytest.approx([2.0, 2.0, 2.0, 2.0, 2.5, 3.0])
-    assert curve(24) == pytest.approx(4.0)
-    assert curve.bends == [8]
-
-
-def test_curve_never_slopes_down() -> None:
-    curve = Curve([(1, 1.0, 1), (2, 3.0, 1), (3, 2.0, 3), (4, 4.0, 1)])
-    assert [curve(rows) for rows in (1, 2, 3, 4)] == pytest.approx([1.0, 2.25, 2.25, 4.0])
-
-
-def test_curve_extends_at_most_in_proportion() -> None:
-    assert Curve([(64, 1.0, 1), (65, 2.0, 1)])(130) == pytest.approx(4.0)
-    assert Curve([(64, 1.0, 1)])(640) == 1.0
 
 
 def test_draft_line_from_two_depths() -> None:

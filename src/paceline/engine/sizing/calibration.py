@@ -34,7 +34,7 @@ from paceline.models.decoder import DecoderModel
 from paceline.models.device import StreamTimer
 from paceline.models.heads.eagle import EagleModel, EagleRunner
 from paceline.models.runner import ModelRunner, Span, pass_rows
-from paceline.policy.depth.draft_cost import LinearCost
+from paceline.policy.cost.curve import LinearCost
 from paceline.policy.depth.goodput import GoodputDepth
 from paceline.speculation import HiddenRows, Proposer, SequenceProgress
 

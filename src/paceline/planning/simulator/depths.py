@@ -7,8 +7,8 @@ from paceline.core.traffic import TrafficClass
 from paceline.planning import WorkerProfile
 from paceline.planning.simulator.job import SimulatedRequest
 from paceline.planning.simulator.rounds import Rounds, SimulatedRound
+from paceline.policy.cost.curve import LinearCost
 from paceline.policy.depth.allocation import PaddedBatch
-from paceline.policy.depth.draft_cost import LinearCost
 from paceline.policy.depth.goodput import GoodputDepth
 from paceline.policy.depth.observation import DepthCandidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.policy.step import DRAFT_PREFILL_SLOWDOWN, padded_size

@@ -19,10 +19,10 @@ from heapq import nsmallest
 
 from paceline.core.errors import InvalidConfig
 from paceline.core.traffic import TrafficClass
+from paceline.policy.cost.curve import LinearCost
 from paceline.policy.depth.acceptance import Acceptance
 from paceline.policy.depth.allocation import BatchShape, PaddedBatch, RaggedBatch
 from paceline.policy.depth.best_drafts import BestDrafts
-from paceline.policy.depth.draft_cost import LinearCost
 from paceline.policy.depth.observation import DepthCandidate, StepObservation
 from paceline.policy.depth.probing import SEQUENCES, Probing
 from paceline.policy.depth.prompt_load import PromptLoad

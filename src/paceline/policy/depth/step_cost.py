@@ -15,15 +15,14 @@ The device waits for it. The host works longer after a step with drafts, which c
 on the next drafts. How long it worked after a step is known when the next step begins.
 """
 
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 
 from paceline.core.errors import InvalidConfig
-from paceline.policy.depth.draft_cost import DraftTime, LinearCost
+from paceline.policy.cost.curve import Curve, LinearCost, isotonic
+from paceline.policy.depth.draft_cost import DraftTime
 from paceline.policy.depth.observation import StepObservation
 
 HOST_WINDOW = 32
@@ -78,59 +77,6 @@ FORGET_STEPS = 4000
 """Steps after which an unvisited verify bucket is dropped: it may be the reason that no step visits it."""
 _MIN_SHARE = 0.25
 """Smallest share of a pass that is not the cost of its context."""
-
-Point = tuple[float, float, float]
-"""rows, seconds, weight"""
-
-
-class Curve:
-    """Seconds as a function of target rows: straight lines between measured points that never slope down.
-
-    Left of the first point the curve is flat. Right of the last it keeps the slope of the last doubling of rows, at most that
-    of proportional cost: a pass over twice the rows never takes more than twice as long. One point alone extends flat, which
-    allows the first draft and with it the first measurement.
-    """
-
-    def __init__(self, points: Iterable[Point]) -> None:
-        rows, seconds = _isotonic(sorted(points))
-        if not rows:
-            raise ValueError("a curve needs at least one point")
-        back = max(0, bisect_right(rows, rows[-1] / 2.0) - 1)
-        run = rows[-1] - rows[back]
-        rise = (seconds[-1] - seconds[back]) / run if run > 0.0 else 0.0
-        self._rows, self._seconds = rows, seconds
-        self._slope = min(rise, seconds[-1] / rows[-1])
-        slopes = [
-            0.0,
-            *((t1 - t0) / (r1 - r0) for (r0, t0), (r1, t1) in pairwise(zip(rows, seconds, strict=True))),
-            self._slope,
-        ]
-        self.bends = [at for at, (left, right) in zip(rows, pairwise(slopes), strict=True) if right > left]
-        """Rows at which the slope rises, ascending."""
-
-    def __call__(self, rows: float) -> float:
-        i = bisect_left(self._rows, rows)
-        if i == len(self._rows):
-            return self._seconds[-1] + self._slope * (rows - self._rows[-1])
-        right = self._seconds[i]
-        if i == 0:
-            return right
-        left, start = self._seconds[i - 1], self._rows[i - 1]
-        return left + (right - left) * (rows - start) / (self._rows[i] - start)
-
-
-def _isotonic(points: list[Point]) -> tuple[list[float], list[float]]:
-    """Pool adjacent violators: the closest non-decreasing seconds in weighted least squares."""
-    blocks: list[tuple[float, float, int]] = []  # mean seconds, weight, number of points
-    for _, seconds, weight in points:
-        size = 1
-        while blocks and blocks[-1][0] > seconds:
-            earlier, mass, count = blocks.pop()
-            seconds = (seconds * weight + earlier * mass) / (weight + mass)
-            weight += mass
-            size += count
-        blocks.append((seconds, weight, size))
-    return [point[0] for point in points], [seconds for seconds, _, size in blocks for _ in range(size)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +249,8 @@ class StepTime:
             if drafting and self._plain:
                 oldest = self._steps - FORGET_STEPS
                 buckets = buckets | {key: bucket for key, bucket in self._verify.items() if bucket.seen > oldest}
-            curve = Curve([(bucket.rows, bucket.seconds, bucket.weight) for bucket in buckets.values()])
+            points = isotonic((bucket.rows, bucket.seconds, bucket.weight) for bucket in buckets.values())
+            curve = Curve(points, "slope")
             self._curves[drafting] = curve
         return curve
 

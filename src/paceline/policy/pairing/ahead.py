@@ -33,6 +33,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from paceline.policy.cost.curve import DecayingMean, LinearFit
+
 MIN_READY_SHARE = 0.05
 """Share of the requested tokens that must be ready even without delays. Passes take power and slow a target on the same device,
 which is not measured here."""
@@ -124,16 +126,12 @@ class BranchBudget:
     """The decision for all targets of one worker."""
 
     def __init__(self) -> None:
-        self._count = self._rows = self._squares = self._seconds = self._products = 0.0
+        self._passes = LinearFit(1.0 - 1.0 / BUDGET_WINDOW)
+        """Seconds of passes by their rows."""
         self._pauses: deque[float] = deque(maxlen=NUM_PAUSES)
 
     def observe_pass(self, rows: int, seconds: float) -> None:
-        keep = 1.0 - 1.0 / BUDGET_WINDOW
-        self._count = self._count * keep + 1.0
-        self._rows = self._rows * keep + rows
-        self._squares = self._squares * keep + rows * rows
-        self._seconds = self._seconds * keep + seconds
-        self._products = self._products * keep + rows * seconds
+        self._passes.add(rows, seconds)
 
     def observe_pause(self, seconds: float) -> None:
         """Time between an answer and the next request of its target."""
@@ -142,16 +140,12 @@ class BranchBudget:
     @property
     def is_known(self) -> bool:
         """Whether `pass_seconds` rests on enough passes."""
-        return self._count >= MIN_PASSES
+        return self._passes.n >= MIN_PASSES
 
     def pass_seconds(self, rows: int) -> float:
         """Expected time of a pass over `rows` rows."""
-        mean_rows, mean_seconds = self._rows / self._count, self._seconds / self._count
-        variance = self._squares / self._count - mean_rows * mean_rows
-        covariance = self._products / self._count - mean_rows * mean_seconds
-        # Without passes of different sizes, or with noise alone, rows count as free until larger passes show their cost
-        slope = max(0.0, covariance / variance) if variance > 0.25 else 0.0
-        return max(0.0, mean_seconds + slope * (rows - mean_rows))
+        # Without passes of different sizes rows count as free until larger passes show their cost
+        return self._passes.at(rows, min_variance=0.25)
 
     def num_branches(self, depth: int, sequences: int, probabilities: Sequence[float]) -> int:
         """Number of branches for each sequence. `probabilities` are those of their outcomes: first the draft's own
@@ -176,15 +170,16 @@ RATE_WINDOW = 32.0
 """Rounds in the decaying sums."""
 RATE_MIN_ROUNDS = 8.0
 """Rounds in the sums before they say anything."""
+_KEEP = 1.0 - 1.0 / RATE_WINDOW
 
 
 class TargetTokenRate:
     """The rate of one target, per sequence."""
 
-    __slots__ = ("_last", "_rounds", "_seconds", "_tokens")
+    __slots__ = ("_last", "_rate", "_rounds")
 
     def __init__(self) -> None:
-        self._rounds = self._tokens = self._seconds = 0.0
+        self._rounds, self._rate = 0.0, DecayingMean(keep=_KEEP)
         self._last: float | None = None
 
     def observe(self, tokens: float, now: float) -> None:
@@ -193,14 +188,12 @@ class TargetTokenRate:
         last, self._last = self._last, now
         if last is None or tokens <= 0.0:
             return
-        keep = 1.0 - 1.0 / RATE_WINDOW
-        self._rounds = self._rounds * keep + 1.0
-        self._tokens = self._tokens * keep + tokens
-        self._seconds = self._seconds * keep + now - last
+        self._rounds = self._rounds * _KEEP + 1.0
+        self._rate.add(tokens, now - last)
 
     def is_worth_waiting(self, survival: float, seconds: float) -> bool:
         """Whether a target should wait `seconds` for a token that is accepted with probability `survival`. It should while
         its rate is not known."""
-        if self._rounds < RATE_MIN_ROUNDS or self._seconds <= 0.0:
+        if self._rounds < RATE_MIN_ROUNDS or self._rate.weight <= 0.0:
             return True
-        return survival >= self._tokens / self._seconds * seconds
+        return survival >= self._rate.value(0.0) * seconds

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from paceline.core.clock import Clock
 from paceline.core.cluster_config import HANDOFF_THRESHOLD
+from paceline.policy.cost.curve import DecayingMean
 from paceline.policy.health import Backoff
-from paceline.policy.routing.rates import MIN_TOKENS, DecayingMean
+from paceline.policy.routing.rates import MIN_TOKENS
 
 FRESH_SECONDS = 60.0
 """Age up to which a measured rate is used. Older rates are measured again, by the threshold."""
@@ -49,22 +50,8 @@ class Handoff:
 
 
 @dataclass(slots=True)
-class _Rate:
-    mean: DecayingMean = field(default_factory=DecayingMean)
-    measured: float = 0.0
-
-    def add(self, seconds: float, tokens: int, now: float) -> None:
-        self.mean.add(seconds, tokens)
-        self.measured = now
-
-    def value(self, now: float) -> float | None:
-        """Seconds per token. None if there is no recent measurement."""
-        return self.mean.value(0.0) if self.mean.units and now - self.measured < FRESH_SECONDS else None
-
-
-@dataclass(slots=True)
 class _Worker:
-    rate: _Rate = field(default_factory=_Rate)
+    rate: DecayingMean = field(default_factory=DecayingMean)
     backoff: Backoff = field(default_factory=Backoff)
     excluded_until: float = 0.0
 
@@ -83,7 +70,7 @@ class HandoffPolicy:
     def __init__(self, clock: Clock, threshold: int = HANDOFF_THRESHOLD) -> None:
         self._clock = clock
         self._threshold = threshold
-        self._local = _Rate()
+        self._local = DecayingMean()
         self._workers: dict[str, _Worker] = {}
 
     def choose(self, prompt: LocalPrompt, workers: Sequence[PrefillLoad]) -> Handoff | None:
@@ -93,10 +80,10 @@ class HandoffPolicy:
         if not usable or prompt.uncached < min(MIN_TOKENS, self._threshold):
             return None
         # A worker without measurements counts as the fastest, so that it is measured
-        rates = {worker.name: self._worker(worker.name).rate.value(now) for worker in usable}
+        rates = {worker.name: _recent(self._worker(worker.name).rate, now) for worker in usable}
         fastest = min((rate for rate in rates.values() if rate is not None), default=None)
         best = min(usable, key=lambda w: (_remote_seconds(prompt, w, rates[w.name] or fastest or 1.0), w.name))
-        remote, local = rates[best.name], self._local.value(now)
+        remote, local = rates[best.name], _recent(self._local, now)
         if remote is None or local is None:
             is_worth = prompt.uncached > self._threshold
         else:
@@ -109,7 +96,7 @@ class HandoffPolicy:
 
     def local_seconds(self, tokens: int) -> float | None:
         """Time to compute `tokens` on the decode worker without a queue. None if there is no recent measurement."""
-        rate = self._local.value(self._clock.now())
+        rate = _recent(self._local, self._clock.now())
         return None if rate is None else rate * tokens
 
     def add_local(self, tokens: int, seconds: float) -> None:
@@ -131,6 +118,11 @@ class HandoffPolicy:
 
     def _worker(self, name: str) -> _Worker:
         return self._workers.setdefault(name, _Worker())
+
+
+def _recent(rate: DecayingMean, now: float) -> float | None:
+    """Seconds per token. None if there is no recent measurement."""
+    return rate.value(0.0) if rate.weight and now - rate.measured < FRESH_SECONDS else None
 
 
 def _remote_seconds(prompt: LocalPrompt, worker: PrefillLoad, rate: float) -> float:

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.core.kv_events import TIERS, Tier
+from paceline.policy.cost.curve import DecayingMean
 from paceline.policy.routing.kv_index import MIN_PEER_TOKENS
 
-DECAY = 0.9
-"""Weight of the old mean when a measurement is added."""
 MIN_TOKENS = 64
 """Shorter prefills are not measured: fixed costs dominate them."""
 HALF_LIFE = 60.0
@@ -17,24 +16,6 @@ SECONDS_PER_TOKEN = 2e-4
 SECONDS_PER_REQUEST = 1.0
 LOAD_SECONDS_PER_TOKEN: Mapping[Tier, float] = {"device": 0.0, "host": 5e-6, "disk": 5e-5}
 """Rates before the first measurement."""
-
-
-@dataclass(slots=True)
-class DecayingMean:
-    """Seconds per unit; older measurements count less."""
-
-    seconds: float = 0.0
-    units: float = 0.0
-    measured: float = 0.0
-    """Time of the last measurement."""
-
-    def add(self, seconds: float, units: float, now: float = 0.0) -> None:
-        self.seconds = DECAY * self.seconds + seconds
-        self.units = DECAY * self.units + units
-        self.measured = now
-
-    def value(self, default: float) -> float:
-        return self.seconds / self.units if self.units else default
 
 
 class WorkerRates:
@@ -90,14 +71,14 @@ class WorkerRates:
         return [
             common
             if (own := get(worker)) is None
-            else common + (own.seconds / own.units - common) * exp2((own.measured - now) / HALF_LIFE)
+            else common + (own.total / own.weight - common) * exp2((own.measured - now) / HALF_LIFE)
             for worker in workers
         ]
 
     @property
     def has_prefill(self) -> bool:
         """Whether any prefill was measured; then no default applies."""
-        return self._common_prefill.units > 0.0
+        return self._common_prefill.weight > 0.0
 
     def duration(self, worker: str) -> float:
         """Seconds per request."""
@@ -109,7 +90,7 @@ class WorkerRates:
 
     def peer(self) -> float | None:
         """Seconds per token fetched from another worker. None if it was not measured."""
-        return self._peer.value(0.0) if self._peer.units else None
+        return self._peer.value(0.0) if self._peer.weight else None
 
     def load(self, tier: Tier) -> float:
         """Seconds per token loaded from `tier`."""

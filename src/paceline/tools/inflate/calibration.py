@@ -12,7 +12,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
 from paceline.core.request import SamplingParams
 from paceline.policy.cost.cost import Footprint, MethodCosts, TargetCosts
-from paceline.policy.depth.step_cost import Curve
+from paceline.policy.cost.curve import isotonic
 from paceline.tools.bench import MIN_TRIALS
 from paceline.tools.footprint import footprint
 from paceline.tools.profile import RecordedRound, Recorder
@@ -198,8 +198,9 @@ def pass_times(rounds: Iterable[RecordedRound]) -> dict[int, float]:
     known = {rows: some for rows, some in seconds.items() if len(some) >= MIN_SAMPLES}
     if not known:
         raise InvalidRequest("too few rounds to measure: give longer answers (--tokens)", field="tokens")
-    curve = Curve((rows, median(some), len(some)) for rows, some in known.items())
-    return {rows: curve(rows) for rows in sorted(known)}
+    return {
+        int(rows): value for rows, value in isotonic((rows, median(some), len(some)) for rows, some in known.items())
+    }
 
 
 def _methods(available: Collection[str], wanted: Sequence[str]) -> list[str]:
