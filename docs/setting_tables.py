@@ -7,12 +7,8 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from paceline.gateway.config.config import SETTINGS
-from paceline.gateway.config.config import ServerConfig
-from paceline.gateway.config.config import LearningConfig
-from paceline.gateway.config.config import SamplingDefaults
-from paceline.gateway.config.settings import ALIASES
-from paceline.gateway.config.settings import Setting
+from paceline.gateway.config.config import SETTINGS, LearningConfig, SamplingDefaults, ServerConfig
+from paceline.gateway.config.settings import ALIASES, Setting
 
 PAGE = Path(__file__).parent / "configuration.md"
 MARKS = re.compile(

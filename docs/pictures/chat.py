@@ -7,13 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from paceline.engine.start.llm import LLM
-from paceline.core.request import SamplingParams
-from paceline.cli.chat import HELP
-from paceline.cli.chat import Conversation
 from paceline.cli import console
-from paceline.cli.chat import legend
+from paceline.cli.chat import HELP, Conversation, legend
 from paceline.core.clock import WallClock
+from paceline.core.request import SamplingParams
+from paceline.engine.start.llm import LLM
 
 QUESTION = "Write a Python class Point with x and y, and methods add, sub and mul."
 COMMAND = "paceline chat --speculation-depth fixed --speculation-max-depth 5 --temperature 0 --max-tokens 204"

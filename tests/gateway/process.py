@@ -15,8 +15,7 @@ from typing import Any
 CODE = """
 import json, sys
 from pathlib import Path
-from paceline.server.config.load import load_gateway_config
-from paceline.server.serve import serve
+from paceline.deploy.serving import load_gateway_config, serve
 
 def ready(ready):
     assert "torch" not in sys.modules, "the gateway's process has imported torch"

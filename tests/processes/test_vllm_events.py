@@ -192,7 +192,7 @@ def test_watching_another_address_replaces_the_subscription(cluster: Cluster) ->
 
 def test_the_example_in_the_documentation_runs(cluster: Cluster) -> None:
     lines = (Path(__file__).parents[2] / "docs" / "routing.md").read_text("utf-8").splitlines()
-    start = lines.index("    from paceline.cluster.routing.kv_router import KvRouter")
+    start = lines.index("    from paceline.core.clock import WallClock")
     end = next(i for i in range(start, len(lines)) if lines[i] and not lines[i].startswith("    "))
     code = dedent("\n".join(lines[start:end]))
     for i, server in enumerate(cluster.servers.values(), start=1):

@@ -6,7 +6,7 @@ import sys
 
 CODE = """
 import logging
-from paceline.runtime.json_log import log_as
+from paceline.telemetry.log import log_as
 log_as("target-0")
 log = logging.getLogger("paceline.worker.main")
 log.debug("no")

@@ -49,7 +49,7 @@ def test_state_left_by_a_crash_is_ignored(tmp_path: Path) -> None:
 SUPERVISOR = """
 import signal, sys
 from pathlib import Path
-from paceline.runtime.deploy.state import StateFolder
+from paceline.deploy.processes.state import StateFolder
 folder = StateFolder(Path(sys.argv[1]))
 folder.acquire()
 folder.write([])

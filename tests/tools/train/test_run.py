@@ -227,9 +227,9 @@ class Blocker:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Blocker())
 from paceline.core.clock import WallClock
-from paceline.train.card import read_record, write_card
-from paceline.train.progress import PlainProgress
-from paceline.train.run import train
+from paceline.tools.train.card import read_record, write_card
+from paceline.tools.progress.progress import PlainProgress
+from paceline.tools.train.run import train
 folder = Path(sys.argv[1])
 write_card(folder, read_record(folder), PlainProgress(WallClock()))
 """
