@@ -13,7 +13,7 @@ from setuptools import setup
 PACKAGES = {
     "core": "clock kv_events",
     "policy": "step",
-    "policy/cost": "curve",
+    "policy/cost": "curve speculation",
     "policy/routing": "kv_index kv_router prefix_tree rates router worker_costs",
     "planning/simulator": "batches cluster job members prefix_cache rounds simulation worker",
     "planning/traces": "trace",

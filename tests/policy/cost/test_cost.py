@@ -7,16 +7,14 @@ from paceline.policy.cost.cost import (
     Footprint,
     MethodCosts,
     TargetCosts,
-    at,
     dollars_per_million,
     estimate,
     estimates_by_depth,
-    expected_tokens,
     kv_bytes,
-    mean_alpha,
     plain,
     speculative_slots,
 )
+from paceline.policy.cost.speculation import expected_tokens
 
 MS = 1e-3
 FLAT = TargetCosts({1: 15 * MS})
@@ -25,29 +23,6 @@ FLAT = TargetCosts({1: 15 * MS})
 def draft(alpha: float | tuple[float, ...], per_token: float = 2 * MS, network: float = 0.5 * MS) -> MethodCosts:
     alphas = alpha if isinstance(alpha, tuple) else (alpha,)
     return MethodCosts("draft_model", alphas, {0: 0.0, 32: 32 * per_token}, network)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "expected"),
-    [(0.7, (2.53, 2.94, 3.14, 3.27)), (0.8, (2.95, 3.69, 4.16, 4.57)), (0.9, (3.44, 4.69, 5.70, 6.86))],
-)
-def test_expected_tokens_with_constant_alpha(alpha: float, expected: tuple[float, ...]) -> None:
-    for depth, tokens in zip((3, 5, 7, 10), expected, strict=True):
-        assert expected_tokens((alpha,), depth) == pytest.approx((1 - alpha ** (depth + 1)) / (1 - alpha))
-        assert expected_tokens((alpha,), depth) == pytest.approx(tokens, abs=0.005)
-
-
-def test_expected_tokens_by_position_and_at_the_ends() -> None:
-    assert expected_tokens((0.5, 0.8), 3) == pytest.approx(1 + 0.5 + 0.4 + 0.32)  # the last alpha repeats
-    assert expected_tokens((0.5,), 0) == 1.0
-    assert expected_tokens((1.0,), 6) == 7.0
-    assert expected_tokens((0.0,), 6) == 1.0
-
-
-def test_mean_alpha_is_accepted_over_tested() -> None:
-    assert mean_alpha((0.775,), 7) == pytest.approx(0.775)
-    assert (expected_tokens((0.775,), 7) - 1) / 7 == pytest.approx(0.41, abs=0.005)  # accepted / drafted
-    assert mean_alpha((0.9, 0.5), 2) == pytest.approx((0.9 + 0.45) / (1 + 0.9))
 
 
 @pytest.mark.parametrize(("alpha", "depth", "speedup"), [(0.7, 4, 1.77), (0.8, 5, 2.17), (0.9, 8, 2.92)])
@@ -112,11 +87,6 @@ def test_method_that_does_not_fit_the_device() -> None:
     target = TargetCosts({1: 0.01}, footprint=Footprint(70), memory_bytes=80)
     assert estimate(target, MethodCosts("head", (0.8,), {1: 0.0}, footprint=Footprint(10)), 4).fits
     assert not estimate(target, MethodCosts("draft_model", (0.8,), {1: 0.0}, footprint=Footprint(11)), 4).fits
-
-
-def test_curves_are_linear_between_points_and_constant_outside() -> None:
-    curve = {2: 1.0, 4: 3.0, 8: 3.0}
-    assert [at(curve, x) for x in (1, 2, 3, 4, 6, 100)] == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0]
 
 
 def test_invalid_figures_are_rejected() -> None:

@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any
 
 from paceline.core.traffic import TrafficClass
-from paceline.policy.depth.acceptance import expected_tokens
+from paceline.policy.cost.speculation import expected_tokens
 from paceline.policy.depth.allocation import PaddedBatch
 from paceline.policy.depth.goodput import GoodputDepth
 from paceline.policy.depth.observation import (

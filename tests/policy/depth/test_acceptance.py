@@ -6,23 +6,8 @@ from itertools import pairwise
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.policy.depth.acceptance import Acceptance, expected_tokens, known_positions
+from paceline.policy.depth.acceptance import Acceptance, known_positions
 from tests.traffic import CHAT, CODE
-
-
-@pytest.mark.parametrize(
-    ("alpha", "expected"),
-    [(0.7, (2.53, 2.94, 3.14, 3.27)), (0.8, (2.95, 3.69, 4.16, 4.57)), (0.9, (3.44, 4.69, 5.70, 6.86))],
-)
-def test_expected_tokens_for_one_alpha(alpha: float, expected: tuple[float, ...]) -> None:
-    for depth, tokens in zip((3, 5, 7, 10), expected, strict=True):
-        assert expected_tokens([alpha] * 10, depth) == pytest.approx(tokens, abs=0.006)
-        assert expected_tokens([alpha] * 10, depth) == pytest.approx((1 - alpha ** (depth + 1)) / (1 - alpha))
-
-
-def test_expected_tokens_by_position() -> None:
-    assert expected_tokens([0.5, 0.4], 0) == 1.0
-    assert expected_tokens([0.5, 0.4], 2) == pytest.approx(1 + 0.5 + 0.2)
 
 
 @pytest.mark.parametrize(("drafted", "accepted", "known"), [(4, 0, 1), (4, 2, 3), (4, 3, 4), (4, 4, 4), (0, 0, 0)])

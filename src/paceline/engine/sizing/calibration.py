@@ -35,6 +35,7 @@ from paceline.models.device import StreamTimer
 from paceline.models.heads.eagle import EagleModel, EagleRunner
 from paceline.models.runner import ModelRunner, Span, pass_rows
 from paceline.policy.cost.curve import LinearCost
+from paceline.policy.cost.speculation import GivenCosts, speedup
 from paceline.policy.depth.goodput import GoodputDepth
 from paceline.speculation import HiddenRows, Proposer, SequenceProgress
 
@@ -294,20 +295,9 @@ _CHAIN = 4
 def expected_gain(passes: Mapping[int, float], draft_seconds: float, alpha: float = ALPHA) -> float:
     """Speed over plain decoding of the best chain, for one sequence. `passes` is {target rows: seconds}, from 1 row on.
     `draft_seconds` is the time of one drafted token."""
-    plain = passes[1]
-    gains = [0.0]
-    for depth in range(1, max(passes)):
-        tokens = (1 - alpha ** (depth + 1)) / (1 - alpha)
-        gains.append(tokens * plain / (_interpolated(passes, depth + 1) + depth * draft_seconds))
-    return max(gains)
-
-
-def _interpolated(passes: Mapping[int, float], rows: int) -> float:
-    below, above = max(size for size in passes if size <= rows), min(size for size in passes if size >= rows)
-    if below == above:
-        return passes[rows]
-    share = (rows - below) / (above - below)
-    return (1 - share) * passes[below] + share * passes[above]
+    most = max(passes)
+    costs = GivenCosts(passes, {0: 0.0, most: most * draft_seconds})
+    return max([speedup(costs, (alpha,), 1, depth) for depth in range(1, most)], default=0.0)
 
 
 @torch.inference_mode()

@@ -7,7 +7,7 @@ from functools import lru_cache
 from paceline.planning import ProfileCurve, WorkerProfile
 from paceline.planning.simulator.settings import Speculation
 from paceline.planning.simulator.texts import kinds_of_texts, pooled_alphas
-from paceline.policy.cost.cost import expected_tokens, survival
+from paceline.policy.cost.speculation import expected_tokens, speedup, survival
 from paceline.policy.depth.prompt_load import may_draft_with_prompts
 from paceline.policy.pairing.outcomes import AlternativeOdds, likely_outcomes
 
@@ -108,12 +108,6 @@ class Rounds:
         self._kinds = tuple(tuple(min(1.0, alpha * factor) for alpha in alphas) for alphas in kinds)
         self._alphas = pooled_alphas(self._kinds, speculation.max_depth + 1 if speculation else 1)
         """Those of a batch as a whole."""
-        self._tokens = (
-            [expected_tokens(self._alphas, depth) for depth in range(1, speculation.max_depth + 1)]
-            if speculation
-            else []
-        )
-        """Expected tokens of a round by depth, from 1 on."""
 
     def may_draft_with_prompts(self, prompt_rows: int, batch: int) -> bool:
         """Whether the engine may draft for a batch in a step with `prompt_rows` prompt rows."""
@@ -131,6 +125,10 @@ class Rounds:
             return table[prompts]
         more = table[rows + prompts] - table[rows]
         return own[rows] + more if more > 0.0 else own[rows]
+
+    def verify_seconds(self, rows: int, context: float, prompts: int) -> float:
+        """Time of a pass, with the reading of `context` tokens."""
+        return self.pass_seconds(rows, prompts) + self._profile.context_seconds.value * context
 
     def best(self, batch: int, context: float, drafting: int, prompt_rows: int = 0) -> SimulatedRound:
         """The fastest round of `batch` sequences with `context` tokens in all, in a step that also computes `prompt_rows`.
@@ -182,20 +180,29 @@ class Rounds:
         if (
             speculation is None
             or not drafting
-            or self._tokens[0] == 1.0
+            or expected_tokens(self._alphas, 1) == 1.0
             or not self.may_draft_with_prompts(prompt_rows, batch)
         ):
             return self.at_depth(batch, 0, 0)
         if speculation.rule == "fixed":
             return self.at_depth(batch, speculation.max_depth, drafting)
-        reading = self._profile.context_seconds.value * context
-        passes = [
-            self.pass_seconds(batch * (depth + 1), prompt_rows) + reading for depth in range(speculation.max_depth + 1)
-        ]
-        # E * t_plain / (t_draft + t_verify), as in `policy/cost/cost.py`; ties go to the smaller depth
-        speedups = [
-            tokens / (self.waiting_seconds(batch, drafting, depth) + passes[depth]) * passes[0]
-            for depth, tokens in enumerate(self._tokens, 1)
-        ]
+        costs = _RoundCosts(self, drafting, prompt_rows)
+        depths = range(1, speculation.max_depth + 1)  # ties go to the smaller depth
+        speedups = [speedup(costs, self._alphas, batch, depth, context) for depth in depths]
         fastest = max(speedups)
         return self.at_depth(batch, speedups.index(fastest) + 1 if fastest >= MARGIN else 0, drafting)
+
+
+@dataclass(frozen=True, slots=True)
+class _RoundCosts:
+    """The costs of rounds with prompts in the same pass. The draft device serves `drafting` sequences."""
+
+    rounds: Rounds
+    drafting: int
+    prompt_rows: int
+
+    def verify(self, rows: int, context: float) -> float:
+        return self.rounds.verify_seconds(rows, context, self.prompt_rows)
+
+    def draft(self, batch: int, depth: int) -> float:
+        return self.rounds.waiting_seconds(batch, self.drafting, depth)

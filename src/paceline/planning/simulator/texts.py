@@ -5,7 +5,7 @@ from itertools import pairwise
 from math import exp, sqrt
 from statistics import NormalDist, fmean, harmonic_mean
 
-from paceline.policy.cost.cost import expected_tokens
+from paceline.policy.cost.speculation import expected_tokens
 
 KINDS = 16
 """Kinds of texts, all equally frequent."""

@@ -7,15 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.policy.cost.cost import (
-    Estimate,
-    MethodCosts,
-    TargetCosts,
-    estimates_by_depth,
-    expected_tokens,
-    plain,
-    speculative_slots,
-)
+from paceline.policy.cost.cost import Estimate, MethodCosts, TargetCosts, estimates_by_depth, plain, speculative_slots
+from paceline.policy.cost.speculation import expected_tokens
 
 MARGIN = 0.03
 """Minimum gain. The depth rule `goodput` starts drafting at the same gain."""

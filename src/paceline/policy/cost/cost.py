@@ -1,37 +1,16 @@
-"""The cost model of speculation: expected tokens, speed, memory and dollars from measured times.
+"""Estimates for a target and its drafts: speed, memory and dollars from measured times.
 
-The last functions compute what the workers of a running cluster cost. Units are seconds, bytes and dollars. alpha is
-conditional by position: accepted, given that all earlier drafts were.
+The last functions compute what the workers of a running cluster cost. Units are seconds, bytes and dollars.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.status import WorkerStatus
+from paceline.policy.cost.speculation import GivenCosts, expected_tokens, mean_alpha
 
 PLAIN = "plain"
-
-
-def survival(alphas: Sequence[float], depth: int) -> list[float]:
-    """[depth] S_k = prod_{j<=k} alpha_j: the tokens that draft k adds. The last alpha applies to all later positions."""
-    chances, chance = [], 1.0
-    for k in range(depth):
-        chance *= alphas[min(k, len(alphas) - 1)]
-        chances.append(chance)
-    return chances
-
-
-def expected_tokens(alphas: Sequence[float], depth: int) -> float:
-    """E = 1 + sum_k S_k; for one alpha everywhere, (1 - a^(K+1)) / (1 - a)."""
-    return 1.0 + sum(survival(alphas, depth))
-
-
-def mean_alpha(alphas: Sequence[float], depth: int) -> float:
-    """Accepted / tested drafts of a chain: sum_k S_k / sum_k S_{k-1}, S_0 = 1."""
-    chances = survival(alphas, depth)
-    return sum(chances) / (1.0 + sum(chances[:-1])) if depth else 0.0
 
 
 def dollars_per_million(price_per_hour: float, tokens_per_second: float) -> float:
@@ -46,19 +25,6 @@ def kv_bytes(layers: int, kv_heads: int, head_dim: int, tokens: int, width: int)
 def speculative_slots(depth: int, sequences: int) -> int:
     """Cache slots that the drafts of the batch hold until verification."""
     return depth * sequences
-
-
-def at(curve: Mapping[int, float], x: float) -> float:
-    """Linear interpolation of `curve`; constant outside its points."""
-    if x in curve:
-        return curve[int(x)]
-    xs = sorted(curve)
-    if x <= xs[0]:
-        return curve[xs[0]]
-    for low, high in pairwise(xs):
-        if x <= high:
-            return curve[low] + (curve[high] - curve[low]) * (x - low) / (high - low)
-    return curve[xs[-1]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +61,7 @@ class TargetCosts:
 
     @property
     def plain_seconds(self) -> float:
-        return at(self.pass_seconds, self.batch)
+        return GivenCosts(self.pass_seconds, {}).verify(self.batch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +125,7 @@ class Estimate:
 
 
 def plain(target: TargetCosts) -> Estimate:
-    return _prospect(target, PLAIN, 0, 0.0, 1.0, (0.0, target.plain_seconds, 0.0), None)
+    return _estimate(target, PLAIN, 0, 0.0, 1.0, (0.0, target.plain_seconds, 0.0), None)
 
 
 def estimate(target: TargetCosts, method: MethodCosts, depth: int) -> Estimate:
@@ -169,13 +135,14 @@ def estimate(target: TargetCosts, method: MethodCosts, depth: int) -> Estimate:
     """
     full = method.tokens.get(depth) if method.tokens else None
     tokens = 1.0 + method.delivery * (expected_tokens(method.alphas, depth) - 1.0) if full is None else full
-    verify = at(target.pass_seconds, target.batch * (1 + method.nodes.get(depth, depth)))
+    costs = GivenCosts(target.pass_seconds, method.draft_seconds)
+    verify = costs.verify(target.batch * (1 + method.nodes.get(depth, depth)))
     times = (
-        at(method.draft_seconds, depth),
+        costs.draft(target.batch, depth),
         method.delivery * verify + (1.0 - method.delivery) * target.plain_seconds,
         method.network_seconds,
     )
-    return _prospect(target, method.name, depth, mean_alpha(method.alphas, depth), tokens, times, method)
+    return _estimate(target, method.name, depth, mean_alpha(method.alphas, depth), tokens, times, method)
 
 
 def estimates_by_depth(target: TargetCosts, method: MethodCosts, max_depth: int) -> list[Estimate]:
@@ -184,7 +151,7 @@ def estimates_by_depth(target: TargetCosts, method: MethodCosts, max_depth: int)
     return [estimate(target, method, depth) for depth in depths if depth <= max_depth]
 
 
-def _prospect(
+def _estimate(
     target: TargetCosts,
     name: str,
     depth: int,

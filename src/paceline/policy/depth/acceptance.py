@@ -35,15 +35,6 @@ Key = TypeVar("Key")
 """What acceptance is told apart by: a traffic class, or the kind of a draft."""
 
 
-def expected_tokens(alphas: Sequence[float], depth: int) -> float:
-    """E = 1 + sum_k prod_{j<=k} alpha_j; for equal alphas (1 - a^(K+1)) / (1 - a)."""
-    survival, tokens = 1.0, 1.0
-    for alpha in alphas[:depth]:
-        survival *= alpha
-        tokens += survival
-    return tokens
-
-
 def known_positions(drafted: int, accepted: int) -> int:
     """Positions of a round that were tested."""
     return min(drafted, accepted + 1)

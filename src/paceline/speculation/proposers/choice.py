@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from paceline.policy.depth.acceptance import PRIOR_ALPHA, PRIOR_ROUNDS, expected_tokens
+from paceline.policy.cost.speculation import expected_tokens
+from paceline.policy.depth.acceptance import PRIOR_ALPHA, PRIOR_ROUNDS
 
 WINDOW = 256.0
 """Rounds in the mean of a method."""
