@@ -100,7 +100,7 @@ ORPHANS = """
 import os, sys, time
 from pathlib import Path
 from tests.deploy.processes.test_supervisor import SPECS
-from paceline.runtime.deploy.supervisor import Supervisor
+from paceline.deploy.processes.supervisor import Supervisor
 code = "import sys, os; print('up', flush=True); sys.stdin.buffer.read(); print('alone', flush=True)"
 one = Supervisor(SPECS, Path(sys.argv[1]), lambda spec: [sys.executable, "-c", code])
 one.start()
