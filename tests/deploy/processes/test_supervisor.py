@@ -79,7 +79,7 @@ def test_reason_of_an_exit_is_logged(code: str, reason: str, tmp_path: Path, cap
 
 
 def test_worker_without_log_is_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    code = f"from pathlib import Path; [log.unlink() for log in Path({str(tmp_path)!r}).glob('a.log')]; exit(4)"
+    code = f"from pathlib import Path; [log.unlink(missing_ok=True) for log in Path({str(tmp_path)!r}).glob('a.log')]; exit(4)"
     one = supervisor(tmp_path, code, VirtualClock())
     one.start()
     until(lambda: one.poll() is None and not one.pids)  # type: ignore[func-returns-value]
