@@ -15,7 +15,6 @@ import re
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.child import ChildProcess, RestartedChild
 from paceline.core.clock import Clock, WallClock
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import InvalidConfig, MissingDependency
@@ -131,10 +131,14 @@ class LearnerProcess:
         self, plan: dict[str, Any], command: Sequence[str] = COMMAND, clock: Clock | None = None, poll: float = POLL
     ) -> None:
         self._line = json.dumps(plan).encode() + b"\n"
-        self._command, self._clock, self._poll = command, clock or WallClock(), poll
+        self._poll = poll
+        self._child = RestartedChild(lambda: ChildProcess(command), Backoff().delay, clock or WallClock())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-learner")
-        self.num_starts = 0
+
+    @property
+    def num_starts(self) -> int:
+        return self._child.num_starts
 
     def start(self) -> None:
         self._thread.start()
@@ -146,37 +150,15 @@ class LearnerProcess:
             self._thread.join()
 
     def _run(self) -> None:
-        backoff = Backoff()
         while not self._stop.is_set():
-            started = self._clock.now()
-            self.num_starts += 1
-            process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
-            assert process.stdin is not None
-            try:
-                process.stdin.write(self._line)
-                process.stdin.flush()
-                while process.poll() is None and not self._stop.wait(self._poll):
-                    pass
-            except BrokenPipeError:  # it ended before it read its plan
-                process.wait()
-            if self._stop.is_set():
-                self._end(process)
+            self._child.start().send(self._line)
+            while (ended := self._child.poll()) is None and not self._stop.wait(self._poll):
+                pass
+            if ended is None or self._stop.is_set():
+                self._child.stop(GRACE)
                 return
-            process.stdin.close()
-            seconds = backoff.delay(self._clock.now() - started)
-            logger.warning("the learner ended with status %s and starts again in %.0f s", process.returncode, seconds)
-            self._stop.wait(seconds)
-
-    @staticmethod
-    def _end(process: "subprocess.Popen[bytes]") -> None:
-        process.terminate()
-        try:
-            process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+            logger.warning("the learner ended with status %s and starts again in %.0f s", ended.exit_code, ended.pause)
+            self._stop.wait(ended.pause)
 
 
 @contextmanager
