@@ -3,13 +3,10 @@
 import asyncio
 import json
 import logging
-import subprocess
 import sys
-import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 
+from paceline.core.child import LineChild
 from paceline.gateway.api.errors import Unavailable
 from paceline.gateway.bodies import check as body_check
 from paceline.gateway.bodies.check import BodyLimits, read_error
@@ -29,8 +26,7 @@ class BodyProcess:
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
         self._thread = ThreadPoolExecutor(1, "paceline-bodies")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[..., BodyProcess] | None = None
+        self._process: LineChild | None = None
 
     @property
     def pid(self) -> int | None:
@@ -63,57 +59,21 @@ class BodyProcess:
             except OSError:
                 logger.exception("the process that checks large bodies did not start")
                 return None
-            if line := _exchange(process, path, body):
+            if line := process.ask([json.dumps([path, len(body)]).encode() + b"\n", body], WAIT_SECONDS).decode():
                 return line
             logger.warning("the process that checks large bodies has ended: it is started again")
             self._stop()
         return None
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> LineChild:
         process = self._process
-        if process is not None and process.poll() is None:
+        if process is not None and process.is_running:
             return process
         self._stop()
-        process = self._process = subprocess.Popen(
-            [sys.executable, "-m", body_check.__name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the server, which ends this process
-        )
-        self._end = weakref.finalize(self, _end, process)
-        assert process.stdin is not None
-        with suppress(OSError):  # the first check notices it
-            process.stdin.write(self._limits.to_json().encode() + b"\n")
+        process = self._process = LineChild([sys.executable, "-m", body_check.__name__])
+        process.tell(self._limits.to_json().encode() + b"\n")
         return process
 
     def _stop(self) -> None:
-        if self._end is not None:
-            self._end()
-
-
-def _exchange(process: "subprocess.Popen[bytes]", path: str, body: bytes) -> str:
-    """The answer to a body. It is empty if the process has ended."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    timer = threading.Timer(WAIT_SECONDS, process.kill)
-    timer.start()
-    try:
-        process.stdin.write(json.dumps([path, len(body)]).encode() + b"\n")
-        process.stdin.write(body)
-        process.stdin.flush()
-        return process.stdout.readline().decode()
-    except OSError:
-        return ""
-    finally:
-        timer.cancel()
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.kill()
-    process.wait()
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdout.close()
-    with suppress(OSError):  # an unwritten body
-        process.stdin.close()
+        if self._process is not None:
+            self._process.close()
