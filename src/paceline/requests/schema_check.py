@@ -10,15 +10,14 @@ import os
 import random
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any
 
+from paceline.core.child import LineChild
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
 from paceline.core.machine import lower_priority
 from paceline.requests.grammar import Grammar, schema_text, too_complex
@@ -57,7 +56,7 @@ class SchemaChecker:
         self._tokenizer_json, self._eos_ids, self._vocab_size = tokenizer_json, sorted(eos_ids), vocab_size
         self._check_seconds = check_seconds
         self._lock = threading.Lock()  # guards the process; a known schema needs no lock
-        self._process: subprocess.Popen[str] | None = None
+        self._process: LineChild | None = None
         self._known: dict[str, str | None] = {}
         """Errors by schema, None for a good one; the oldest first."""
 
@@ -79,33 +78,25 @@ class SchemaChecker:
         """End the process, and with it a check under way."""
         process = self._process
         if process is not None:
-            _kill(process)
+            process.kill()
         with self._lock:
             self._stop()
 
     def _ask(self, text: str) -> str | None:
-        self._start()
-        answer = self._exchange(text, WAIT_SECONDS)
-        if answer is None:
+        answer = self._start().ask([text.encode(), b"\n"], WAIT_SECONDS)
+        if not answer:
             self._stop()
             return TOO_LONG
         error: str | None = json.loads(answer)
         return error
 
-    def _start(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            return
+    def _start(self) -> LineChild:
+        if self._process is not None and self._process.is_running:
+            return self._process
         self._stop()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for the server, which ends this process
-        )
-        answer = self._exchange(self._first_line, START_SECONDS)
-        if answer is None:
+        process = self._process = LineChild([sys.executable, "-m", __name__])
+        answer = process.ask([self._first_line, b"\n"], START_SECONDS)
+        if not answer:
             self._stop()
             raise PacelineError("the process that checks JSON schemas did not start: see the server's log")
         if (error := json.loads(answer)) is not None:
@@ -113,52 +104,22 @@ class SchemaChecker:
             if error == MISSING:
                 raise MissingDependency("llguidance", "a JSON schema", "grammar")
             raise InvalidRequest(error, field="response_format")
+        return process
 
     @cached_property
-    def _first_line(self) -> str:
+    def _first_line(self) -> bytes:
         """The tokenizer. Writing it takes the interpreter's lock for longer than a step: once is enough."""
-        return json.dumps([self._tokenizer_json(), self._eos_ids, self._vocab_size, self._check_seconds])
-
-    def _exchange(self, line: str, seconds: float) -> str | None:
-        """The answer to a line. None if the process ended, or was ended after `seconds`."""
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        timer = threading.Timer(seconds, _kill, (process,))
-        timer.start()
-        try:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-            return process.stdout.readline() or None
-        except OSError:
-            return None
-        finally:
-            timer.cancel()
+        return json.dumps([self._tokenizer_json(), self._eos_ids, self._vocab_size, self._check_seconds]).encode()
 
     def _stop(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        _kill(process)
-        process.wait()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdout.close()
-        with suppress(OSError):  # an unwritten line
-            process.stdin.close()
+        if process is not None:
+            process.close()
 
 
 MISSING = "llguidance is missing"
 TOO_LONG = "the JSON schema is too complex: its check exceeded the limit of time or memory"
 UNKNOWN = "not checked yet"
-
-
-def _kill(process: "subprocess.Popen[str]") -> None:
-    """End the process and the child that checks a schema."""
-    if process.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def check_schema(grammar: Grammar) -> None:
