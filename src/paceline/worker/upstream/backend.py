@@ -5,22 +5,18 @@ KV events of another engine's server, published again under the worker's address
 A `vllm serve` process that ends with its worker.
 """
 
-import ctypes
 import itertools
 import json
 import logging
-import os
 import secrets
-import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.core.child import DEVNULL, ChildProcess
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidConfig, InvalidRequest, PacelineError
 from paceline.core.request import SpeculationFlags
@@ -84,7 +80,6 @@ logger = logging.getLogger(__name__)
 
 GRACE = 10.0
 """Seconds that the server has to exit after SIGTERM."""
-PR_SET_PDEATHSIG = 1
 EVENTS_ARGUMENT = "--kv-events-config"
 
 
@@ -105,9 +100,8 @@ class ServerProcess:
         command = [*executable.split(), model, "--host", "127.0.0.1", "--port", str(self.port), *arguments]
         logger.info("starting %s", " ".join(command))
         try:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent if sys.platform == "linux" else None
-            )
+            # In the worker's session, so that it also ends when the supervisor kills the worker
+            self._process = ChildProcess(command, stdin=DEVNULL, own_session=False, ends_by_signal=True)
         except OSError as error:
             raise InvalidConfig(
                 f"{command[0]} cannot be started: {error}; set upstream.executable to the command of vLLM"
@@ -120,26 +114,13 @@ class ServerProcess:
     @property
     def exit_code(self) -> int | None:
         """None while it runs."""
-        return self._process.poll()
+        return self._process.exit_code
 
     def close(self) -> None:
         """Terminate it, and kill it if it does not exit in time."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+        self._process.stop(GRACE)
         if self._folder is not None:
             self._folder.cleanup()
-
-
-def _end_with_parent() -> None:
-    """Runs in the child process. It requests SIGTERM for the time when the parent ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == 1:  # the parent ended before
-        os._exit(1)
 
 
 def _free_port() -> int:
