@@ -1,11 +1,11 @@
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from paceline.core.child import PIPE, STDOUT, ChildProcess
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.engine.start import compile as kernel_compilation
 from paceline.engine.start.compile import VARIABLE, KernelCache, KernelCompilation, request_for
@@ -32,16 +32,9 @@ def run_instead(monkeypatch: pytest.MonkeyPatch, code: str) -> list[object]:
     """Replace the compiler by a process that runs `code`; returns the requests."""
     requests: list[object] = []
 
-    def run(request: object) -> "subprocess.Popen[str]":
+    def run(request: object) -> ChildProcess:
         requests.append(request)
-        return subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return ChildProcess([sys.executable, "-c", code], stdout=PIPE, stderr=STDOUT)
 
     monkeypatch.setattr(kernel_compilation, "run_compiler", run)
     return requests
@@ -76,7 +69,7 @@ def test_leaving_the_context_ends_the_processes(monkeypatch: pytest.MonkeyPatch)
     with KernelCompilation.start(CONFIG, torch.device("cuda")) as compilation:
         process = compilation._process
     assert process is not None
-    assert process.returncode is not None
+    assert process.exit_code is not None
 
 
 def test_a_cpu_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

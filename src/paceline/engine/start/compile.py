@@ -9,11 +9,8 @@ import hashlib
 import json
 import logging
 import os
-import signal
-import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +19,7 @@ from typing import Self
 
 import torch
 
+from paceline.core.child import PIPE, STDOUT, ChildProcess
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.machine import log_phase, usable_cores
@@ -153,7 +151,7 @@ SPARE_CORES = 2
 class KernelCompilation:
     """A running compilation, or none: on a CPU, and if the cache folder is known to be complete for this engine."""
 
-    def __init__(self, process: "subprocess.Popen[str] | None", cache: KernelCache, key: str) -> None:
+    def __init__(self, process: ChildProcess | None, cache: KernelCache, key: str) -> None:
         self._process, self._cache, self._key = process, cache, key
         self._began = time.perf_counter()
 
@@ -191,8 +189,9 @@ class KernelCompilation:
     def close(self) -> None:
         """End the processes that are still running."""
         if self._process is not None:
-            with self._process, suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.wait()
+            self._process.close()
             self._process = None
 
     def __enter__(self) -> Self:
@@ -221,7 +220,7 @@ def request_for(config: EngineConfig, gpu: GpuModel, processes: int | None = Non
     return engine_key(on_meta, gpu, models), request
 
 
-def run_compiler(request: CompileRequest) -> "subprocess.Popen[str]":
+def run_compiler(request: CompileRequest) -> ChildProcess:
     """A process that compiles what is requested, without a GPU. It ends with the process that started it."""
     environment = {
         **os.environ,
@@ -230,24 +229,22 @@ def run_compiler(request: CompileRequest) -> "subprocess.Popen[str]":
         "TRITON_STORE_BINARY_ONLY": "1",  # later starts read less
         "OMP_NUM_THREADS": "1",
     }
-    return subprocess.Popen(
+    return ChildProcess(
         [sys.executable, "-W", "ignore", "-m", "paceline.engine.start.compile_child", request.to_json()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        start_new_session=True,
+        stdout=PIPE,
+        stderr=STDOUT,
+        environment=environment,
     )
 
 
-def read_report(process: "subprocess.Popen[str]") -> CompileReport | None:
+def read_report(process: ChildProcess) -> CompileReport | None:
     """Wait for the end of `run_compiler`. None if it failed, which is logged."""
-    with process:
-        assert process.stdout is not None
-        out = process.stdout.read()
-        process.wait()  # before standard input is closed: the process ends with it
-    if process.returncode:
+    try:
+        out = process.read_all().decode(errors="replace")
+        code = process.wait()  # before standard input is closed: the process ends with it
+    finally:
+        process.close()
+    if code:
         logger.warning("the kernels could not be compiled ahead: %s", out.strip()[-2000:])
         return None
     return CompileReport(**json.loads(out.splitlines()[-1]))
