@@ -1,12 +1,12 @@
 """What happens when a rank exits."""
 
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
+from paceline.core.child import ChildProcess
 from paceline.models.parallel.ranks import RankMonitor
 
 DEADLINE = 30.0
@@ -42,14 +42,15 @@ class Ended:
 
 
 @pytest.fixture
-def process() -> Iterator["subprocess.Popen[bytes]"]:
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+def process() -> Iterator[ChildProcess]:
+    process = ChildProcess([sys.executable, "-c", "import sys; sys.stdin.read()"])
     yield process
     process.kill()
-    process.communicate()
+    process.wait()
+    process.close()
 
 
-def test_a_device_that_waits_for_a_lost_rank_ends_the_process(process: "subprocess.Popen[bytes]") -> None:
+def test_a_device_that_waits_for_a_lost_rank_ends_the_process(process: ChildProcess) -> None:
     device, ended = Device(is_stuck=True), Ended()
     RankMonitor([process], device.finish, ended, stuck_seconds=0.05)
     assert not device.asked.is_set()
@@ -60,7 +61,7 @@ def test_a_device_that_waits_for_a_lost_rank_ends_the_process(process: "subproce
     device.release()
 
 
-def test_a_device_that_finishes_leaves_the_error_to_the_next_pass(process: "subprocess.Popen[bytes]") -> None:
+def test_a_device_that_finishes_leaves_the_error_to_the_next_pass(process: ChildProcess) -> None:
     device, ended = Device(is_stuck=False), Ended()
     monitor = RankMonitor([process], device.finish, ended, stuck_seconds=DEADLINE)
     process.kill()
@@ -69,7 +70,7 @@ def test_a_device_that_finishes_leaves_the_error_to_the_next_pass(process: "subp
     assert ended.message is None
 
 
-def test_ranks_may_exit_after_close(process: "subprocess.Popen[bytes]") -> None:
+def test_ranks_may_exit_after_close(process: ChildProcess) -> None:
     device, ended = Device(is_stuck=True), Ended()
     monitor = RankMonitor([process], device.finish, ended, stuck_seconds=0.0)
     monitor.close()

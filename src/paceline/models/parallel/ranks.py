@@ -16,7 +16,6 @@ import itertools
 import logging
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
+from paceline.core.child import DEVNULL, ChildProcess
 from paceline.core.errors import InvalidConfig, RankLost
 from paceline.core.machine import usable_cores
 from paceline.kernels.cpu import native
@@ -56,7 +56,7 @@ class RankMonitor:
 
     def __init__(
         self,
-        processes: Sequence["subprocess.Popen[bytes]"],
+        processes: Sequence[ChildProcess],
         finish: Callable[[], None],
         end_process: Callable[[str], None] = exit_process,
         stuck_seconds: float = STUCK_SECONDS,
@@ -81,8 +81,8 @@ class RankMonitor:
         for thread in self._threads:
             thread.join(seconds)
 
-    def _watch(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
-        process.wait()
+    def _watch(self, rank: int, process: ChildProcess) -> None:
+        code = process.wait()
         if self._closed.is_set():
             return
         finished = threading.Event()
@@ -94,7 +94,7 @@ class RankMonitor:
         threading.Thread(target=finish, name="paceline-rank-finish", daemon=True).start()
         if not finished.wait(self._stuck_seconds) and not self._closed.is_set():
             self._end_process(
-                f"rank {rank} of {len(self._processes) + 1} exited with status {process.returncode} during a pass, which "
+                f"rank {rank} of {len(self._processes) + 1} exited with status {code} during a pass, which "
                 "cannot end without it: this process ends; start it again"
             )
 
@@ -114,7 +114,7 @@ def share_cores(size: int) -> None:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Member:
     rank: int
-    process: "subprocess.Popen[bytes]"
+    process: ChildProcess
     connection: Connection
     weights: Connection
 
@@ -198,7 +198,7 @@ class Ranks:
         try:
             with self.lock:
                 for member in self._members:
-                    if member.process.poll() is not None:
+                    if member.process.exit_code is not None:
                         raise self._lost()
                     member.connection.send(command)
         except OSError:
@@ -242,9 +242,7 @@ class Ranks:
             member.connection.close()
             member.weights.close()
         for member in self._members:
-            try:
-                member.process.wait(GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
+            if member.process.wait(GRACE_SECONDS) is None:
                 member.process.kill()
                 member.process.wait()
         self.group.leave()
@@ -276,8 +274,7 @@ class Ranks:
     def _first_dead(self, seconds: float) -> _Member | None:
         """A rank that has exited, possibly a moment after its connection broke; None if all still run after `seconds`."""
         for member in self._members:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                member.process.wait(seconds / len(self._members))
+            if member.process.wait(seconds / len(self._members)) is not None:
                 return member
         return None
 
@@ -285,7 +282,8 @@ class Ranks:
         member = self._first_dead(GRACE_SECONDS)
         if member is None:
             return RankLost(f"one of {self.spec.size} ranks does not respond: restart the engine")
-        code, reason = member.process.returncode, ""
+        code, reason = member.process.exit_code, ""
+        assert code is not None
         with contextlib.suppress(EOFError, OSError):
             while member.connection.poll():
                 message = member.connection.recv()
@@ -300,10 +298,11 @@ def _spawn(rank: int) -> _Member:
     # NOTE: multiprocessing would run the caller's main module again, and a script without a guard would start itself
     pairs = [socket.socketpair() for _ in range(2)]
     fds = [rank_end.fileno() for _, rank_end in pairs]
-    process = subprocess.Popen(
+    process = ChildProcess(
         [sys.executable, "-m", RANK_PROCESS, *map(str, fds)],
-        pass_fds=fds,
-        stdin=subprocess.DEVNULL,
+        stdin=DEVNULL,
+        file_descriptors=fds,
+        own_session=False,
     )
     for _, rank_end in pairs:
         rank_end.close()
