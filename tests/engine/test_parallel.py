@@ -125,7 +125,7 @@ def test_a_rank_that_cannot_start_is_reported(target: str, monkeypatch: pytest.M
 ORPHAN = """
 import sys
 from paceline.core.config import EngineConfig
-from paceline.engine.build import build_engine
+from paceline.engine.start.build import build_engine
 options = {"kv_tokens": 1024, "max_num_seqs": 4, "max_batched_tokens": 32, "device": "cpu"}
 engine = build_engine(EngineConfig(sys.argv[1], tensor_parallel_size=2, **options))
 print(*engine.runner.ranks.pids, flush=True)
