@@ -56,7 +56,7 @@ class SimulatedHandoffs:
         local = LocalPrompt(uncached, target.queued_tokens, target.batch.count, job.length)
         trip = self._round_trip * self.network_factor
         loads = [PrefillLoad(_name(n), worker.queued_tokens, trip) for n, worker in self.workers.items()]
-        chosen = self._policy(job.worker).choose(local, loads)
+        chosen = self._policy(job.worker).choose(local, loads, now)
         if chosen is None:
             return None
         number = int(chosen.worker.removeprefix("prefill-"))
@@ -69,7 +69,7 @@ class SimulatedHandoffs:
     def measure_local(self, job: SimulatedRequest, queued: int, since: float) -> Callable[[], None]:
         """Reports the time to the first token of a prompt that the target computes, when called."""
         policy, tokens = self._policy(job.worker), queued + job.length - job.cached
-        return lambda: policy.add_local(tokens, self._clock.now() - since)
+        return lambda: policy.add_local(tokens, self._clock.now() - since, self._clock.now())
 
     def sent(self, job_id: int) -> float | None:
         """Called when the prompt is computed. Returns the time at which its last block arrives, None if the prompt is no longer
@@ -89,8 +89,8 @@ class SimulatedHandoffs:
         prompt = self._pending.pop(job_id, None)
         if prompt is None:
             return None
-        policy = self._policy(prompt.job.worker)
-        policy.add_handoff(_name(prompt.worker), prompt.tokens, self._clock.now() - prompt.requested)
+        policy, now = self._policy(prompt.job.worker), self._clock.now()
+        policy.add_handoff(_name(prompt.worker), prompt.tokens, now - prompt.requested, now)
         job = prompt.job
         job.cached = min(job.length - prompt.uncached, job.length - 1)
         job.received = (job.length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
@@ -103,7 +103,7 @@ class SimulatedHandoffs:
         prompt = self._pending.pop(job_id, None)
         if prompt is None:
             return None
-        self._policy(prompt.job.worker).add_failure(_name(prompt.worker))
+        self._policy(prompt.job.worker).add_failure(_name(prompt.worker), self._clock.now())
         self.num_failed += 1
         return prompt.job
 
@@ -119,7 +119,7 @@ class SimulatedHandoffs:
     def _policy(self, target: int) -> HandoffPolicy:
         policy = self._policies.get(target)
         if policy is None:
-            policy = self._policies[target] = HandoffPolicy(self._clock)
+            policy = self._policies[target] = HandoffPolicy()
         return policy
 
 

@@ -1,9 +1,8 @@
-"""Decides whether a prompt is computed on its decode worker or on a prefill worker. Pure, with injected time."""
+"""Decides whether a prompt is computed on its decode worker or on a prefill worker. Pure: times are arguments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.clock import Clock
 from paceline.core.cluster_config import HANDOFF_THRESHOLD
 from paceline.policy.cost.curve import DecayingMean
 from paceline.policy.health import Backoff
@@ -67,15 +66,13 @@ class HandoffPolicy:
     Until l and h are measured, prompts with more uncached tokens than the threshold are handed off.
     """
 
-    def __init__(self, clock: Clock, threshold: int = HANDOFF_THRESHOLD) -> None:
-        self._clock = clock
+    def __init__(self, threshold: int = HANDOFF_THRESHOLD) -> None:
         self._threshold = threshold
         self._local = DecayingMean()
         self._workers: dict[str, _Worker] = {}
 
-    def choose(self, prompt: LocalPrompt, workers: Sequence[PrefillLoad]) -> Handoff | None:
+    def choose(self, prompt: LocalPrompt, workers: Sequence[PrefillLoad], now: float) -> Handoff | None:
         """Chooses the prefill worker that computes the prompt. None if the decode worker computes it."""
-        now = self._clock.now()
         usable = [w for w in workers if now >= self._worker(w.name).excluded_until and prompt.length < w.window]
         if not usable or prompt.uncached < min(MIN_TOKENS, self._threshold):
             return None
@@ -94,25 +91,25 @@ class HandoffPolicy:
         expected = MAX_TIMEOUT if remote is None else TIMEOUT_FACTOR * _remote_seconds(prompt, best, remote)
         return Handoff(best.name, min(max(expected, MIN_TIMEOUT), MAX_TIMEOUT))
 
-    def local_seconds(self, tokens: int) -> float | None:
+    def local_seconds(self, tokens: int, now: float) -> float | None:
         """Time to compute `tokens` on the decode worker without a queue. None if there is no recent measurement."""
-        rate = _recent(self._local, self._clock.now())
+        rate = _recent(self._local, now)
         return None if rate is None else rate * tokens
 
-    def add_local(self, tokens: int, seconds: float) -> None:
+    def add_local(self, tokens: int, seconds: float, now: float) -> None:
         """A prompt got its first token on the decode worker, after `tokens` including those queued before it."""
         if tokens >= MIN_TOKENS:
-            self._local.add(seconds, tokens, self._clock.now())
+            self._local.add(seconds, tokens, now)
 
-    def add_handoff(self, worker: str, tokens: int, seconds: float) -> None:
+    def add_handoff(self, worker: str, tokens: int, seconds: float, now: float) -> None:
         """A hand-off took `seconds` until the last byte arrived."""
         state = self._worker(worker)
-        state.rate.add(seconds, tokens, self._clock.now())
+        state.rate.add(seconds, tokens, now)
         state.backoff = Backoff()
 
-    def add_failure(self, worker: str) -> None:
+    def add_failure(self, worker: str, now: float) -> None:
         """Exclude the worker, longer after each failure. Failures while it is excluded do not count."""
-        state, now = self._worker(worker), self._clock.now()
+        state = self._worker(worker)
         if now >= state.excluded_until:
             state.excluded_until = now + state.backoff.delay(uptime=0.0)
 

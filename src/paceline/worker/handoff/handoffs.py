@@ -58,7 +58,7 @@ class Handoffs:
         self._min_tokens = min(threshold, MIN_TOKENS)
         self._clock = clock or WallClock()
         self._lock = threading.Lock()  # guards what follows
-        self._policy = HandoffPolicy(self._clock, threshold)
+        self._policy = HandoffPolicy(threshold)
         self._pending: dict[str, RemotePrompt] = {}
         """Requests that are not in the engine yet."""
         self._counts = HandoffCounts()
@@ -121,7 +121,8 @@ class Handoffs:
         with self._lock:
             inflight = [prompt for prompt in self._pending.values() if prompt.incoming is not None]
             loads = [_add_inflight(load, inflight) for load in self._connections.loads]
-            chosen = self._policy.choose(local, loads) if len(inflight) < MAX_PROMPTS else None
+            now = self._clock.now()
+            chosen = self._policy.choose(local, loads, now) if len(inflight) < MAX_PROMPTS else None
         if chosen is not None and not prompt.stop.is_set():
             layers = self._state_layers(request)
             rows = SEQUENCE_ROWS if layers else 0
@@ -146,8 +147,9 @@ class Handoffs:
         with self._lock:
             num_inflight = sum(prompt.incoming is not None for prompt in self._pending.values())
             # Without `running`: a peer's blocks delay no sequence that decodes here
-            chosen = self._policy.choose(LocalPrompt(uncached, 0, 0), [load]) if num_inflight < MAX_PROMPTS else None
-            seconds = self._policy.local_seconds(uncached)
+            local, now = LocalPrompt(uncached, 0, 0), self._clock.now()
+            chosen = self._policy.choose(local, [load], now) if num_inflight < MAX_PROMPTS else None
+            seconds = self._policy.local_seconds(uncached, now)
         if chosen is None:
             return False
         prompt.incoming = self._imports.reserve(request.id, ids, request.cache_salt)
@@ -161,11 +163,12 @@ class Handoffs:
     def _finish(self, prompt: RemotePrompt, num_blocks: int) -> None:
         """Count a hand-off that ended with this many complete blocks. On the thread of the connections."""
         assert prompt.incoming is not None
-        plan, seconds = prompt.incoming.plan, self._clock.now() - prompt.requested
+        plan, now = prompt.incoming.plan, self._clock.now()
+        seconds = now - prompt.requested
         with self._lock:
             old = self._counts
             if num_blocks == plan.end:
-                self._policy.add_handoff(prompt.worker, prompt.tokens, seconds)
+                self._policy.add_handoff(prompt.worker, prompt.tokens, seconds, now)
                 tokens = (plan.end - plan.first) * BLOCK_SIZE
                 self._counts = HandoffCounts(
                     done=old.done + 1,
@@ -180,7 +183,7 @@ class Handoffs:
                 logger.warning(
                     "hand-off by %s failed: %s; this worker computes the prompt", prompt.worker, prompt.reason
                 )
-                self._policy.add_failure(prompt.worker)
+                self._policy.add_failure(prompt.worker, now)
                 self._counts = replace(old, failed=old.failed + 1)
         with suppress(EngineClosed):
             self._loop.call(lambda: self._publish(prompt, num_blocks))
@@ -223,7 +226,8 @@ class Handoffs:
         def listen(event: OutputEvent) -> None:
             if isinstance(event, StepOutput) and next(first, False):
                 with self._lock:
-                    self._policy.add_local(tokens, self._clock.now() - since)
+                    now = self._clock.now()
+                    self._policy.add_local(tokens, now - since, now)
             listener(event)
 
         return listen
