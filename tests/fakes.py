@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock
-from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.core.request import Request, SamplingParams, SpeculationParams, ValidatedRequest
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.core.traffic import TrafficClass
 from paceline.engine.engine import Engine
@@ -314,7 +314,7 @@ def run(engine: Engine, requests: Sequence[Request], max_steps: int = 10_000, ar
     pending = list(requests)
     for _ in range(max_steps):
         for request in pending[: arrivals or len(pending)]:
-            engine.add(request)
+            engine.add(engine.validate(request))
         del pending[: arrivals or len(pending)]
         for output in engine.step():
             tokens[output.request_id, output.choice].extend(output.tokens)
@@ -329,9 +329,13 @@ def run(engine: Engine, requests: Sequence[Request], max_steps: int = 10_000, ar
     return Result(tokens, drafted, accepted)
 
 
-def request(name: str, prompt: Sequence[int], speculation: Mapping[str, Any] | None = None, **sampling: Any) -> Request:
+def request(
+    name: str, prompt: Sequence[int], speculation: Mapping[str, Any] | None = None, **sampling: Any
+) -> ValidatedRequest:
+    """A request that the engine accepts: the caller vouches for its values."""
     sampling.setdefault("max_tokens", 24)
-    return Request(name, tuple(prompt), SamplingParams(**sampling), SpeculationParams(**(speculation or {})))
+    asked = Request(name, tuple(prompt), SamplingParams(**sampling), SpeculationParams(**(speculation or {})))
+    return ValidatedRequest.of(asked)
 
 
 class Sampled:

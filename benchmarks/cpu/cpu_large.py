@@ -68,7 +68,9 @@ def generate(
     """Seconds, the tokens, and the number of steps that committed them."""
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
     started, made, steps = time.perf_counter(), list[int](), 0
-    engine.add(Request(f"{number}-{enabled}", tuple(prompt), sampling, SpeculationParams(enabled=enabled)))
+    engine.add(
+        engine.validate(Request(f"{number}-{enabled}", tuple(prompt), sampling, SpeculationParams(enabled=enabled)))
+    )
     while engine.has_work:
         for output in engine.step():
             made += output.tokens

@@ -216,7 +216,7 @@ class Methods:
                 self._sampling(row, talk),
                 SpeculationParams(not is_plain, None if is_plain else row.key, row.nodes),
             )
-            self._engine.add(request)
+            self._engine.add(self._engine.validate(request))
             texts[request.id] = []
         by_id, used = dict(zip(texts, batch, strict=True)), self._proposers.get(row)
         is_cut = isinstance(used, KnownTexts)

@@ -142,7 +142,9 @@ class Streams:
     def _send(self, tokens: int) -> None:
         self._num_sent += 1
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        self._engine.add(Request(f"r{self._num_sent}", tuple(self._dice.choices(WORDS, k=PROMPT)), sampling))
+        self._engine.add(
+            self._engine.validate(Request(f"r{self._num_sent}", tuple(self._dice.choices(WORDS, k=PROMPT)), sampling))
+        )
 
     def run(self, steps: int) -> float:
         """Seconds per step."""

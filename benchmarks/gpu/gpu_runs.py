@@ -74,7 +74,7 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
     run, sent_at, started, waiting = Run(), time.perf_counter(), 0.0, set()
     for i, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=True)
-        engine.add(Request(f"r{i}", tuple(prompt), sampling))
+        engine.add(engine.validate(Request(f"r{i}", tuple(prompt), sampling)))
         waiting.add(f"r{i}")
     run.texts = {name: [] for name in waiting}
     is_timed, at_first = True, engine.graph.num_steps
@@ -136,7 +136,11 @@ def serve(
     def send(max_tokens: int) -> None:
         nonlocal sent
         prompt = tuple(prompts[sent % len(prompts)])
-        engine.add(Request(f"r{sent}", prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)))
+        engine.add(
+            engine.validate(
+                Request(f"r{sent}", prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True))
+            )
+        )
         sent += 1
 
     for i in range(streams):

@@ -81,7 +81,9 @@ def first_answer(engine, phases: Phases) -> None:
     from paceline.core.request import Request, SamplingParams
 
     before, first = time.time(), 0.0
-    engine.add(Request("first", tuple(range(100, 200)), SamplingParams(max_tokens=16, temperature=0.0)))
+    engine.add(
+        engine.validate(Request("first", tuple(range(100, 200)), SamplingParams(max_tokens=16, temperature=0.0)))
+    )
     while engine.has_work:
         if engine.step() and not first:
             first = time.time() - before

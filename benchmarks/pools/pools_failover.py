@@ -96,7 +96,7 @@ def plain(model: str, requests: list[Request]) -> Tokens:
     engine = build_engine(EngineConfig(model=model, device="cpu", **LIMITS))  # type: ignore[arg-type]
     tokens: Tokens = {request.id: [] for request in requests}
     for request in requests:
-        engine.add(replace(request, speculation=SpeculationParams(enabled=False)))
+        engine.add(engine.validate(replace(request, speculation=SpeculationParams(enabled=False))))
     while engine.has_work:
         for output in engine.step():
             tokens[output.request_id] += output.tokens
@@ -113,7 +113,7 @@ def run(llm: TargetClient, requests: list[Request], expected: Tokens, killed: tu
     total, done, unfinished = sum(map(len, expected.values())), 0, len(requests)
     left = list(killed)
     for request in requests:
-        llm.submit(request, events.put)
+        llm.submit(llm.validate(request), events.put)
     while unfinished:
         event = events.get()
         if isinstance(event, PacelineError):

@@ -144,7 +144,7 @@ def play(
 def submit(llm: TargetClient, name: str, prompt: tuple[int, ...], tokens: int) -> Received:
     received = Received(time.perf_counter())
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, seed=0, ignore_eos=True)
-    llm.pool.submit(Request(name, prompt, sampling, SpeculationParams(enabled=False)), received.on_event)
+    llm.submit(llm.validate(Request(name, prompt, sampling, SpeculationParams(enabled=False))), received.on_event)
     return received
 
 

@@ -144,7 +144,7 @@ def run(llm: TargetClient, requests: Sequence[Request], clients: int, turn: int)
         while unfinished < clients and len(outcomes) < len(requests):
             request = requests[len(outcomes)]
             outcomes[request.id] = Outcome(turn, time.perf_counter())
-            llm.submit(request, lambda event: events.put((time.perf_counter(), event)))
+            llm.submit(llm.validate(request), lambda event: events.put((time.perf_counter(), event)))
             unfinished += 1
         now, event = events.get()
         if isinstance(event, PacelineError):

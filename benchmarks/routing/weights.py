@@ -244,7 +244,7 @@ def be_started(what: dict[str, Any]) -> None:
     tokens: SimpleQueue[tuple[float, StepOutput | PacelineError]] = SimpleQueue()
     prompt = tuple(1000 + 7 * i % 5000 for i in range(start.prompt))
     request = Request("first", prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
-    loop.submit(request, lambda event: tokens.put((time.perf_counter() - began, event)))
+    loop.submit(loop.engine.validate(request), lambda event: tokens.put((time.perf_counter() - began, event)))
     first, event = tokens.get()
     assert isinstance(event, StepOutput), event
     there = len(caches) if progress is None or start.whole_first else progress.layers

@@ -7,7 +7,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.core.output import StepOutput
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.engine.engine import Engine
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.runner.runner import ModelRunner, Span
@@ -32,7 +32,9 @@ GREEDY = {"temperature": 0.0}
 SAMPLED = {"temperature": 1.0, "seed": 3}
 
 
-def request(name: str, prompt: Sequence[int], speculation: Mapping[str, Any] | None = None, **sampling: Any) -> Request:
+def request(
+    name: str, prompt: Sequence[int], speculation: Mapping[str, Any] | None = None, **sampling: Any
+) -> ValidatedRequest:
     """Seeded: a test is the same every time."""
     return fakes.request(name, prompt, speculation, **{"seed": 3, **sampling})
 
@@ -52,7 +54,7 @@ def engine_of(proposer: Proposer | None = None, depth: Any = 4, tokenizer: bool 
 
 def outputs_of(engine: Engine, *requests: Request) -> list[StepOutput]:
     for one in requests:
-        engine.add(one)
+        engine.add(engine.validate(one))
     outputs = []
     while engine.has_work:
         outputs += engine.step()

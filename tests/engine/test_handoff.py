@@ -74,7 +74,11 @@ def compute_export(engine: Engine, ids: Sequence[int], plan: HandoffPlan, salt: 
     off = SpeculationParams(enabled=False)
     hit = plan.first_state if plan.state_layers else None
     prompt = tuple(ids[: plan.num_tokens])
-    engine.add(Request("export", prompt, SamplingParams(max_tokens=1), off, cache_salt=salt, max_cached_tokens=hit))
+    engine.add(
+        engine.validate(
+            Request("export", prompt, SamplingParams(max_tokens=1), off, cache_salt=salt, max_cached_tokens=hit)
+        )
+    )
     while engine.has_work:
         engine.step()
     engine.hooks.get(KvExports).end("export")
@@ -249,7 +253,9 @@ def test_a_preempted_export_has_the_same_bytes() -> None:
     expected = compute_export(prefill_engine(), LONG, plan)
     sink = CopySink(source)
     source.hooks.get(KvExports).begin("export", plan, sink)
-    source.add(Request("export", LONG[:160], SamplingParams(max_tokens=1), max_cached_tokens=plan.first_state))
+    source.add(
+        source.validate(Request("export", LONG[:160], SamplingParams(max_tokens=1), max_cached_tokens=plan.first_state))
+    )
     for _ in range(3):
         source.step()
     source.scheduler._preempt(source.scheduler.running[0])

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -130,15 +131,6 @@ def test_commands_without_work_do_not_delay_idle_work(monkeypatch: pytest.Monkey
         assert done.is_set()
 
 
-def test_what_is_wrong_with_a_request_is_raised_at_once() -> None:
-    with running() as loop:
-        with pytest.raises(InvalidRequest, match="outside the vocabulary"):
-            loop.submit(request("r", [TINY.vocab_size]), Inbox())
-        inbox = Inbox()
-        loop.submit(request("r", PROMPT, max_tokens=2), inbox)  # the id was not taken by it
-        assert len(inbox.tokens()[0]) == 2
-
-
 def test_an_error_that_only_the_engine_finds_goes_to_the_listener(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(one: Request, grammar: object) -> None:
         raise InvalidRequest("not this one")
@@ -175,8 +167,9 @@ def test_many_threads_submit_and_cancel_at_once() -> None:
             rng = random.Random(part)
             for one in requests[part::6]:
                 inbox = Inbox(choices=one.sampling.n)
-                loop.submit(one, inbox)
-                doomed = Request(f"{one.id}-doomed", one.prompt_ids, one.sampling)
+                valid = loop.engine.validate(one)
+                loop.submit(valid, inbox)
+                doomed = replace(valid, id=f"{one.id}-doomed")
                 heard: list[OutputEvent] = []
                 first = threading.Event()
                 loop.submit(doomed, lambda event, heard=heard, first=first: (heard.append(event), first.set()))

@@ -115,7 +115,7 @@ def test_the_switch_flips_without_draining(target):
     engine = tiny_engine(target, PROPOSERS["sometimes"](), depth=4)
     tokens = {(r.id, c): [] for r in requests for c in range(r.sampling.n)}
     for one in requests:
-        engine.add(one)
+        engine.add(engine.validate(one))
     step = drafted_while_off = 0
     while engine.has_work:
         if step % 3 == 0:

@@ -11,7 +11,7 @@ from paceline.core.cluster_config import ClusterConfig, HealthConfig
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.pool_config import PoolConfig
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
 from paceline.targets.pool import TargetPool
@@ -163,7 +163,7 @@ class StreamReader:
     def submit(self, *requests: Request) -> None:
         self._unfinished += sum(request.sampling.n for request in requests)
         for request in requests:
-            self._pool.submit(request, self._events.put)
+            self._pool.submit(ValidatedRequest.of(request), self._events.put)
 
     def read(self) -> None:
         """Wait for one output."""

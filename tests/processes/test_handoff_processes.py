@@ -85,7 +85,7 @@ def single_engine_drafts(model: str, head: str, one: Request) -> list[tuple[int,
     """Drafted and accepted tokens of every step in one engine."""
     config = {"model": model, "draft": head, "device": "cpu", "speculation": SPECULATION, **LIMITS}
     engine = build_engine(from_mapping(EngineConfig, config))
-    engine.add(one)
+    engine.add(engine.validate(one))
     outputs = []
     while engine.has_work:
         outputs += engine.step()

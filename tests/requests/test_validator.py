@@ -27,12 +27,6 @@ def sequences(part: RequestValidator, asked: Request, now: float) -> list[Sequen
     return part.sequences(part.validate(asked), now)
 
 
-def test_a_validated_request_is_not_validated_again() -> None:
-    part = validator()
-    validated = part.validate(request())
-    assert part.validate(validated) is validated
-
-
 @pytest.mark.parametrize(
     ("wrong", "field", "message"),
     [

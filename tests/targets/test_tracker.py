@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from paceline.core.clock import WallClock
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.engine.loop import EngineLoop
 from paceline.targets.caches import CacheTracker
 from paceline.targets.pool import TargetPool
@@ -48,9 +49,9 @@ def is_current(pool: TargetPool, worker: PublishingWorker) -> bool:
     return tracker_of(pool).index.num_blocks(worker.worker.name) == worker.num_cached
 
 
-def make_request(name: str, tail: int, salt: str = "") -> Request:
+def make_request(name: str, tail: int, salt: str = "") -> ValidatedRequest:
     one = request(name, [*SYSTEM, tail], **{**GREEDY, "max_tokens": 4})
-    return Request(one.id, one.prompt_ids, one.sampling, cache_salt=salt)
+    return replace(one, cache_salt=salt)
 
 
 def num_cached_tokens(pool: TargetPool, one: Request) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.output import StepOutput
-from paceline.core.request import Request
+from paceline.core.request import ValidatedRequest
 from paceline.core.sequence import FinishReason, Sequence
 from paceline.engine.failures import RequestFailure, contained, is_isolated, owner_error
 from paceline.engine.hook import StepHooks
@@ -42,14 +42,12 @@ class Requests:
         self._hooks, self._clock = hooks, clock
         self._failures: list[RequestFailure] = []
 
-    def add(self, request: Request, grammar: Grammar | None = None) -> None:
-        """Queue a request, which is validated if it was not before. `grammar` is the grammar of its JSON schema, if it is
-        compiled."""
-        validated = self._validator.validate(request)
-        grammar = grammar or self._validator.grammar(validated)
+    def add(self, request: ValidatedRequest, grammar: Grammar | None = None) -> None:
+        """Queue a request. `grammar` is the grammar of its JSON schema, if it is compiled."""
+        grammar = grammar or self._validator.grammar(request)
         if request.id in self.sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
-        sequences = self._validator.sequences(validated, self._clock.now())
+        sequences = self._validator.sequences(request, self._clock.now())
         self.output.add(sequences, grammar)
         self.sequences[request.id] = sequences
         try:

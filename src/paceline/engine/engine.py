@@ -145,8 +145,8 @@ class Engine:
         """The request with its seed, or `InvalidRequest`. Safe from any thread."""
         return self.validator.validate(request)
 
-    def add(self, request: Request, grammar: Grammar | None = None) -> None:
-        """Queue a request, which is validated if it was not before; its tokens come out of `step`.
+    def add(self, request: ValidatedRequest, grammar: Grammar | None = None) -> None:
+        """Queue a request; its tokens come out of `step`.
 
         `grammar` is the grammar of its JSON schema, if the caller has compiled it on another thread.
         """

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError, RankLost
 from paceline.core.output import OutputEvent, OutputListener, StepOutput
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.engine.engine import Engine
 from paceline.engine.failures import RequestFailure, contained, is_isolated, owner_error
 from paceline.kernels.cpu import native
@@ -77,9 +77,8 @@ class EngineLoop:
     def is_running(self) -> bool:
         return not self._closed
 
-    def submit(self, request: Request, listener: OutputListener) -> None:
-        """Start a request, or raise `InvalidRequest`. `listener` receives all outputs and later errors."""
-        request = self.engine.validate(request)
+    def submit(self, request: ValidatedRequest, listener: OutputListener) -> None:
+        """Start a request. `listener` receives all outputs and later errors. Raises `InvalidRequest` if its id is in use."""
         grammar = self.engine.validator.grammar(request)  # compiled on the caller's thread
         with self._lock:
             self._check_open()
@@ -187,7 +186,7 @@ class EngineLoop:
             with contained("a command"):
                 command()
 
-    def _add(self, request: Request, grammar: Grammar | None, caller: _Caller) -> None:
+    def _add(self, request: ValidatedRequest, grammar: Grammar | None, caller: _Caller) -> None:
         try:
             self.engine.add(request, grammar)
         except BaseException as error:

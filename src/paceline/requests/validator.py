@@ -75,9 +75,7 @@ class RequestValidator:
         return self._methods
 
     def validate(self, request: Request) -> ValidatedRequest:
-        """The request with its seed, or `InvalidRequest`. A request that is already validated returns at once."""
-        if isinstance(request, ValidatedRequest):
-            return request
+        """The request with its seed, or `InvalidRequest`."""
         self._check(request)
         sampling = request.sampling
         if sampling.min_tokens:

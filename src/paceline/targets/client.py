@@ -115,9 +115,10 @@ class TargetClient:
         """The request with its seed, or `InvalidRequest`. Another process checks a JSON schema, which may take a while."""
         return self._validator.validate(request)
 
-    def submit(self, request: Request, listener: OutputListener) -> None:
-        """Start a request, or raise `InvalidRequest`. `listener` receives the outputs, on the pool's thread."""
-        self.pool.submit(self._validator.validate(request), listener)
+    def submit(self, request: ValidatedRequest, listener: OutputListener) -> None:
+        """Start a request. `listener` receives the outputs, on the pool's thread. Raises `InvalidRequest` if the request is too
+        large for a message, or its id is in use."""
+        self.pool.submit(request, listener)
 
     def request_tokens(self, key: str) -> "Future[TokensReply | None]":
         """The tokens of a resumable stream of any gateway. None if no worker knows its key. The stream ends where it runs."""

@@ -14,6 +14,7 @@ from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import VERSION, Hello
 from paceline.wire.gateway_messages import (
     TO_GATEWAY,
+    EncodedSubmit,
     FromGateway,
     FromTargetWorker,
     Heartbeat,
@@ -127,13 +128,13 @@ class TargetConnection:
         """Socket to wait on."""
         return self._connection.socket
 
-    def submit(self, message: Submit, stream: Stream) -> bool:
+    def submit(self, message: Submit | EncodedSubmit, stream: Stream) -> bool:
         """Returns False if the send queue is full."""
         self.streams[message.attempt] = stream
         self._first_nonces[message.attempt] = self._nonce + 1
         return self.send(message)
 
-    def send(self, message: FromGateway) -> bool:
+    def send(self, message: FromGateway | EncodedSubmit) -> bool:
         """Returns False if the send queue is full."""
         return self._connection.send(message)
 

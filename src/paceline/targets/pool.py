@@ -15,7 +15,7 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener
-from paceline.core.request import Request, SpeculationFlags, ValidatedRequest
+from paceline.core.request import SpeculationFlags, ValidatedRequest
 from paceline.core.status import WorkerStatus
 from paceline.policy.health import WorkerState
 from paceline.policy.routing.kv_router import KvRouter
@@ -207,20 +207,19 @@ class TargetPool:
         """The last report of each usable target."""
         return self._targets.reports
 
-    def submit(self, request: Request, listener: OutputListener) -> None:
-        """Start a validated request. Without a usable worker it waits for one."""
-        request = ValidatedRequest.of(request)
-        check_size(request)
+    def submit(self, request: ValidatedRequest, listener: OutputListener) -> None:
+        """Start a request. Without a usable worker it waits for one."""
+        encoded = check_size(request)
         with self._lock:
             if self._is_closed:
                 raise EngineClosed("the gateway was shut down")
             self._streams.reserve(request.id)
-        stream = Stream(request, listener)
+        stream = Stream(request, listener, encoded=encoded)
         self._commands.put(lambda: self._streams.add(stream))
 
-    def submit_to(self, worker: str, request: Request, listener: OutputListener) -> None:
-        """Start a validated request on this worker only, also on trial. The listener receives nothing if the worker is lost."""
-        stream = Stream(ValidatedRequest.of(request), listener, pinned=worker)
+    def submit_to(self, worker: str, request: ValidatedRequest, listener: OutputListener) -> None:
+        """Start a request on this worker only, also on trial. The listener receives nothing if the worker is lost."""
+        stream = Stream(request, listener, pinned=worker)
 
         def submit() -> None:
             target = self._targets.get(worker)

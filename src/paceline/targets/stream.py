@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 
+from msgspec import Raw
+
 from paceline.core.output import OutputListener, StepOutput
-from paceline.core.request import Request
+from paceline.core.request import ValidatedRequest
 from paceline.policy.routing.kv_index import PeerHint
-from paceline.wire.gateway_messages import Output
+from paceline.wire.gateway_messages import EncodedSubmit, Output, Submit
 
 
 class StreamGap(Exception):
@@ -21,10 +23,17 @@ class _Choice:
 class Stream:
     """Collects the outputs of a request, so that another worker can continue it."""
 
-    def __init__(self, request: Request, listener: OutputListener, pinned: str | None = None) -> None:
-        """`request` has a seed. `pinned` is the only worker that may serve it. If it is None, any worker may."""
-        assert request.sampling.seed is not None
+    def __init__(
+        self,
+        request: ValidatedRequest,
+        listener: OutputListener,
+        pinned: str | None = None,
+        encoded: Raw | None = None,
+    ) -> None:
+        """`pinned` is the only worker that may serve it. If it is None, any worker may. `encoded` is the request as
+        `check_size` returns it. If it is None, the request is encoded when it is sent."""
         self.request = request
+        self._encoded = encoded
         self.listener = listener
         self.pinned = pinned
         self.worker: str | None = None
@@ -67,6 +76,7 @@ class Stream:
         if len(output.origins) != len(tokens):
             raise StreamGap(f"{len(output.origins)} origins for {len(tokens)} tokens")
         self.num_lost = self.num_deaths = 0
+        self._encoded = None  # another worker would get the request with these tokens
         choice.tokens.extend(tokens)
         choice.is_finished = output.finish_reason is not None
         if self._num_cached is None:  # a second worker would also count the output of the first
@@ -98,7 +108,13 @@ class Stream:
         """Whether the current attempt has an output."""
         return self.started_attempt == self.attempt
 
-    def remaining(self) -> Request:
+    def submission(self, epoch: int) -> Submit | EncodedSubmit:
+        """The message that submits the stream, as the current attempt, to a worker of this epoch."""
+        if self._encoded is not None:
+            return EncodedSubmit(epoch, self.attempt, self._encoded, self.peer)
+        return Submit(epoch, self.attempt, self.remaining(), self.peer)
+
+    def remaining(self) -> ValidatedRequest:
         """The request with its committed tokens, for the next worker."""
         if not any(choice.tokens or choice.is_finished for choice in self._choices):
             return self.request

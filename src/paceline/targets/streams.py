@@ -14,7 +14,7 @@ from paceline.policy.routing.kv_index import KvIndex, find_peer
 from paceline.policy.routing.router import RoutedPrompt, Router
 from paceline.targets.connection import TargetConnection
 from paceline.targets.stream import Stream, StreamGap
-from paceline.wire.gateway_messages import Cancel, FailureKind, Heartbeat, Output, RequestFailed, Submit
+from paceline.wire.gateway_messages import Cancel, FailureKind, Heartbeat, Output, RequestFailed
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class StreamTable:
         target = self._targets[stream.pinned or stream.worker or ""]
         assert target.welcome is not None
         stream.attempt, stream.worker = next(self._attempts), target.name
-        if not target.submit(Submit(target.welcome.epoch, stream.attempt, stream.remaining(), stream.peer), stream):
+        if not target.submit(stream.submission(target.welcome.epoch), stream):
             self._reassign(stream)
 
     def _reassign(self, stream: Stream) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
 from paceline.core.output import OutputEvent, StepOutput
-from paceline.core.request import Request, SamplingParams, SpeculationFlags
+from paceline.core.request import SamplingParams, SpeculationFlags, ValidatedRequest
 from paceline.policy.health import CanaryVote, WorkerState
 from paceline.targets.connection import TargetConnection
 from paceline.targets.stream import Stream
@@ -211,7 +211,7 @@ class Canaries:
                 if event.finish_reason is not None:
                     self._compare(name, tuple(tokens))
 
-        request = Request(f"canary-{self._count}", PROMPT, SAMPLING, category=CATEGORY)
+        request = ValidatedRequest(f"canary-{self._count}", PROMPT, SAMPLING, category=CATEGORY)
         self._submit(Stream(request, listen, pinned=name))
 
     def forget(self, worker: str) -> None:

@@ -10,11 +10,11 @@ from enum import Enum
 from typing import Annotated, TypeAlias
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.output import TokenLogprobs
-from paceline.core.request import Request, SpeculationFlags
+from paceline.core.request import Request, SpeculationFlags, ValidatedRequest
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.status import EngineStatus
 from paceline.policy.routing.kv_index import PeerHint
@@ -53,6 +53,15 @@ class Submit(Message, frozen=True, tag=20):
     request: Request
     peer: PeerHint | None = None
     """Another target that holds the beginning of the prompt in its cache."""
+
+
+class EncodedSubmit(Message, frozen=True, tag=20):
+    """A `Submit` whose request is encoded already. It has the same bytes, and is received as a `Submit`."""
+
+    epoch: Large
+    attempt: Large
+    request: Raw
+    peer: PeerHint | None = None
 
 
 class Cancel(Message, frozen=True, tag=21):
@@ -170,17 +179,19 @@ def check_limits(request: Request) -> None:
             raise InvalidRequest(f"{name} must have at most {limit} characters, got {len(text)}", field=name)
 
 
-def check_size(request: Request) -> None:
-    """Raise `InvalidRequest` if a worker could not decode the request."""
+def check_size(request: ValidatedRequest) -> Raw:
+    """The encoded request, for `EncodedSubmit`. Raises `InvalidRequest` if a worker could not decode it."""
     check_limits(request)
     try:
-        data = TO_TARGET_WORKER.encode(Submit(0, 0, request))
+        encoded = Raw(TO_TARGET_WORKER.encode(request))
+        data = TO_TARGET_WORKER.encode(EncodedSubmit(0, 0, encoded))
         # The second half is for the generated tokens, in case another worker continues the request
         if len(data) > MAX_MESSAGE_BYTES // 2:
             raise InvalidRequest(f"the request has {len(data)} bytes; a cluster takes up to {MAX_MESSAGE_BYTES // 2}")
         TO_TARGET_WORKER.decode(data)
     except (MalformedMessage, UnicodeEncodeError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"the request cannot be sent to a worker: {error}") from None
+    return encoded
 
 
 MAX_ATTEMPTS = 65536

@@ -391,7 +391,7 @@ def test_close_ends_a_step_that_waits_for_a_layer(loaded: LoadedModel) -> None:
     failed: list[Exception] = []
 
     def step() -> None:
-        engine.add(make_requests()[0])
+        engine.add(engine.validate(make_requests()[0]))
         try:
             engine.step()
         except EngineClosed as error:

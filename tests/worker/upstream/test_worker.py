@@ -58,7 +58,7 @@ class Cluster:
     def submit(self, name: str, prompt: tuple[int, ...], **sampling: Any) -> "SimpleQueue[Any]":
         events: SimpleQueue[Any] = SimpleQueue()
         values = {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True, **sampling}
-        self.client.submit(Request(name, prompt, SamplingParams(**values)), events.put)
+        self.client.submit(self.client.validate(Request(name, prompt, SamplingParams(**values))), events.put)
         return events
 
 
@@ -102,9 +102,7 @@ def test_what_the_engine_cannot_do_is_refused(cluster: Cluster) -> None:
     with pytest.raises(InvalidRequest, match="prompt_logprobs"):
         collect(cluster.submit("p", PROMPTS[0], prompt_logprobs=1), [])
     with pytest.raises(InvalidRequest, match="not loaded here"):
-        cluster.client.submit(
-            Request("m", PROMPTS[0], SamplingParams(), SpeculationParams(method="eagle")), lambda event: None
-        )
+        cluster.client.validate(Request("m", PROMPTS[0], SamplingParams(), SpeculationParams(method="eagle")))
 
 
 def test_streams_of_a_killed_server_continue_on_the_other(cluster: Cluster) -> None:

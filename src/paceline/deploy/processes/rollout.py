@@ -9,7 +9,7 @@ from typing import Protocol
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import PacelineError
 from paceline.core.output import OutputEvent, StepOutput
-from paceline.core.request import Request
+from paceline.core.request import ValidatedRequest
 from paceline.policy.scaling.desired import DesiredState
 from paceline.policy.scaling.rollout import (
     Action,
@@ -137,7 +137,7 @@ class RolloutRun:
         """The canary texts of one worker. None if it does not generate them in time."""
         events: queue.SimpleQueue[tuple[int, OutputEvent]] = queue.SimpleQueue()
         for i, sampling in enumerate(SAMPLINGS):
-            request = Request(f"rollout-{name}-{i}-{time.monotonic_ns()}", PROMPT, sampling, category=CATEGORY)
+            request = ValidatedRequest(f"rollout-{name}-{i}-{time.monotonic_ns()}", PROMPT, sampling, category=CATEGORY)
             self._gateway.submit_to(name, request, lambda event, i=i: events.put((i, event)))  # type: ignore[misc]
         texts: list[Tokens] = [() for _ in SAMPLINGS]
         unfinished, deadline = len(SAMPLINGS), self._clock.now() + TEXT_SECONDS

@@ -167,8 +167,8 @@ class LLM:
         return (await self.agenerate([messages], sampling, **options))[0]
 
     def submit(self, request: Request, listener: OutputListener) -> None:
-        """Start a request; `listener` receives its outputs, without text, on the engine's thread. See `EngineLoop.submit`."""
-        self._loop.submit(request, listener)
+        """Start a request; `listener` receives its outputs, without text, on the engine's thread. Raises `InvalidRequest`."""
+        self._loop.submit(self.engine.validate(request), listener)
 
     def cancel(self, request_id: str) -> None:
         """Free everything a request holds before the next step. A finished or unknown request is not an error."""

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from paceline.core.errors import InvalidRequest, PromptTooLong
+from paceline.core.errors import InvalidRequest
 from paceline.core.request import SpeculationParams, draw_seed
 from paceline.gateway.api.bodies import ChatBody, last_user_text
 from paceline.gateway.api.completion_bodies import (
@@ -86,8 +86,6 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
         body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs
     )
     prompt = truncate_prompt(prompt, body, target.max_model_len)
-    if len(prompt) >= target.max_model_len:
-        raise PromptTooLong(len(prompt), target.max_model_len, field="messages")
     sampling = sampling_params(
         body,
         model.defaults,
@@ -99,7 +97,7 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
         extra_stops=tool_use.stops if tool_use else (),
     )
     bare = build_requests(http, body, session, [prompt], sampling, last_user_text(body.messages))
-    requests = await session.validate(bare, body.timeout, "tools" if tool_use else "response_format")
+    requests = await session.validate(bare, body.timeout, "tools" if tool_use else "response_format", "messages")
     answer = ChatAnswer(requests, model.context, body, tool_use)
     return await respond(session, answer, body, http)
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from starlette.requests import Request as HttpRequest
 
-from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.errors import InvalidRequest, PacelineError, PromptTooLong
 from paceline.core.output import StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.gateway.api.bodies import GenerationBody
@@ -134,11 +134,19 @@ class RequestSession:
             self.gateway.limits.give_back(charge)
 
     async def validate(
-        self, requests: Sequence[Request], timeout: float | None = None, schema_field: str = "response_format"
+        self,
+        requests: Sequence[Request],
+        timeout: float | None = None,
+        schema_field: str = "response_format",
+        prompt_field: str = "prompt",
     ) -> Sequence[ValidatedRequest]:
-        """Validates the requests of this session, once. `schema_field` is the body's field that holds the JSON schema."""
+        """Validates the requests of this session, once. `schema_field` is the body's field that holds the JSON schema, and
+        `prompt_field` that of a prompt that is too long."""
         try:
             self._requests = [await self.gateway.validate(request) for request in requests]
+        except PromptTooLong as error:
+            error.field = prompt_field
+            raise
         except InvalidRequest as error:
             if error.field != "response_format":
                 raise

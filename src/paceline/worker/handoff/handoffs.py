@@ -14,7 +14,7 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.cluster_config import HANDOFF_THRESHOLD, HealthConfig
 from paceline.core.errors import EngineClosed, PacelineError
 from paceline.core.output import OutputEvent, OutputListener, StepOutput
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.core.status import HandoffCounts
 from paceline.engine import EngineLoop
@@ -66,10 +66,8 @@ class Handoffs:
         health = health or HealthConfig()
         self._connections = PrefillConnections(self._finish, own, channels, health, self._clock, caches)
 
-    def submit(self, request: Request, listener: OutputListener, peer: PeerHint | None = None) -> None:
-        """Start a request. This worker or a prefill worker computes its prompt, or `peer` sends it. Raises for an invalid
-        request."""
-        request = self._engine.validate(request)
+    def submit(self, request: ValidatedRequest, listener: OutputListener, peer: PeerHint | None = None) -> None:
+        """Start a request. This worker or a prefill worker computes its prompt, or `peer` sends it."""
         committed = request.committed[request.unfinished[0]] if request.committed else None
         prompt = RemotePrompt(request, listener, (*request.prompt_ids, *(committed or ())), peer)
         is_scored = request.sampling.prompt_logprobs is not None  # a hand-off sends no logits

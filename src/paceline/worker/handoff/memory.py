@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from paceline.core.output import OutputListener
-from paceline.core.request import Request
+from paceline.core.request import ValidatedRequest
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.engine.hooks import BlockPart, NumberPart, PromptImport
 from paceline.models.blocks import layer_bytes, load_kernels, planes
@@ -98,7 +98,7 @@ class PeerCaches:
 class RemotePrompt:
     """A request that is not in the engine yet. `fail` ends it at any point."""
 
-    request: Request
+    request: ValidatedRequest
     listener: OutputListener
     ids: tuple[int, ...]
     """Prompt, and committed tokens of a request that moved here."""

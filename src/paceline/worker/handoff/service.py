@@ -11,7 +11,7 @@ import torch
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
-from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.core.request import Request, SamplingParams, SpeculationParams, ValidatedRequest
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.core.status import HandoffCounts
 from paceline.engine import EngineLoop
@@ -89,13 +89,13 @@ class PrefillService:
             cache_salt=message.salt,
             max_cached_tokens=plan.first_state if plan.state_layers else None,  # hidden states are not cached
         )
-        request = engine.validate(request)
+        validated = engine.validate(request)
         self.cancel(peer, message.attempt)
         job = ExportJob(peer, message.attempt, request.id, plan, engine.runner, self._defer, self._pool)
         job.handle = self._server.offer(job.transfer)
         self._jobs[peer, message.attempt] = job
         self._started[peer, message.attempt] = self._clock.now()
-        self._loop.call(lambda: self._begin(job, request))
+        self._loop.call(lambda: self._begin(job, validated))
         return PrefillStarted(message.attempt, job.handle, self._cache if plan.in_place else [])
 
     def cancel(self, peer: Peer, attempt: int) -> None:
@@ -155,7 +155,7 @@ class PrefillService:
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
 
-    def _begin(self, job: ExportJob, request: Request) -> None:
+    def _begin(self, job: ExportJob, request: ValidatedRequest) -> None:
         """On the engine's thread."""
         if job.is_over:
             return

@@ -120,13 +120,14 @@ class Submissions:
         self._grammars.compile(request, start)
 
     def _start(self, gateway: GatewaySession, job: Submission, request: Request, message: Submit) -> None:
-        """Pass the request to the engine."""
+        """Validate the request, whose gateway may have another version, and pass it to the engine."""
         try:
             check_limits(request)
+            validated = self._loop.engine.validate(request)
             if self._handoffs is None:
-                self._loop.submit(request, self._gateways.listener_of(job))
+                self._loop.submit(validated, self._gateways.listener_of(job))
             else:
-                self._handoffs.submit(request, self._gateways.listener_of(job), message.peer)
+                self._handoffs.submit(validated, self._gateways.listener_of(job), message.peer)
         except PacelineError as error:
             gateway.jobs.pop(job.attempt, None)
             gateway.fail(message.attempt, error)
