@@ -15,7 +15,7 @@ PACKAGES = {
     "policy": "step",
     "policy/cost": "curve speculation",
     "policy/routing": "kv_index kv_router prefix_tree rates router worker_costs",
-    "planning/simulator": "batches cluster job members prefix_cache rounds simulation worker",
+    "planning/simulator": "batches cluster job prefix_cache rounds simulation worker",
     "planning/traces": "trace",
 }
 MODULES = [f"src/paceline/{package}/{name}.py" for package, names in PACKAGES.items() for name in names.split()]

@@ -15,8 +15,8 @@ SOURCE = ROOT / "src" / "paceline"
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- modules: begin (docs/module_tables.py writes this) -->", "<!-- modules: end -->"
 ORDER = (
-    "core", "kernels", "models", "kv", "speculation", "engine", "cluster", "planning", "endpoints",
-    "vllm", "runtime", "server", "train", "learning", "audit", "bench", "cli",
+    "core", "telemetry", "model_files", "requests", "policy", "planning", "kernels", "kv", "models", "speculation",
+    "engine", "wire", "transfer", "drafting", "targets", "worker", "gateway", "deploy", "tools", "vllm", "cli",
 )  # fmt: skip
 
 

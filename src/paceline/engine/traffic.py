@@ -23,6 +23,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from math import sqrt
 from statistics import fmean, variance
+from typing import TYPE_CHECKING
 
 from paceline.core.sequence import Sequence
 from paceline.core.status import BreakerState, TrafficStatus
@@ -31,7 +32,9 @@ from paceline.policy.depth.acceptance import PRIOR_ALPHA, known_positions
 from paceline.policy.depth.breaker import Breaker
 from paceline.policy.depth.drift import AcceptanceChange, DriftTest
 from paceline.policy.depth.observation import RoundObservation
-from paceline.speculation import Proposer
+
+if TYPE_CHECKING:
+    from paceline.speculation import Proposer
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +217,7 @@ class TrafficStatistics:
 class TrialTraffic:
     """A draft on trial is learned in classes of its own. At the end of the trial they are discarded or adopted."""
 
-    def __init__(self, proposers: Mapping[str, Proposer], traffic: TrafficStatistics) -> None:
+    def __init__(self, proposers: "Mapping[str, Proposer]", traffic: TrafficStatistics) -> None:
         self._proposers, self._traffic = proposers, traffic
         self._on_trial: set[str] = set()
         """Methods all of whose sequences use the draft on trial now."""

@@ -77,9 +77,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
 GPUS = {
     "a100": GpuModel("NVIDIA A100-SXM4-80GB", 80, 108, 85_000_000_000),
     "h100": GpuModel("NVIDIA H100 80GB HBM3", 90, 132, 85_000_000_000),
@@ -120,3 +117,7 @@ def _gpu_model(name: str | None) -> GpuModel:
     model = gpu_model(torch.device("cuda"))
     assert model is not None
     return model
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

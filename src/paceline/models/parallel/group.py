@@ -8,13 +8,10 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store
-from torch.multiprocessing.reductions import reduce_tensor
 
-from paceline.kernels.gpu.rank_sum import MAX_PROGRAMS, MEMORY_BYTES, add_ranks
 from paceline.models.device import Graph, graph_in_capture
 from paceline.models.parallel.commands import RankSpec
 
@@ -44,6 +41,8 @@ class RankGroup:
             device_id=device if uses_nccl else None,
         )
         if device.type == "cuda" and spec.shares_device:
+            from paceline.models.parallel.device_sum import DeviceSum
+
             self._add = DeviceSum(self._rank, spec.size, device).add
 
     def sum(self, partial: Tensor) -> Tensor:
@@ -60,26 +59,3 @@ class RankGroup:
             graph.release()
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-class DeviceSum:
-    """The GPU runs one process at a time: a rank that waits for another blocks it until its time slice ends. For tests."""
-
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
-        """All ranks construct it at the same time, as members of a process group."""
-        self._rank = rank
-        memory = torch.zeros(MEMORY_BYTES, dtype=torch.uint8, device=device)
-        torch.cuda.synchronize(device)
-        own = reduce_tensor(memory)
-        opened: list[tuple[Callable[..., Tensor], tuple[Any, ...]]] = [own] * size
-        dist.all_gather_object(opened, own)
-        self._memories = [memory if i == rank else rebuild(*arguments) for i, (rebuild, arguments) in enumerate(opened)]
-        self._addresses = torch.tensor(
-            [memory.data_ptr() for memory in self._memories], dtype=torch.int64, device=device
-        )
-        self._turns = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
-        dist.barrier()  # a rank that ends early would take its memory with it
-
-    def add(self, values: Tensor) -> None:
-        """Replace `values` by their sum over all ranks."""
-        add_ranks(values, self._addresses, self._turns, self._rank)

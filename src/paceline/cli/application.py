@@ -1,0 +1,86 @@
+"""The Typer application without its commands, and how errors of commands are printed."""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from paceline.cli import console
+from paceline.core.errors import MissingDependency, PacelineError
+from paceline.core.version import VERSION
+
+
+class _Commands(TyperGroup):
+    """Prints a PacelineError as one line with exit status 2. Any other exception keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:  # click's context
+        try:
+            return self._invoke(ctx)
+        except PacelineError as error:
+            if ctx.params["debug"]:
+                raise
+            console.fail(str(error))
+            raise typer.Exit(2) from None
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_values(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _hide_flag_values(command, ctx)
+        return command
+
+    def _invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name not in ("zmq", "msgspec"):  # imported by up, status and down when they run
+                raise
+            raise MissingDependency(error.name, "a cluster", "pool") from error
+
+
+def _hide_flag_values(command: Any, ctx: Any) -> None:
+    """The help of a command and of its commands shows no type next to a flag, which takes no value."""
+    _without_flag_values(command.get_params(ctx))
+    for subcommand in getattr(command, "commands", {}).values():
+        _hide_flag_values(subcommand, ctx)
+
+
+def _without_flag_values(params: list[Any]) -> list[Any]:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return params
+
+
+def application() -> typer.Typer:
+    """An application with the options of all commands."""
+    cli = typer.Typer(
+        cls=_Commands,
+        rich_markup_mode="markdown",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    cli.callback()(paceline)
+    return cli
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        console.out.print(f"paceline {VERSION}")
+        raise typer.Exit
+
+
+def paceline(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """Speculative decoding for LLM serving: faster, and not a word different.
+
+    A draft proposes tokens, and the model verifies all of them in one pass. The text is exactly the text of plain decoding.
+    Without --model every command uses smollm2, the embedded model.
+    """
