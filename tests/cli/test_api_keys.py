@@ -4,7 +4,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.gateway.auth.api_keys import KeyFile, KeyLimits
 
 

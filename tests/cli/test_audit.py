@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import audit as module
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.engine.start.llm import LLM
 from paceline.gateway.audit.audit_log import AuditLog
 from tests.engine.start.test_build import save_checkpoint

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 
 SMALL = ("--kv-tokens", "2048", "--max-model-len", "512", "--max-num-seqs", "8")
 

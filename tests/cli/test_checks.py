@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import doctor_checks as module
 from paceline.cli.doctor_checks import Check, CheckResult, sketch
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
 from paceline.core.machine import GIB

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.cli.workers import running_config
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig

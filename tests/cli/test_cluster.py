@@ -19,7 +19,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from paceline.cli import cluster
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.cli.workers import view
 from paceline.core.status import HandoffCounts, Symptom, WorkerLife, WorkerStatus
 from tests.engine.start.test_build import save_checkpoint

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from paceline.cli.doctor_checks import Check, CheckResult
 from paceline.cli.doctor_cluster import check_cluster, require_sound
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.core.cluster_config import cluster_config
 from paceline.core.errors import InvalidConfig
 from paceline.core.machine import GIB

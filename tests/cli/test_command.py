@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli.advise import DraftPlacement, in_pool
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.policy.cost.advice import advise
 from paceline.policy.cost.cost import Footprint, MethodCosts, TargetCosts
 

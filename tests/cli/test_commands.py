@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import chat as generate
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.core.config import EngineConfig
 from paceline.deploy.serving import ServerReady
 from paceline.gateway.config.config import SETTINGS, ServerConfig

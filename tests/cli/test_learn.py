@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import console
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.cli.train import _without_key
 from paceline.tools.learn import run as learning_run
 from paceline.tools.learn.versions import Activity, VersionFolder

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.tools.orchestrate import orchestrator
 from tests.gateway.process import server_process
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.planning.profile import load_profile, save_profile
 from paceline.planning.traces.trace_files import load_trace
 

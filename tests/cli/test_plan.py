@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 
 LOAD = ("--rate", "20", "--seconds", "10", "--prompt-tokens", "500", "--output-tokens", "100", "--max-workers", "6")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from tests.planning.planner.test_gateway_metrics import page
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.planning.profile import load_profile
 from tests.engine.start.test_build import save_checkpoint
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 
 
 @pytest.fixture

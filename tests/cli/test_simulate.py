@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 
 SHORT = ("--rate", "5", "--seconds", "20", "--prompt-tokens", "300", "--output-tokens", "50")
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import status as module
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.core.errors import InvalidRequest
 from paceline.gateway.client import ServerClient
 from tests.gateway.fakes import served

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.core.cluster_config import ClusterConfig
 from paceline.deploy.deployment import live_pools, observe_cluster
 from paceline.deploy.processes.rollout import RolloutRun

@@ -2,9 +2,9 @@
 
 import typer
 
-from paceline.cli.application import application
 from paceline.cli.advise import advise_command
 from paceline.cli.api_keys import api_keys
+from paceline.cli.application import application
 from paceline.cli.audit import audit
 from paceline.cli.bench import EPILOG, bench, inflate
 from paceline.cli.chat import chat, generate

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from paceline.cli.main import cli
+from paceline.cli.commands import cli
 from paceline.core.errors import InvalidRequest
 from paceline.kernels.formats.quantized import Quantization
 from paceline.model_files.hub.inflation import SHAPES, InflatedShape, Inflation

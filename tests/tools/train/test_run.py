@@ -205,7 +205,7 @@ def test_lora_and_start_continue_from_the_saved_draft(folder: Path, tiny_folder:
 def test_command_line_trains_and_prints_the_scores(folder: Path, tiny_folder: Path) -> None:
     from typer.testing import CliRunner
 
-    from paceline.cli.main import cli
+    from paceline.cli.commands import cli
 
     options = ["--model", str(tiny_folder), "--text", str(folder / "cli.pt"), "--text-tokens", "500", "--length", "48"]
     options += ["--writer-rows", "4", "--rows", "2", "--prompts", str(folder / "own.jsonl")]
