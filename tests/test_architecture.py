@@ -117,6 +117,7 @@ SMALL = {
 """Modules outside `kernels` with fewer lines, and why."""
 
 ONE_USER = {
+    "policy/depth/draft_cost.py": "a part of the step's cost with tests of its own",
     "cli/application.py": "loads without the commands",
     "cli/commands.py": "imports all commands, which the start of a server does not wait for",
     "models/parallel/follower.py": "imports triton when it is loaded",
@@ -491,10 +492,11 @@ def test_faces_are_small_and_used_and_load_nothing() -> None:
                 and path.parent != SOURCE.parent.joinpath(*node.module.split("."))
             ):
                 used.setdefault(node.module, set()).update(alias.name for alias in node.names)
+    users_names = {"vllm"}  # configurations of vLLM name them
     wrong = [
         f"{path.parent.relative_to(SOURCE)}: {fault}"
         for path in sources()
-        if path.name == "__init__.py" and path.parent != SOURCE
+        if path.name == "__init__.py" and path.parent != SOURCE and path.parent.name not in users_names
         for fault in faults_of_a_face(path.read_text("utf-8"), used.get(_dotted(str(path.relative_to(SOURCE))), set()))
     ]
     assert not wrong, "\n".join(wrong)
@@ -643,7 +645,7 @@ def test_no_variable_is_called_one() -> None:
 def test_a_shared_name_and_a_variable_called_one_are_found() -> None:
     trees = [("a.py", ast.parse("class A: ...\nclass _B: ...")), ("b.py", ast.parse("class A: ...\nclass _B: ..."))]
     assert shared_names(trees) == ["A: a.py, b.py"]
-    assert named_one(ast.parse("[one for one" + " in x]\ndef f(one): ...\n")) == [1, 2]
+    assert named_one(ast.parse("one = 1\ndef f(one): ...\n")) == [1, 2]
 
 
 # ---------------------------------------------------------------- docstrings of packages

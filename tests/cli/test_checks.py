@@ -8,8 +8,8 @@ import torch
 from typer.testing import CliRunner
 
 from paceline.cli import doctor_checks as module
-from paceline.cli.doctor_checks import Check, CheckResult, sketch
 from paceline.cli.commands import cli
+from paceline.cli.doctor_checks import Check, CheckResult, sketch
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
 from paceline.core.machine import GIB
@@ -75,7 +75,7 @@ def test_incompatible_draft_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_too_little_memory_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.core.machine.total_memory", lambda: GIB // 4)
+    monkeypatch.setattr("paceline.engine.sizing.sizing.total_memory", lambda: GIB // 4)
     fit = verdicts(EngineConfig())["fit"]
     assert fit.verdict is CheckResult.PROBLEM
     assert "max_model_len" in fit.found or "smaller" in fit.found

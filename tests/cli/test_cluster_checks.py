@@ -8,9 +8,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from paceline.cli.commands import cli
 from paceline.cli.doctor_checks import Check, CheckResult
 from paceline.cli.doctor_cluster import check_cluster, require_sound
-from paceline.cli.commands import cli
 from paceline.core.cluster_config import cluster_config
 from paceline.core.errors import InvalidConfig
 from paceline.core.machine import GIB
@@ -83,7 +83,7 @@ def test_ranks_that_do_not_divide_the_heads_are_a_problem(models: Path) -> None:
 
 
 def test_worker_that_does_not_fit_its_share_is_a_problem(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.core.machine.total_memory", lambda: 1 << 16)
+    monkeypatch.setattr("paceline.engine.sizing.sizing.total_memory", lambda: 1 << 16)
     found = checks(document(models))
     assert found["large-0"].verdict is CheckResult.PROBLEM
     assert "do not fit" in found["large-0"].found
@@ -95,7 +95,7 @@ def test_device_that_is_too_small_for_all_its_workers_is_a_problem(
     values = document(models, target={"replicas": 3, "limits": LIMITS | {"memory_fraction": 0.2}})
     needed = checks(values)["cpu"].found
     monkeypatch.setattr(
-        "paceline.engine.sizing.sizing.device_facts",
+        "paceline.cli.doctor_cluster.device_facts",
         lambda device: type("Facts", (), {"memory_bytes": GIB // 256}),
     )
     found = checks(values)["cpu"]

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import draft_swap
-from paceline.cli.draft_swap import ServerDraft
 from paceline.cli.commands import cli
+from paceline.cli.draft_swap import ServerDraft
 
 RUNNING = {"verdict": "continue", "draft": "old", "reason": "8 periods against 8"}
 KEPT = {"verdict": "keep", "draft": "new", "reason": "+12.0% goodput, 9 periods against 9"}

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from paceline.cli.doctor_cluster import UNSOUND, check_before_start
 from paceline.cli.commands import cli
+from paceline.cli.doctor_cluster import UNSOUND, check_before_start
 from paceline.core.errors import PacelineError
 from paceline.deploy.processes.cluster_file import load_cluster
 from paceline.deploy.processes.state import DesiredFile, StateFolder

@@ -492,7 +492,7 @@ def test_removing_frees_blocks_in_either_queue() -> None:
 def test_random_traffic_keeps_every_promise_and_finishes(
     seed: int, piece: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.core.sequence.LEAST_PIECE_ROWS", 16)
+    monkeypatch.setattr("paceline.policy.step.LEAST_PIECE_ROWS", 16)
     rng = random.Random(seed)
     max_num_seqs = rng.randint(1, 6)
     part = scheduler(rng.randint(7, 24), max_num_seqs, rng.randint(max_num_seqs, 40), rng.random() < 0.7, piece)

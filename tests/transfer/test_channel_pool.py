@@ -64,7 +64,7 @@ def test_the_next_channel_is_used_when_one_does_not_reach_the_server(monkeypatch
     def fail(purpose):
         raise ChannelUnavailable("NIXL does not start")
 
-    monkeypatch.setattr("paceline.transfer.nixl.NixlAgent", fail)
+    monkeypatch.setattr("paceline.transfer.pool.NixlAgent", fail)
     monkeypatch.setattr(nixl_agent, "is_installed", lambda: True)
     with closing(TransferServer("127.0.0.1", None, ["socket"])) as server:
         handle = server.offer(filled(random_parts()))
@@ -91,7 +91,7 @@ def test_a_server_whose_nixl_does_not_start_still_serves_sockets(monkeypatch):
         def __init__(self):
             raise ChannelUnavailable("no UCX here")
 
-    monkeypatch.setattr("paceline.transfer.nixl.StagingBuffer", Broken)
+    monkeypatch.setattr("paceline.transfer.server.StagingBuffer", Broken)
     with closing(TransferServer("127.0.0.1", None, ["nixl"])) as server:
         handle = server.offer(filled(random_parts()))
         with closing(TransferClient(None, ["nixl", "socket"])) as client:

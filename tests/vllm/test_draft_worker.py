@@ -20,7 +20,7 @@ from paceline.vllm.draft_worker import main
 def test_an_error_is_a_message_without_a_traceback(
     address: str, draft: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("paceline.telemetry.log.log_as", lambda *_: None)  # it configures the logs of this process
+    monkeypatch.setattr("paceline.vllm.draft_worker.log_as", lambda *_: None)  # it configures the logs of this process
     with pytest.raises(SystemExit) as end:
         main(["--draft", draft, "--model", "smollm2", "--address", address, "--threads", "1"])
     assert end.value.code == 2

@@ -1,3 +1,5 @@
+"""The activations of feed-forward layers, as native kernels number them."""
+
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]

@@ -1,3 +1,5 @@
+"""A weight matrix on its device, in the format that the kernels of the device read."""
+
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,3 +1,5 @@
+"""Numbers that samplers share."""
+
 import math
 
 import torch
