@@ -8,7 +8,6 @@ Messages of targets to a draft worker: handshake, sequences, rounds and pings. A
 """
 
 import logging
-import secrets
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from paceline.wire.draft_messages import (
     Ping,
     Pong,
 )
+from paceline.wire.lifecycle import Lifecycle
 from paceline.wire.transport import Listener, Peer
 
 MESSAGES_PER_ITERATION = 256
@@ -44,7 +44,7 @@ class TargetInbox:
     def __init__(
         self,
         name: str,
-        epoch: int,
+        lifecycle: Lifecycle,
         tokenizer: Fingerprint,
         listener: Listener[FromTarget],
         scheduler: DraftScheduler,
@@ -53,15 +53,10 @@ class TargetInbox:
         limits: DraftLimits,
         clock: Clock,
     ) -> None:
-        """`name`, `epoch` and `tokenizer` are those of the worker, for the handshake."""
-        self._name, self._epoch, self._tokenizer = name, epoch, tokenizer
+        """`name`, `lifecycle` and `tokenizer` are those of the worker, for the handshake."""
+        self._name, self._lifecycle, self._tokenizer = name, lifecycle, tokenizer
         self._listener, self._scheduler, self._sender = listener, scheduler, sender
         self._times, self._limits, self._clock = times, limits, clock
-        self._is_draining = False
-
-    def drain(self) -> None:
-        """Answer new targets with `Goodbye` from now on. Any thread may call it."""
-        self._is_draining = True
 
     def receive(self, seconds: float) -> None:
         """Handle the messages that have arrived. Waits up to `seconds` for the first message. Drops targets that are silent."""
@@ -87,7 +82,7 @@ class TargetInbox:
 
     def _hello(self, peer: Peer, hello: Hello) -> None:
         targets = self._scheduler.targets
-        if self._is_draining:
+        if self._lifecycle.is_draining:
             self._listener.send(peer, Goodbye("draining"))
             return
         # A gateway has no tokenizer to compare, and draft workers do not serve gateways
@@ -104,12 +99,12 @@ class TargetInbox:
             targets[peer] = TargetSession(hello.name, self._clock.now())
             max_sequences = self._limits.max_sequences
             self._listener.send(
-                peer, Hello(VERSION, self._epoch, self._tokenizer, self._name, max_sequences, MAX_DEPTH)
+                peer, Hello(VERSION, self._lifecycle.epoch, self._tokenizer, self._name, max_sequences, MAX_DEPTH)
             )
 
     def _handle(self, peer: Peer, target: TargetSession, message: FromTarget) -> None:
-        if isinstance(message, Open | Advance | Close) and message.epoch != self._epoch:
-            text = f"the message is for epoch {message.epoch}, this is {self._epoch}"
+        if isinstance(message, Open | Advance | Close) and message.epoch != self._lifecycle.epoch:
+            text = f"the message is for epoch {message.epoch}, this is {self._lifecycle.epoch}"
             self._sender.error(peer, ErrorCode.EPOCH, text)
         elif isinstance(message, Advance):
             self._advance(peer, target, message)
@@ -118,7 +113,7 @@ class TargetInbox:
         elif isinstance(message, Close):
             self._scheduler.close(target, message.sequences)
         elif isinstance(message, Ping):
-            self._listener.send(peer, Pong(self._epoch, message.nonce, self._sender.load(target)))
+            self._listener.send(peer, Pong(self._lifecycle.epoch, message.nonce, self._sender.load(target)))
         elif isinstance(message, Goodbye):
             self._scheduler.drop(peer)
 
@@ -193,18 +188,20 @@ class DraftWorker:
         """`tokenizer` is that of the draft. The worker refuses targets whose tokenizer or chat template differs. `weights` is
         closed at the end."""
         self.name = name
-        self.epoch = secrets.randbits(32)  # part of every message: five bytes instead of nine
         limits, self._clock = limits or DraftLimits(), clock or WallClock()
+        # The epoch is part of every message: five bytes instead of nine
+        self._lifecycle = Lifecycle(listener, self._clock, epoch_bits=32)
         self._backend, self._listener, self._weights = backend, listener, weights
         self._scheduler = DraftScheduler(backend, vocab_size, limits)
         self._times = DraftPassTimes()
         self._sender = DraftSender(self.epoch, listener, self._scheduler, self._times, limits, self._clock)
         self._inbox = TargetInbox(
-            name, self.epoch, tokenizer, listener, self._scheduler, self._sender, self._times, limits, self._clock
+            name, self._lifecycle, tokenizer, listener, self._scheduler, self._sender, self._times, limits, self._clock
         )
-        self._is_stopping = False
-        self._drain_seconds: float | None = None
-        """Seconds that the drain may take. None if the worker does not drain."""
+
+    @property
+    def epoch(self) -> int:
+        return self._lifecycle.epoch
 
     @property
     def address(self) -> str:
@@ -220,31 +217,28 @@ class DraftWorker:
         return self._weights is not None and self._weights.progress is not None
 
     def run(self) -> None:
+        lifecycle, targets = self._lifecycle, self._scheduler.targets
         try:
             has_work = False
-            while not self._is_stopping and self._drain_seconds is None:
+            while not lifecycle.is_stopping and not lifecycle.is_draining:
                 has_work = self.run_once(0.0 if has_work else 0.5)
-            deadline = self._clock.now() + (self._drain_seconds or 0.0)
-            while not self._is_stopping and self._release_idle_targets() and self._clock.now() < deadline:
+            while not lifecycle.is_stopping and self._release_idle_targets() and not lifecycle.is_overdue():
                 self.run_once(0.0)
         finally:
-            for peer in list(self._scheduler.targets):
-                self._listener.send(peer, Goodbye("stopping"))
+            lifecycle.say_goodbye(targets, "stopping")
+            for peer in list(targets):
                 self._scheduler.drop(peer)
             self._listener.close()
             if self._weights is not None:
                 self._weights.close()
 
     def stop(self) -> None:
-        self._is_stopping = True
-        self._listener.wake()
+        self._lifecycle.stop()
 
     def drain(self, seconds: float) -> None:
         """Answer the rounds that targets wait for, then send each target `Goodbye` and return from `run`. This takes at most
         `seconds`. Any thread may call it."""
-        self._inbox.drain()
-        self._drain_seconds = seconds
-        self._listener.wake()
+        self._lifecycle.drain(seconds)
 
     def run_once(self, seconds: float) -> bool:
         """Receive, answer, run one pass. Waits up to `seconds` for a message. Returns whether there is more to draft."""
