@@ -94,7 +94,7 @@ class FakeWorker:
                 status = EngineStatus(0, 0, 0, KV_BLOCKS, 0, 0, SpeculationFlags(True, "ngram", 8), ())
                 self._listener.send(peer, StatusReport(1, "engine-0", status))
             case Submit():
-                job = self._gateway.jobs[message.attempt] = Submission(peer, message.attempt, message.request)
+                job = self._gateway.submit(message.attempt, message.request)
                 self._jobs[message.attempt] = job, message.request.sampling.max_tokens
             case Cancel():
                 for attempt in message.attempts:
@@ -117,7 +117,7 @@ class FakeWorker:
                 del self._jobs[attempt]
         began = time.thread_time()
         for job, output in steps:
-            self._gateway.add(job, output)
+            job.put(output)
         self._gateway.flush(lambda message: self._listener.send(self._peer, message))
         self._seconds, self._count = self._seconds + time.thread_time() - began, self._count + len(steps)
         if steps and not self._jobs:

@@ -17,12 +17,11 @@ from paceline.targets.pool import TargetPool
 from paceline.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.wire.transport import Listener
 from paceline.wire.worker_spec import Member
-from paceline.worker.server.server import TargetWorker
 from tests.engine.harness import MODEL, letters, tokens_of
 from tests.exactness.suite import mixed_requests, plain_text
 from tests.fakes import TINY, tiny_engine, tiny_model
 from tests.processes.pools import TOKENIZER, PatientProposer, draft_worker, model_core, never_lose_workers
-from tests.processes.target_harness import Gate, Members, StreamReader, WorkerThread, cluster, until
+from tests.processes.target_harness import Gate, Members, StreamReader, WorkerThread, cluster, engine_server, until
 
 REQUESTS = [
     replace(one, sampling=replace(one.sampling, max_tokens=20, ignore_eos=True, seed=one.sampling.seed or 0))
@@ -45,7 +44,7 @@ class Target(WorkerThread):
         self.gate = None if steps is None else Gate(self.engine, steps)
         loop = EngineLoop(self.engine)
         self.listener = Listener("tcp://127.0.0.1:0", TO_TARGET_WORKER)  # type: ignore[assignment]
-        self.worker = TargetWorker("target-0", loop, self.listener, PoolControl(self.proposer, loop))
+        self.worker = engine_server("target-0", loop, self.listener, drafts=PoolControl(self.proposer, loop))
         self._start()
 
 

@@ -1,6 +1,7 @@
 """Target workers on threads of the test process, with real sockets and tiny engines that can be stopped at a step."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -19,7 +20,8 @@ from paceline.telemetry.tracing import Tracing
 from paceline.wire.gateway_messages import TO_TARGET_WORKER, FromGateway, Submit
 from paceline.wire.transport import Listener, Received
 from paceline.wire.worker_spec import Member
-from paceline.worker.server.server import TargetWorker
+from paceline.worker.server.engine_backend import EngineBackend
+from paceline.worker.server.server import WorkerServer
 from tests.engine.harness import engine_of
 
 LENIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)
@@ -49,6 +51,13 @@ class Gate:
         return self._advance()
 
 
+def engine_server(
+    name: str, loop: EngineLoop, listener: Listener[FromGateway], clock: Clock | None = None, **parts: Any
+) -> WorkerServer:
+    """The server of an engine. `parts` are those of `EngineBackend`."""
+    return WorkerServer(name, listener, EngineBackend(name, loop, **parts), clock)
+
+
 class LossyListener(Listener[FromGateway]):
     """A listener that can drop all or some messages, like a lost machine."""
 
@@ -57,7 +66,14 @@ class LossyListener(Listener[FromGateway]):
     num_submitted = 0
     """Requests received. Some of them may be finished."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.commands: deque[Callable[[], None]] = deque()
+        """Calls that the owner makes before it receives the next message."""
+
     def receive(self, seconds: float = 0.0) -> Received[FromGateway] | None:
+        while self.commands:
+            self.commands.popleft()()
         received = super().receive(seconds)
         self.num_submitted += received is not None and isinstance(received.message, Submit)
         return received
@@ -81,12 +97,17 @@ class WorkerThread:
         self.engine = engine or engine_of(tokenizer=True)
         self.gate = None if steps is None else Gate(self.engine, steps)
         self.listener = LossyListener(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
-        self.worker = TargetWorker(name, EngineLoop(self.engine, tracing), self.listener, tracing=tracing, clock=clock)
+        self.worker = engine_server(name, EngineLoop(self.engine, tracing), self.listener, clock, tracing=tracing)
         self._start()
 
     def _start(self) -> None:
         self.thread = threading.Thread(target=self.worker.run, name=self.worker.name)
         self.thread.start()
+
+    @property
+    def backend(self) -> EngineBackend:
+        assert isinstance(self.worker.backend, EngineBackend)
+        return self.worker.backend
 
     @property
     def member(self) -> Member:
@@ -104,7 +125,7 @@ class WorkerThread:
             command()
             done.set()
 
-        self.worker._commands.append(execute)
+        self.listener.commands.append(execute)
         self.listener.wake()
         assert done.wait(WAIT)
 

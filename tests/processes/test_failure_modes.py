@@ -27,7 +27,7 @@ from paceline.wire.draft_messages import MAX_DEPTH, VERSION, Load
 from paceline.wire.gateway_messages import TO_GATEWAY, Heartbeat, SetFlags, StatusReport, StatusRequest, Welcome
 from paceline.wire.transport import Connection
 from paceline.wire.worker_spec import Member
-from paceline.worker.server.engine_backend import PRESSURE_SECONDS, KvPressure
+from paceline.worker.server.symptoms import PRESSURE_SECONDS, KvPressure
 from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 from tests.processes.pools import TOKENIZER, ScriptedCore, lockstep
 from tests.processes.target_harness import WorkerThread, until

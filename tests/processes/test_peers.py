@@ -26,10 +26,17 @@ from paceline.worker.handoff import handoffs
 from paceline.worker.handoff.connections import IDLE_SECONDS, RecentPeers
 from paceline.worker.handoff.handoffs import Handoffs
 from paceline.worker.handoff.service import PrefillService
-from paceline.worker.server.server import TargetWorker
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.engine.tiered import tiered
-from tests.processes.target_harness import LENIENT, LossyListener, Members, StreamReader, WorkerThread, until
+from tests.processes.target_harness import (
+    LENIENT,
+    LossyListener,
+    Members,
+    StreamReader,
+    WorkerThread,
+    engine_server,
+    until,
+)
 from tests.transfer.fake_memory import FakeMemory, Table
 
 LONG = tuple((7 * i + i // 11) % 40 for i in range(199))
@@ -46,7 +53,7 @@ class Peer(WorkerThread):
         self.handoffs = Handoffs(loop, threshold=40, health=LENIENT, memory=memory)
         self.service = PrefillService(loop, TransferServer("127.0.0.1", None), computes=False, memory=memory)
         self.publisher = KvPublisher("tcp://127.0.0.1:0", f"{name}@1")
-        self.worker = TargetWorker(
+        self.worker = engine_server(
             name, loop, self.listener, publisher=self.publisher, handoffs=self.handoffs, prefill_service=self.service
         )
         self._start()

@@ -73,7 +73,7 @@ def serving(spec: WorkerSpec) -> Iterator[Worker]:
 
 
 def wait_serving(worker: Worker) -> None:
-    until(lambda: worker._weights.is_serving)  # type: ignore[attr-defined]
+    until(lambda: getattr(worker, "backend", worker)._weights.is_serving)
 
 
 def test_a_target_warms_up_when_all_its_layers_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -10,7 +9,7 @@ from paceline.core.errors import EngineClosed
 from paceline.core.request import Request, SamplingParams
 from paceline.targets.pool import TargetPool
 from paceline.wire.gateway_messages import LoadProgress
-from paceline.worker.server.server import WorkerFailed
+from paceline.worker.server.backend import WorkerFailed
 from tests.processes.target_harness import StreamReader, WorkerThread, pool_of, until
 
 
@@ -31,8 +30,7 @@ class FakeWeights:
 def running(name: str, progress: LoadProgress | None = None) -> tuple[WorkerThread, FakeWeights]:
     weights = FakeWeights(progress)
     one = WorkerThread(name)
-    one.worker._weights = weights  # type: ignore[assignment]
-    one.worker._reports = replace(one.worker._reports, weights=weights)
+    one.backend._weights = weights  # type: ignore[assignment]
     return one, weights
 
 
@@ -84,10 +82,10 @@ class Unstarted(WorkerThread):
 
 
 def test_a_worker_whose_model_cannot_load_stops() -> None:
-    worker = Unstarted("target-0").worker
+    unstarted = Unstarted("target-0")
     weights = FakeWeights(LoadProgress(3, 30, 1))
     weights.error = EngineClosed("no peer is left")
-    worker._weights = weights  # type: ignore[assignment]
+    unstarted.backend._weights = weights  # type: ignore[assignment]
     with pytest.raises(WorkerFailed, match="target-0 failed to load its model: no peer is left"):
-        worker.run()
+        unstarted.worker.run()
     assert weights.closed.is_set()

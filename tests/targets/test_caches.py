@@ -12,9 +12,17 @@ from paceline.targets.caches import CacheTracker
 from paceline.targets.pool import TargetPool
 from paceline.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.wire.kv_events import KvPublisher
-from paceline.worker.server.server import TargetWorker
 from tests.engine.harness import GREEDY, engine_of, outputs_of, request, tokens_of
-from tests.processes.target_harness import LossyListener, Members, StreamReader, WorkerThread, cluster, pool_of, until
+from tests.processes.target_harness import (
+    LossyListener,
+    Members,
+    StreamReader,
+    WorkerThread,
+    cluster,
+    engine_server,
+    pool_of,
+    until,
+)
 
 SYSTEM = [3 + i % 30 for i in range(100)]
 
@@ -27,7 +35,7 @@ class PublishingWorker(WorkerThread):
         self.gate = None
         self.listener = LossyListener(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
         self.publisher = KvPublisher("tcp://127.0.0.1:0", f"{name}@{id(self)}")
-        self.worker = TargetWorker(name, EngineLoop(self.engine), self.listener, publisher=self.publisher)
+        self.worker = engine_server(name, EngineLoop(self.engine), self.listener, publisher=self.publisher)
         self._start()
 
     @property
@@ -138,7 +146,7 @@ def test_a_restarted_gateway_learns_what_changed_meanwhile() -> None:
 def outputs_of_loop(worker: PublishingWorker, one: Request) -> None:
     """Run a request as if another gateway had sent it."""
     done = threading.Event()
-    worker.worker._loop.submit(one, lambda event: done.set() if event.finish_reason else None)  # type: ignore[union-attr]
+    worker.backend._loop.submit(one, lambda event: done.set() if event.finish_reason else None)
     assert done.wait(60)
 
 

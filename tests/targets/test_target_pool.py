@@ -330,7 +330,7 @@ def test_streams_that_a_worker_has_dropped_are_continued(num_early: int) -> None
     a = WorkerThread("a", steps=4)
 
     def drop() -> None:
-        for gateway in a.worker._gateways.values():
+        for gateway in a.worker._sessions.by_peer.values():
             gateway.last_message = -1e9
         a.worker._drop_silent_gateways()
 
@@ -364,7 +364,7 @@ def test_stalled_engine_is_suspected() -> None:
 def test_workers_with_other_weights_are_refused_and_continue_no_stream() -> None:
     a, b, other, new = (WorkerThread(name) for name in ("a", "b", "other", "new"))
     for worker, weights in ((a, "1"), (b, "1"), (other, "2"), (new, "2")):
-        worker.worker._reports = replace(worker.worker._reports, weights_id=weights)
+        worker.backend._weights_id = weights
     with pool_of(a, b) as pool:
         assert isinstance(pool._watch.directory, Members)
         pool._watch.directory.known += [other.member, replace(new.member, revision=1)]

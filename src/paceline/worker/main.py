@@ -41,7 +41,7 @@ from paceline.wire.kv_events import KvPublisher
 from paceline.wire.transport import Listener, require_keys
 from paceline.wire.worker_spec import WorkerSpec, write_error
 from paceline.worker.handoff import Handoffs, PrefillService
-from paceline.worker.server import AlternatingDraftTrial, DraftSwaps, TargetWorker, WorkerHung
+from paceline.worker.server import AlternatingDraftTrial, DraftSwaps, EngineBackend, WorkerHung, WorkerServer
 from paceline.worker.upstream import make_upstream_worker
 
 DRAFT_SPIN_SECONDS = 0.001
@@ -70,7 +70,7 @@ class _PoolBuilder:
 
 def build_target_worker(
     spec: WorkerSpec, security: Security | None, weights: WeightManager, channels: Sequence[str] | None
-) -> TargetWorker:
+) -> WorkerServer:
     """A target or prefill worker. Its later layers may still be loading; `weights` warms it up when they are there."""
     pool, draft_trial = _PoolBuilder(spec.name), AlternatingDraftTrial()
     engine = _build_engine(spec, weights, pool, draft_trial)
@@ -92,10 +92,19 @@ def build_target_worker(
     weights.start(
         lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: Activity(engine.has_work, engine.num_steps)
     )
-    return TargetWorker(
-        spec.name, loop, listener, drafts, publisher, weights, handoffs, prefill_service, tracing,
-        weights_id=_weights_id(spec.engine), draft_swaps=DraftSwaps.of(draft_trial, loop, spec.engine),
-    )  # fmt: skip
+    backend = EngineBackend(
+        spec.name,
+        loop,
+        drafts=drafts,
+        publisher=publisher,
+        weights=weights,
+        weights_id=_weights_id(spec.engine),
+        handoffs=handoffs,
+        prefill_service=prefill_service,
+        draft_swaps=DraftSwaps.of(draft_trial, loop, spec.engine),
+        tracing=tracing,
+    )
+    return WorkerServer(spec.name, listener, backend)
 
 
 def _build_engine(

@@ -25,7 +25,6 @@ from paceline.wire.transport import Connection
 from paceline.wire.worker_spec import Member
 from paceline.worker.handoff.handoffs import Handoffs
 from paceline.worker.handoff.service import PrefillService
-from paceline.worker.server.server import TargetWorker
 from tests.engine.harness import (
     GREEDY,
     MODEL,
@@ -49,6 +48,7 @@ from tests.processes.target_harness import (
     StreamReader,
     WorkerThread,
     cluster,
+    engine_server,
     until,
 )
 
@@ -67,7 +67,7 @@ class Target(WorkerThread):
         self.listener = LossyListener("tcp://127.0.0.1:0", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
         self.handoffs = Handoffs(loop, threshold=THRESHOLD, health=health, memory=memory)
-        self.worker = TargetWorker(name, loop, self.listener, handoffs=self.handoffs)
+        self.worker = engine_server(name, loop, self.listener, handoffs=self.handoffs)
         self._start()
 
 
@@ -85,7 +85,7 @@ class PrefillWorker(WorkerThread):
         self.listener = LossyListener(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
         self.service = PrefillService(loop, TransferServer("127.0.0.1", None), memory=memory)
-        self.worker = TargetWorker(name, loop, self.listener, prefill_service=self.service)
+        self.worker = engine_server(name, loop, self.listener, prefill_service=self.service)
         self._start()
 
     @property
@@ -389,7 +389,7 @@ def _replies(prefill_worker: PrefillWorker, messages: list[Prefill]) -> list[Any
             connection.send(message)
             replies.append(connection.receive(20))
         connection.send(Goodbye(""))
-        until(lambda: not prefill_worker.worker._gateways)
+        until(lambda: not prefill_worker.worker._sessions.by_peer)
         return replies
     finally:
         connection.close()

@@ -13,10 +13,10 @@ from paceline.wire.draft_messages import VERSION, Hello
 from paceline.wire.gateway_messages import TO_GATEWAY, TO_TARGET_WORKER, StatusReport, StatusRequest, SwapDraft
 from paceline.wire.transport import Connection, Listener
 from paceline.worker.server.draft_swap import AlternatingDraftTrial, DraftSwaps
-from paceline.worker.server.server import TargetWorker
 from tests.engine.harness import engine_of
 from tests.fakes import StepClock, draft_model, request, tiny_engine, tiny_model
 from tests.heads import tiny_eagle
+from tests.processes.target_harness import engine_server
 
 TARGET = tiny_model()
 
@@ -165,7 +165,7 @@ def test_a_gateway_starts_and_follows_a_swap_over_the_wire() -> None:
     loop = EngineLoop(tiny_engine(TARGET, draft_model(tiny_model(seed=5)), hooks=(hook,), tokenizer=tokenizer))
     swaps = DraftSwaps(hook, loop, "old", lambda name: tiny_eagle(TARGET))
     listener = Listener("tcp://127.0.0.1:0", TO_TARGET_WORKER)
-    worker = TargetWorker("a", loop, listener, draft_swaps=swaps)
+    worker = engine_server("a", loop, listener, draft_swaps=swaps)
     thread = threading.Thread(target=worker.run)
     thread.start()
     connection = Connection(worker.address, TO_GATEWAY)

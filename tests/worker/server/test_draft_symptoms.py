@@ -2,8 +2,8 @@
 
 from paceline.core.request import SpeculationFlags
 from paceline.core.status import BreakerState, EngineStatus, TrafficStatus
-from paceline.worker.server.engine_backend import SYMPTOM_PERSISTENCE as PERSISTENCE
-from paceline.worker.server.engine_backend import DraftSymptoms
+from paceline.worker.server.symptoms import SYMPTOM_PERSISTENCE as PERSISTENCE
+from paceline.worker.server.symptoms import DraftSymptoms
 
 
 def status(number: int, alphas: tuple[float, ...], draft: float, depth: float = 4.0) -> EngineStatus:

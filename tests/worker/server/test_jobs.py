@@ -10,13 +10,12 @@ from paceline.worker.server.gateways import MAX_REASON, GatewaySession, Submissi
 
 
 def job_of(gateway: GatewaySession, attempt: int = 1, request: Request | None = None) -> Submission:
-    job = gateway.jobs[attempt] = Submission(b"g", attempt, request or Request("r", (1, 2), SamplingParams()))
-    return job
+    return gateway.submit(attempt, request or Request("r", (1, 2), SamplingParams()))
 
 
-def add_events(gateway: GatewaySession, *events: tuple[Submission, OutputEvent]) -> None:
+def put(*events: tuple[Submission, OutputEvent]) -> None:
     for job, event in events:
-        gateway.add(job, event)
+        job.put(event)
 
 
 def step(*tokens: int, choice: int = 0, end: bool = False) -> StepOutput:
@@ -33,10 +32,10 @@ def sent(gateway: GatewaySession) -> list[Outputs | RequestFailed]:
 def test_outputs_have_start_positions_and_the_last_ends_the_job() -> None:
     gateway = GatewaySession()
     job = job_of(gateway)
-    add_events(gateway, (job, step(5, 6)), (job, step(7)))
-    add_events(gateway, (job, step(8, end=True)))
+    put((job, step(5, 6)), (job, step(7)))
+    put((job, step(8, end=True)))
     outputs = [output for message in sent(gateway) if isinstance(message, Outputs) for output in message.outputs]
-    assert [(one.start, list(one.tokens)) for one in outputs] == [(0, [5, 6]), (2, [7]), (3, [8])]
+    assert [(output.start, list(output.tokens)) for output in outputs] == [(0, [5, 6]), (2, [7]), (3, [8])]
     assert gateway.jobs == {}
 
 
@@ -44,12 +43,15 @@ def test_continued_job_starts_after_the_committed_tokens() -> None:
     gateway = GatewaySession()
     request = Request("r", (1, 2), SamplingParams(n=3), committed=((9, 9), None, ()))
     job = job_of(gateway, request=request)
-    add_events(gateway, (job, step(5, choice=0, end=True)), (job, step(6, choice=2)))
+    put((job, step(5, choice=0, end=True)), (job, step(6, choice=2)))
     (message,) = sent(gateway)
     assert isinstance(message, Outputs)
     assert [(one.choice, one.start) for one in message.outputs] == [(0, 2), (2, 0)]
     assert gateway.jobs == {1: job}  # the third choice continues; the second was finished
-    add_events(gateway, (job, step(7, choice=2, end=True)))
+    put((job, step(7, choice=2, end=True)))
+    assert not job.is_running
+    assert gateway.attempts == [1]
+    assert len(sent(gateway)) == 1
     assert gateway.jobs == {}
 
 
@@ -57,15 +59,13 @@ def test_events_of_a_replaced_job_are_dropped() -> None:
     gateway = GatewaySession()
     old = job_of(gateway)
     new = job_of(gateway)
-    add_events(gateway, (old, step(5)), (old, PacelineError("gone")))
+    put((old, step(5)), (old, PacelineError("gone")))
     assert (sent(gateway), gateway.jobs) == ([], {1: new})
 
 
 def test_error_ends_a_job_and_marks_invalid_requests() -> None:
     gateway = GatewaySession()
-    add_events(
-        gateway, (job_of(gateway, 1), PacelineError("broken")), (job_of(gateway, 2), InvalidRequest("no", field="n"))
-    )
+    put((job_of(gateway, 1), PacelineError("broken")), (job_of(gateway, 2), InvalidRequest("no", field="n")))
     assert sent(gateway) == [
         RequestFailed(1, FailureKind.LOST, "broken", None),
         RequestFailed(2, FailureKind.INVALID, "no", "n"),
@@ -81,12 +81,38 @@ def test_error_message_is_valid_text_of_bounded_length() -> None:
     assert message.message == "?" * MAX_REASON
 
 
-def test_unsent_messages_stay_in_order_and_bounded() -> None:
+def test_a_refused_message_stays_in_front() -> None:
     gateway = GatewaySession()
     job = job_of(gateway)
-    add_events(gateway, *((job, step(i % 100)) for i in range(MAX_OUTPUTS + 1)))
-    gateway.fail(7, PacelineError("busy"))
+    put((job, step(5)), (job, step(6)))
     gateway.flush(lambda message: False)
+    put((job, step(7, end=True)))
+    gateway.fail(7, PacelineError("busy"))
+    assert gateway.attempts == [1, 7]
+    starts = [
+        [output.start for output in message.outputs] if isinstance(message, Outputs) else message.attempt
+        for message in sent(gateway)
+    ]
+    assert starts == [[0, 1], [2], 7]
+    assert gateway.attempts == []
+
+
+def test_messages_are_bounded() -> None:
+    gateway = GatewaySession()
+    job = job_of(gateway)
+    put(*((job, step(i % 100)) for i in range(MAX_OUTPUTS + 1)))
+    gateway.fail(7, PacelineError("busy"))
     messages = sent(gateway)
-    assert [len(one.outputs) if isinstance(one, Outputs) else one.attempt for one in messages] == [MAX_OUTPUTS, 1, 7]
-    assert not gateway.outbox
+    sizes = [len(message.outputs) if isinstance(message, Outputs) else message.attempt for message in messages]
+    assert sizes == [MAX_OUTPUTS, 1, 7]
+
+
+def test_both_choices_of_a_refused_message_are_reported() -> None:
+    """A submission leaves its session with its last message, however early it ends."""
+    gateway = GatewaySession()
+    job = job_of(gateway, request=Request("r", (1, 2), SamplingParams(n=2)))
+    put((job, step(5, end=True)), (job, step(6, choice=1, end=True)))
+    (message,) = sent(gateway)
+    assert isinstance(message, Outputs)
+    assert [output.choice for output in message.outputs] == [0, 1]
+    assert gateway.jobs == {}

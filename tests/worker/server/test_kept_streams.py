@@ -1,5 +1,5 @@
 from paceline.core.request import Request, SamplingParams
-from paceline.worker.server.gateways import ResumableStreams
+from paceline.worker.server.resumable import ResumableStreams
 
 
 def request(key: str, **values: object) -> Request:
@@ -8,7 +8,7 @@ def request(key: str, **values: object) -> Request:
 
 def test_tokens_are_kept_for_a_while_after_the_end() -> None:
     streams, running = ResumableStreams(seconds=60), [True]
-    stream = streams.keep(request("a", committed=((5, 6),)), lambda: running[0])
+    stream = streams.keep(request("a", committed=((5, 6),)), lambda: running[0], lambda: None)
     stream.add(0, [7])
     streams.expire(1000.0)
     running[0] = False
@@ -23,15 +23,15 @@ def test_tokens_are_kept_for_a_while_after_the_end() -> None:
 
 def test_the_newest_stream_of_a_key_counts() -> None:
     streams = ResumableStreams()
-    streams.keep(request("a"), lambda: True).add(0, [1])
-    second = streams.keep(request("a"), lambda: True)
+    streams.keep(request("a"), lambda: True, lambda: None).add(0, [1])
+    second = streams.keep(request("a"), lambda: True, lambda: None)
     assert streams.find("a") is second
 
 
 def test_too_many_tokens_drop_the_oldest_ended_stream() -> None:
     streams = ResumableStreams(max_tokens=10)
-    streams.keep(request("running"), lambda: True).add(0, range(8))
-    streams.keep(request("old"), lambda: False).add(0, range(2))
-    streams.keep(request("new"), lambda: False).add(0, range(2))
+    streams.keep(request("running"), lambda: True, lambda: None).add(0, range(8))
+    streams.keep(request("old"), lambda: False, lambda: None).add(0, range(2))
+    streams.keep(request("new"), lambda: False, lambda: None).add(0, range(2))
     streams.expire(0.0)
     assert [key for key in ("running", "old", "new") if streams.find(key)] == ["running", "new"]

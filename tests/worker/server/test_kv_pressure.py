@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from paceline.core.request import SpeculationFlags
 from paceline.core.status import EngineStatus
-from paceline.worker.server.engine_backend import KvPressure
+from paceline.worker.server.symptoms import KvPressure
 
 STATUS = EngineStatus(3, 1, 10, 100, 2, 1, SpeculationFlags(True, "pool", 4), ())
 

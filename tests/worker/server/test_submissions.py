@@ -12,10 +12,11 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.output import OutputListener, StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sequence import Origin
-from paceline.wire.gateway_messages import FailureKind, RequestFailed, Submit, TokensReply, TokensRequest
-from paceline.worker.server import engine_backend as submissions
-from paceline.worker.server.engine_backend import Submissions
-from paceline.worker.server.gateways import KEEP_SECONDS, GatewaySession, GatewaySessions
+from paceline.wire.gateway_messages import Cancel, FailureKind, RequestFailed, Submit, TokensReply, TokensRequest
+from paceline.worker.server import engine_backend
+from paceline.worker.server.engine_backend import EngineBackend
+from paceline.worker.server.resumable import KEEP_SECONDS
+from paceline.worker.server.server import WorkerServer
 from tests.engine.harness import GREEDY, PROMPT, engine_of, request
 from tests.processes.target_harness import WAIT
 
@@ -38,38 +39,63 @@ class RecordingLoop:
         self.listeners[request.id] = listener
 
     def cancel(self, request_id: str) -> None:
-        del self.listeners[request_id]
+        self.listeners.pop(request_id, None)
 
 
-class SilentListener:
-    def wake(self) -> None: ...
+class RecordingListener:
+    """A listener that delivers nothing, and keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.is_gone = False
+        """Whether it refuses all messages."""
+        self.woken = threading.Event()
+
+    def wake(self) -> None:
+        self.woken.set()
 
     def send(self, peer: bytes, message: Any) -> bool:
-        return True
+        if not self.is_gone:
+            self.sent.append(message)
+        return not self.is_gone
 
 
 class Setup:
     def __init__(self) -> None:
         self.loop = RecordingLoop()
-        self.gateways = GatewaySessions("a", SilentListener(), VirtualClock())  # type: ignore[arg-type]
-        self.gateway = self.gateways.heard(PEER)
-        self.woken = threading.Event()
-        self.submissions = Submissions(self.loop, None, self.gateways, self.woken.set)  # type: ignore[arg-type]
+        self.listener = RecordingListener()
+        self.backend = EngineBackend("a", self.loop)  # type: ignore[arg-type]
+        self.server = WorkerServer("a", self.listener, self.backend, VirtualClock())  # type: ignore[arg-type]
+
+    @property
+    def jobs(self) -> list[int]:
+        return list(self.server._sessions.heard(PEER).jobs)
+
+    def handle(self, message: Any) -> Any:
+        """The last message that the server has sent after this message."""
+        self.server._handle(PEER, message)
+        self.server._sessions.send_events()
+        return self.listener.sent[-1] if self.listener.sent else None
 
     def submit(self, attempt: int, resume_key: str = "", **sampling: Any) -> None:
-        one = replace(request("r", PROMPT, **{**GREEDY, **sampling}), resume_key=resume_key)
-        self.submissions.submit(PEER, self.gateway, Submit(1, attempt, ValidatedRequest.of(one)))
+        asked = replace(request("r", PROMPT, **{**GREEDY, **sampling}), resume_key=resume_key)
+        self.handle(Submit(self.server.epoch, attempt, ValidatedRequest.of(asked)))
+
+    def tokens(self, number: int, key: str) -> TokensReply:
+        self.handle(TokensRequest(number, key))
+        return next(message for message in reversed(self.listener.sent) if isinstance(message, TokensReply))
+
+    @property
+    def failures(self) -> list[tuple[int, FailureKind, str]]:
+        failed = [message for message in self.listener.sent if isinstance(message, RequestFailed)]
+        return [(message.attempt, message.kind, message.message) for message in failed]
 
 
 @pytest.fixture
 def setup() -> Iterator[Setup]:
     made = Setup()
     yield made
-    made.submissions.close()
-
-
-def failures(gateway: GatewaySession) -> list[tuple[int, FailureKind, str]]:
-    return [(one.attempt, one.kind, one.message) for one in gateway.outbox if isinstance(one, RequestFailed)]
+    made.backend._grammars.close()
 
 
 def test_requests_get_ids_of_the_worker(setup: Setup) -> None:
@@ -77,30 +103,29 @@ def test_requests_get_ids_of_the_worker(setup: Setup) -> None:
     setup.submit(1)
     setup.submit(2)
     assert list(setup.loop.listeners) == ["0", "1"]
-    assert list(setup.gateway.jobs) == [1, 2]
-    setup.submissions.cancel(setup.gateway, 1)
-    setup.submissions.cancel(setup.gateway, 7)
+    assert setup.jobs == [1, 2]
+    setup.handle(Cancel([1, 7]))
     assert list(setup.loop.listeners) == ["1"]
-    setup.submissions.cancel_all(setup.gateway)
+    setup.server._drop(PEER)
     assert setup.loop.listeners == {}
-    assert setup.gateway.jobs == {}
+    assert setup.jobs == []
 
 
 def test_a_request_starts_when_its_grammar_is_compiled(setup: Setup) -> None:
     setup.submit(1, json_schema=SCHEMA)
     assert setup.loop.listeners == {}
-    assert setup.woken.wait(WAIT)
-    setup.submissions.poll(0.0)
+    assert setup.listener.woken.wait(WAIT)
+    setup.backend.poll(0.0)
     assert list(setup.loop.listeners) == ["0"]
 
 
 def test_a_request_that_is_cancelled_before_its_grammar_is_compiled_does_not_start(setup: Setup) -> None:
     setup.submit(1, json_schema=SCHEMA)
-    setup.gateway.jobs.clear()
-    assert setup.woken.wait(WAIT)
-    setup.submissions.poll(0.0)
+    setup.handle(Cancel([1]))
+    assert setup.listener.woken.wait(WAIT)
+    setup.backend.poll(0.0)
     assert setup.loop.listeners == {}
-    assert failures(setup.gateway) == []
+    assert setup.failures == []
 
 
 @pytest.mark.parametrize(
@@ -114,22 +139,33 @@ def test_a_request_that_cannot_start_fails_alone(setup: Setup, error: Exception,
     setup.submit(1)
     setup.loop.error = error
     setup.submit(2)
-    assert list(setup.gateway.jobs) == [1]
-    assert failures(setup.gateway) == [(2, FailureKind.INVALID, text)]
+    assert setup.jobs == [1]
+    assert setup.failures == [(2, FailureKind.INVALID, text)]
 
 
 def test_a_recalled_stream_ends_and_its_tokens_expire(setup: Setup) -> None:
     setup.submit(1, resume_key="key", seed=7)
     setup.submit(2, resume_key="other")
     setup.loop.listeners["0"](StepOutput("0", 0, 0, (5, 6), (Origin.PLAIN,) * 2))
-    setup.gateways.send_events()
-    assert setup.submissions.reply_with_tokens(TokensRequest(3, "unknown")) == TokensReply(3, None, [])
-    assert setup.submissions.reply_with_tokens(TokensRequest(4, "key")) == TokensReply(4, 7, [[5, 6]])
+    assert setup.tokens(3, "unknown") == TokensReply(3, None, [])
+    assert setup.tokens(4, "key") == TokensReply(4, 7, [[5, 6]])
     assert list(setup.loop.listeners) == ["1"]
-    assert [(attempt, kind) for attempt, kind, _ in failures(setup.gateway)] == [(1, FailureKind.FAILED)]
-    setup.submissions.poll(1.0)
-    setup.submissions.poll(1.0 + KEEP_SECONDS)
-    assert setup.submissions.reply_with_tokens(TokensRequest(5, "key")).choices == [[5, 6]]
-    setup.submissions.poll(1.0 + KEEP_SECONDS + submissions.EXPIRY_SECONDS)
-    assert setup.submissions.reply_with_tokens(TokensRequest(6, "key")) == TokensReply(6, None, [])
+    assert [(attempt, kind) for attempt, kind, _ in setup.failures] == [(1, FailureKind.FAILED)]
+    setup.backend.poll(1.0)
+    setup.backend.poll(1.0 + KEEP_SECONDS)
+    assert setup.tokens(5, "key").choices == [[5, 6]]
+    setup.backend.poll(1.0 + KEEP_SECONDS + engine_backend.EXPIRY_SECONDS)
+    assert setup.tokens(6, "key") == TokensReply(6, None, [])
     assert list(setup.loop.listeners) == ["1"]
+
+
+def test_tokens_of_a_gateway_that_takes_no_messages_are_kept(setup: Setup) -> None:
+    """The gateway of the stream is gone, and its client comes back through another."""
+    setup.submit(1, resume_key="key", seed=7)
+    setup.listener.is_gone = True
+    for token in (5, 6):
+        setup.loop.listeners["0"](StepOutput("0", 0, 0, (token,), (Origin.PLAIN,)))
+        setup.server._sessions.send_events()
+    assert setup.jobs == [1]
+    setup.listener.is_gone = False
+    assert setup.tokens(1, "key") == TokensReply(1, 7, [[5, 6]])

@@ -23,7 +23,7 @@ from paceline.wire.gateway_messages import (
 )
 from paceline.wire.transport import Connection
 from paceline.worker.server import gateways
-from paceline.worker.server import server as worker
+from paceline.worker.server.engine_backend import WorkerHung
 from tests.engine.harness import GREEDY, PROMPT, request
 from tests.engine.test_failures import WIDE
 from tests.processes.target_harness import WAIT, WorkerThread, until
@@ -139,11 +139,11 @@ def test_engine_that_hangs_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> N
     failures: list[BaseException] = []
     monkeypatch.setattr("threading.excepthook", lambda args: failures.append(args.exc_value))
     with gateway_of(one) as (connection, epoch):
-        one.worker._steps = StallDetector(0.2)
+        one.backend._steps = StallDetector(0.2)
         one.engine.watch.step_seconds = 0.0
         one.engine.watch.begin = lambda *arguments: None  # type: ignore[method-assign]
         connection.send(submission(epoch, 1))
         assert isinstance(receive(connection, Goodbye), Goodbye)
         one.thread.join(WAIT)
-        assert [type(failure) for failure in failures] == [worker.WorkerHung]
-    one.worker._loop.close()
+        assert [type(failure) for failure in failures] == [WorkerHung]
+    one.backend._loop.close()

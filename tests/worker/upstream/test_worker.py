@@ -17,8 +17,8 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request, SamplingParams, SpeculationParams
 from paceline.targets.client import TargetClient
 from paceline.wire.worker_spec import FixedDirectory, worker_specs
+from paceline.worker.server.server import WorkerServer
 from paceline.worker.upstream import build
-from paceline.worker.upstream.backend import UpstreamWorker
 from paceline.worker.upstream.build import make_upstream_worker
 from tests.engine.harness import letters
 from tests.gateway.process import Process, server_process
@@ -31,7 +31,7 @@ def config_of(urls: list[str], **pool: Any) -> ClusterConfig:
     return cluster_config({"pools": [values], "health": {"heartbeat": 0.1, "canary": 0}})
 
 
-def workers_of(config: ClusterConfig) -> list[UpstreamWorker]:
+def workers_of(config: ClusterConfig) -> list[WorkerServer]:
     names = [name for pool in config.pools for name in pool.worker_names]
     addresses = {f"{name}{part}": "tcp://127.0.0.1:0" for name in names for part in ("", "/weights")}
     return [make_upstream_worker(spec) for spec in worker_specs(config, addresses, 1)]

@@ -1,33 +1,39 @@
-"""A target worker: an engine behind a socket."""
+"""The server of a target worker, and its engine behind it."""
 
 from typing import TYPE_CHECKING
 
 from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
+    from paceline.worker.server.backend import BackendReport, Control, WorkerFailed
     from paceline.worker.server.draft_swap import AlternatingDraftTrial, DraftSwaps
-    from paceline.worker.server.gateways import GatewaySession, GatewaySessions, Submission
-    from paceline.worker.server.server import TargetWorker, WorkerHung
+    from paceline.worker.server.engine_backend import EngineBackend, WorkerHung
+    from paceline.worker.server.gateways import Submission
+    from paceline.worker.server.server import WorkerServer
 
 __all__ = [
     "AlternatingDraftTrial",
+    "BackendReport",
+    "Control",
     "DraftSwaps",
-    "GatewaySession",
-    "GatewaySessions",
+    "EngineBackend",
     "Submission",
-    "TargetWorker",
+    "WorkerFailed",
     "WorkerHung",
+    "WorkerServer",
 ]
 
 __getattr__ = lazy_face(
     __name__,
     {
         "AlternatingDraftTrial": "draft_swap",
+        "BackendReport": "backend",
+        "Control": "backend",
         "DraftSwaps": "draft_swap",
-        "GatewaySession": "gateways",
-        "GatewaySessions": "gateways",
+        "EngineBackend": "engine_backend",
         "Submission": "gateways",
-        "TargetWorker": "server",
-        "WorkerHung": "server",
+        "WorkerFailed": "backend",
+        "WorkerHung": "engine_backend",
+        "WorkerServer": "server",
     },
 )

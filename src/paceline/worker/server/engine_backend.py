@@ -1,37 +1,58 @@
-"""Requests that gateways have submitted to a target worker: passes them to the engine, cancels them, and gives the tokens of
-resumable streams.
+"""The engine of a target worker behind its server: it starts and cancels requests, reports the engine's state, and finds an
+engine that hangs."""
 
-Compiles the grammars of received requests, so that neither the worker's thread nor the engine's waits for it.
-
-The gateway's flags of speculation on a target worker, limited while its cache is under pressure.
-
-Failure modes of drafting inside an engine: low acceptance, and drafts that take longer than verification.
-
-A draft pool reports the same symptoms, and that of a slow network, itself.
-"""
-
-import itertools
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import accumulate
-from operator import mul
 from queue import SimpleQueue
+from typing import Protocol
 
 from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
-from paceline.core.request import Request, SpeculationFlags
-from paceline.core.status import EngineStatus, Symptom, TrafficStatus
+from paceline.core.request import Request
+from paceline.core.status import EngineStatus
+from paceline.drafting import PoolControl
 from paceline.engine import EngineLoop
-from paceline.policy.cost.symptoms import Measurements, SymptomWatch
+from paceline.model_files.tokenizer import fingerprint
+from paceline.policy.health import StallDetector, StepProgress
 from paceline.requests import RequestValidator
-from paceline.wire.gateway_messages import Submit, TokensReply, TokensRequest, check_limits
+from paceline.transfer.weights import WeightManager
+from paceline.wire.draft_messages import VERSION
+from paceline.wire.gateway_messages import (
+    Cancel,
+    FromTargetWorker,
+    Prefill,
+    PrefillStarted,
+    SetFlags,
+    Submit,
+    SwapDraft,
+    TokensReply,
+    TokensRequest,
+    Welcome,
+    WorkerList,
+    check_limits,
+)
+from paceline.wire.kv_events import KvPublisher
+from paceline.wire.lifecycle import Lifecycle
 from paceline.wire.transport import Peer
-from paceline.worker.handoff import Handoffs
-from paceline.worker.server.gateways import GatewaySession, GatewaySessions, ResumableStreams, Submission
+from paceline.worker.handoff import Handoffs, PrefillService
+from paceline.worker.server.backend import WRONG_EPOCH, BackendReport, Control, WorkerFailed
+from paceline.worker.server.draft_swap import DraftSwaps
+from paceline.worker.server.gateways import Submission
+from paceline.worker.server.resumable import ResumableStreams
+from paceline.worker.server.symptoms import DraftSymptoms, WorkerFlags
 
 logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 1.0
+"""Time between two calls of `EngineBackend.poll` from which the process itself was suspended."""
+HANG_SECONDS = 10.0
+"""Time that a step may take beyond its predicted time before the worker exits. Gateways continue its streams much earlier."""
+UNMEASURED_HANG_SECONDS = 600.0
+"""The same for the first steps of a size, which may compile kernels."""
+EXPIRY_SECONDS = 1.0
+"""Interval at which the tokens of resumable streams are checked for their age."""
 
 Continue = Callable[[PacelineError | None], None]
 """Receives the error of the schema. None if the grammar is compiled."""
@@ -79,216 +100,239 @@ class GrammarThread:
             self._wake()
 
 
-EXPIRY_SECONDS = 1.0
-"""Interval at which the tokens of resumable streams are checked for their age."""
+class WorkerHung(WorkerFailed):
+    """A step does not end. The engine's thread cannot be stopped: the process must exit at once."""
 
 
-class Submissions:
-    """The thread that owns the worker's listener uses it."""
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+class EngineBackend:
+    """An engine on its own thread, and all that it works with. A prefill worker has one too, with a service that computes."""
+
+    idle_seconds = 0.25
 
     def __init__(
-        self, loop: EngineLoop, handoffs: Handoffs | None, gateways: GatewaySessions, wake: Callable[[], None]
+        self,
+        name: str,
+        loop: EngineLoop,
+        *,
+        drafts: PoolControl | None = None,
+        publisher: KvPublisher | None = None,
+        weights: WeightManager | None = None,
+        weights_id: str = "",
+        handoffs: Handoffs | None = None,
+        prefill_service: PrefillService | None = None,
+        draft_swaps: DraftSwaps | None = None,
+        tracing: Closeable | None = None,
     ) -> None:
-        """`handoffs` is a client of prefill workers, which passes the requests to the engine. `wake` ends the wait of the
-        thread that calls `poll`."""
-        self._loop, self._handoffs, self._gateways = loop, handoffs, gateways
-        self._requests: Handoffs | EngineLoop = handoffs or loop
-        self._numbers = itertools.count()
-        self._kept = ResumableStreams()
-        self._next_expiry = 0.0
-        self._grammars = GrammarThread(loop.engine.validator, wake)
+        """`name` is that of the worker. `handoffs` is a client of prefill workers, which passes the requests to the engine.
+        `prefill_service` computes or sends prompts for other targets. `weights_id` is the checksum of the weights and their
+        formats. `draft_swaps` swaps the draft inside the engine. All parts are closed at the end."""
+        self._name, self._loop, self._engine = name, loop, loop.engine
+        self._drafts, self._publisher, self._tracing = drafts, publisher, tracing
+        self._weights, self._weights_id = weights, weights_id
+        self._handoffs, self._prefill_service, self._draft_swaps = handoffs, prefill_service, draft_swaps
+        if publisher is not None:
+            self._engine.listen(publisher.put)
+        self._flags, self._draft_symptoms = WorkerFlags(loop), DraftSymptoms()
+        self._resumable, self._next_expiry = ResumableStreams(), 0.0
+        self._grammars = GrammarThread(loop.engine.validator, lambda: self._lifecycle.wake())
+        self._steps = StallDetector(HANG_SECONDS, UNMEASURED_HANG_SECONDS)
+        self._last_poll: float | None = None
+        self._is_hung = False
 
-    def submit(self, peer: Peer, gateway: GatewaySession, message: Submit) -> None:
-        """Start a request that the worker accepts. A grammar is compiled first, on another thread."""
-        request = replace(message.request, id=f"{next(self._numbers)}")
-        job = gateway.jobs[message.attempt] = Submission(peer, message.attempt, request)
+    @property
+    def weight_address(self) -> str:
+        return "" if self._weights is None else self._weights.address
+
+    @property
+    def is_loading(self) -> bool:
+        return self._weights is not None and self._weights.progress is not None
+
+    @property
+    def is_serving(self) -> bool:
+        return True
+
+    @property
+    def has_other_work(self) -> bool:
+        """Also if the engine has stopped: `poll` then raises, and the drain does not end without an error."""
+        service = self._prefill_service
+        return not self._loop.is_running or (service is not None and service.num_jobs > 0)
+
+    def attach(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+
+    def welcome(self) -> Welcome:
+        engine, publisher = self._engine, self._publisher
+        assert engine.tokenizer is not None
+        limits = engine.validator.limits
+        return Welcome(
+            version=VERSION,
+            epoch=self._lifecycle.epoch,
+            name=self._name,
+            vocabulary=fingerprint(engine.tokenizer).vocabulary,
+            vocab_size=limits.vocab_size,
+            max_model_len=limits.max_model_len,
+            max_num_seqs=engine.scheduler.max_num_seqs,
+            max_depth=limits.max_depth,
+            methods=sorted(engine.speculator.proposers),
+            default_method=engine.status.snapshot().flags.method or "",
+            events_port=publisher.port if publisher else 0,
+            replay_port=publisher.replay_port if publisher else 0,
+            weights=self._weights_id,
+            memory=None if self._prefill_service is None else self._prefill_service.cache_memory,
+        )
+
+    def report(self) -> BackendReport:
+        if self._drafts is not None:
+            self._drafts.maintain()
+        snapshot, progress = self._engine.status.snapshot(), self._progress()
+        return BackendReport(
+            steps=progress.steps,
+            is_busy=progress.is_busy,
+            running=snapshot.running,
+            waiting=snapshot.waiting,
+            kv_used=snapshot.kv_used,
+            kv_total=snapshot.kv_total,
+            prompt_tokens=self._engine.scheduler.num_prompt_tokens,
+            loading=None if self._weights is None else self._weights.progress,
+            step_seconds=progress.step_seconds,
+        )
+
+    def status(self) -> EngineStatus:
+        """The engine's status, with what its parts report and the symptoms that the worker itself has found."""
+        snapshot, drafts = self._engine.status.snapshot(), self._drafts
+        if self._flags.observe(snapshot, self._lifecycle.clock.now()) and drafts is None:
+            self._draft_symptoms.observe(snapshot)
+        of_drafts = self._draft_symptoms.active if drafts is None else drafts.symptoms()
+        handoffs = self._handoffs or self._prefill_service
+        return replace(
+            snapshot,
+            drafters=() if drafts is None else tuple(drafts.drafters()),
+            symptoms=(*of_drafts, *self._flags.symptoms, *snapshot.audit.symptoms),
+            handoffs=None if handoffs is None else handoffs.counts(),
+            draft=None if self._draft_swaps is None else self._draft_swaps.status,
+        )
+
+    def submit(self, job: Submission, message: Submit) -> None:
+        """Start a request. A grammar is compiled first, on another thread."""
+        request = job.request
         if request.resume_key:
-            job.kept = self._kept.keep(request, lambda: gateway.jobs.get(job.attempt) is job)
+            job.kept = self._resumable.keep(request, lambda: job.is_running, lambda: self._end_resumed(job))
         if request.sampling.json_schema is None:
-            self._start(gateway, job, request, message)
+            self._start(job, message)
             return
 
         def start(error: PacelineError | None) -> None:
-            if gateway.jobs.get(job.attempt) is not job:  # cancelled meanwhile
+            if not job.is_running:  # cancelled meanwhile
                 return
             if error is None:
-                self._start(gateway, job, request, message)
+                job.start(lambda: self._start(job, message))
             else:
-                del gateway.jobs[job.attempt]
-                gateway.fail(job.attempt, error)
+                job.put(error)
 
         self._grammars.compile(request, start)
 
-    def _start(self, gateway: GatewaySession, job: Submission, request: Request, message: Submit) -> None:
-        """Validate the request, whose gateway may have another version, and pass it to the engine."""
-        try:
-            check_limits(request)
-            validated = self._loop.engine.validate(request)
-            if self._handoffs is None:
-                self._loop.submit(validated, self._gateways.listener_of(job))
-            else:
-                self._handoffs.submit(validated, self._gateways.listener_of(job), message.peer)
-        except PacelineError as error:
-            gateway.jobs.pop(job.attempt, None)
-            gateway.fail(message.attempt, error)
-        except Exception as error:  # No request may end the worker for the remaining requests
-            logger.exception("a request could not be started")
-            gateway.jobs.pop(job.attempt, None)
-            text = f"the request cannot be served ({type(error).__name__}): change its parameters"
-            gateway.fail(message.attempt, InvalidRequest(text))
+    def cancel(self, job: Submission) -> None:
+        if self._loop.is_running:
+            (self._handoffs or self._loop).cancel(job.request_id)
 
-    def cancel(self, gateway: GatewaySession, attempt: int) -> None:
-        """Stop a request. An unknown or finished one is not an error."""
-        job = gateway.jobs.pop(attempt, None)
-        if job is not None and self._loop.is_running:
-            self._requests.cancel(job.request_id)
+    def handle(self, peer: Peer, message: Control) -> FromTargetWorker | None:
+        match message:
+            case Prefill():
+                return self._prefill(peer, message)
+            case TokensRequest():
+                return self._tokens(message)
+            case SetFlags():
+                self._flags.set(message.flags)
+            case SwapDraft():
+                if self._draft_swaps is not None:
+                    self._draft_swaps.start(message)
+            case WorkerList():
+                if self._drafts is not None:
+                    self._drafts.set_workers(message.drafts)
+                if self._handoffs is not None:
+                    others = [worker for worker in message.peers if worker.name != self._name]
+                    self._handoffs.set_workers(message.prefillers, others)
+            case Cancel():
+                if self._prefill_service is not None:
+                    for attempt in message.attempts:
+                        self._prefill_service.cancel(peer, attempt)
+        return None
 
-    def cancel_all(self, gateway: GatewaySession) -> None:
-        for attempt in list(gateway.jobs):
-            self.cancel(gateway, attempt)
-
-    def reply_with_tokens(self, message: TokensRequest) -> TokensReply:
-        """The tokens of a resumable stream. If it still runs, for a gateway that its client has left, it ends."""
-        stream = self._kept.find(message.key)
-        if stream is None:
-            return TokensReply(message.number, None, [])
-        for gateway in self._gateways.values():
-            for attempt in [attempt for attempt, job in gateway.jobs.items() if job.kept is stream]:
-                self.cancel(gateway, attempt)
-                gateway.fail(attempt, GenerationFailed("its client has resumed it through another gateway"))
-        return TokensReply(message.number, stream.seed, [list(tokens) for tokens in stream.choices])
+    def drop(self, peer: Peer) -> None:
+        if self._prefill_service is not None:
+            self._prefill_service.cancel_all(peer)
 
     def poll(self, now: float) -> None:
-        """Start the requests whose grammars are compiled, and drop the tokens of streams that ended long ago."""
         self._grammars.run_finished()
         if now >= self._next_expiry:
             self._next_expiry = now + EXPIRY_SECONDS
-            self._kept.expire(now)
+            self._resumable.expire(now)
+        self._is_hung = self._has_hung(now)
+        if self._is_hung:
+            raise WorkerHung(f"a step of {self._name} does not end: the worker exits and is restarted")
+        if self._weights is not None and self._weights.error is not None:
+            raise WorkerFailed(f"{self._name} failed to load its model: {self._weights.error}")
+        if not self._loop.is_running:
+            raise WorkerFailed(f"the engine of {self._name} has stopped; see the log above")
 
     def close(self) -> None:
-        """Requests that wait for a grammar are dropped."""
+        """Close all parts. Requests that wait for a grammar are dropped."""
         self._grammars.close()
-
-
-FLAG_PERSISTENCE = 3
-"""Observations in a row, `PRESSURE_SECONDS` apart, that start or end the limit."""
-LIMITED_DEPTH = 1
-"""Greatest depth while sequences are preempted for lack of cache blocks, some of which hold drafts."""
-PRESSURE_SECONDS = 1.0
-"""Interval of the observations of `KvPressure`."""
-
-
-class KvPressure:
-    """Watches preemptions per step. While they persist, `limit` bounds the depth of the operator's flags."""
-
-    def __init__(self) -> None:
-        self._watch = SymptomWatch(FLAG_PERSISTENCE)
-        self._last: tuple[int, int] | None = None
-
-    @property
-    def active(self) -> tuple[Symptom, ...]:
-        return self._watch.active
-
-    def observe(self, status: EngineStatus, steps: int) -> bool:
-        """Returns whether the limit starts or ends."""
-        last, now = self._last, (status.preemptions, steps)
-        self._last = now
-        if last is None:
-            return False
-        preemptions, new_steps = now[0] - last[0], now[1] - last[1]
-        if not new_steps and (status.running or status.waiting):  # one long step
-            return False
-        rate = preemptions / new_steps if new_steps else 0.0
-        was_active = bool(self.active)
-        for symptom in self._watch.observe(Measurements(preemptions=rate if status.flags.enabled else 0.0)):
-            logger.warning("%s", symptom)
-        return bool(self.active) != was_active
-
-    def limit(self, flags: SpeculationFlags) -> SpeculationFlags:
-        if not self.active:
-            return flags
-        depth = LIMITED_DEPTH if flags.max_depth is None else min(LIMITED_DEPTH, flags.max_depth)
-        return replace(flags, max_depth=depth)
-
-
-class WorkerFlags:
-    """Applies flags to the engine. The thread of the worker calls it."""
-
-    def __init__(self, loop: EngineLoop) -> None:
-        self._loop, self._engine = loop, loop.engine
-        self._flags, self._pressure = SpeculationFlags(), KvPressure()
-        self._next_observation = 0.0
-
-    @property
-    def symptoms(self) -> tuple[Symptom, ...]:
-        return tuple(self._pressure.active)
-
-    def set(self, flags: SpeculationFlags) -> None:
-        """Flags that the engine refuses are ignored with a warning."""
-        try:
-            self._engine.flags.validate(flags)
-            self._flags = flags
-            self._apply()
-        except PacelineError as error:  # the gateway's configuration differs from this worker's
-            logger.warning("the flags are ignored: %s", error)
-
-    def observe(self, status: EngineStatus, now: float) -> bool:
-        """Limit the flags by the pressure on the cache, once per `PRESSURE_SECONDS`. Returns whether it was time for that."""
-        if now < self._next_observation:
-            return False
-        self._next_observation = now + PRESSURE_SECONDS
-        if self._pressure.observe(status, self._engine.num_steps) and self._loop.is_running:
-            self._apply()
-        return True
-
-    def _apply(self) -> None:
-        flags = self._pressure.limit(self._flags)
-        self._loop.call(lambda: self._engine.flags.apply(flags))
-
-
-SYMPTOM_PERSISTENCE = 3
-"""Observations in a row, about a second apart, that start or end a symptom."""
-
-
-class DraftSymptoms:
-    """Watches acceptance and times of an engine's own proposers."""
-
-    def __init__(self) -> None:
-        self._watch = SymptomWatch(SYMPTOM_PERSISTENCE)
-        self._last: EngineStatus | None = None
-
-    @property
-    def active(self) -> tuple[Symptom, ...]:
-        return self._watch.active
-
-    def observe(self, status: EngineStatus) -> None:
-        """Compare with the status of the last call; the log has a line for each new symptom."""
-        last, self._last = self._last, status
-        if last is None or not _num_tested(last) < _num_tested(status):  # no drafts: what is known stays
+        if self._weights is not None:
+            self._weights.close()  # first: a forward pass may wait for a layer
+        if self._is_hung:  # All remaining requests wait for the engine's thread
             return
-        for symptom in self._watch.observe(_measure(last, status)):
-            logger.warning("%s", symptom)
+        if self._handoffs is not None:
+            self._handoffs.close()
+        self._loop.close()
+        for part in (self._prefill_service, self._drafts, self._tracing, self._publisher):
+            if part is not None:
+                part.close()
 
+    def _start(self, job: Submission, message: Submit) -> None:
+        """Validate the request, whose gateway may have another version, and pass it to the engine."""
+        check_limits(job.request)
+        request = self._engine.validate(job.request)
+        if self._handoffs is None:
+            self._loop.submit(request, job.put)
+        else:
+            self._handoffs.submit(request, job.put, message.peer)
 
-def _measure(last: EngineStatus, now: EngineStatus) -> Measurements:
-    """Measurements of the rounds between two reports."""
-    before = {(traffic.method, traffic.category): traffic.tested for traffic in last.traffic}
-    grown = [(traffic, traffic.tested - before.get((traffic.method, traffic.category), 0)) for traffic in now.traffic]
-    weights = [(traffic, count) for traffic, count in grown if count > 0]
-    total = sum(count for _, count in weights)
-    draft, verify = (now.seconds.get(part, 0.0) - last.seconds.get(part, 0.0) for part in ("draft", "verify"))
-    return Measurements(
-        accepted=sum(count * _accepted(traffic) for traffic, count in weights) / total,
-        depth=sum(count * traffic.mean_depth for traffic, count in weights) / total,
-        draft_seconds=draft if verify > 0 else None,
-        verify_seconds=verify if verify > 0 else None,
-    )
+    def _end_resumed(self, job: Submission) -> None:
+        self.cancel(job)
+        job.put(GenerationFailed("its client has resumed it through another gateway"))
 
+    def _tokens(self, message: TokensRequest) -> TokensReply:
+        """The tokens of a resumable stream. If it still runs, for a gateway that its client has left, it ends."""
+        stream = self._resumable.find(message.key)
+        if stream is None:
+            return TokensReply(message.number, None, [])
+        if stream.is_running():
+            stream.end()
+        return TokensReply(message.number, stream.seed, [list(tokens) for tokens in stream.choices])
 
-def _accepted(traffic: TrafficStatus) -> float:
-    """Expected accepted drafts of a round, from the acceptance of each position."""
-    return sum(accumulate(traffic.alphas, mul))
+    def _prefill(self, peer: Peer, message: Prefill) -> PrefillStarted:
+        if self._prefill_service is None:
+            raise InvalidRequest("this worker does not send cached blocks")
+        if message.epoch != self._lifecycle.epoch:
+            raise PacelineError(WRONG_EPOCH)
+        if self._lifecycle.is_draining and self._prefill_service.computes:
+            raise PacelineError(f"{self._name} is draining")
+        return self._prefill_service.start(peer, message)
 
+    def _progress(self) -> StepProgress:
+        """Progress of the engine's steps. A wait for a layer that is still loading is not a stall."""
+        engine, epoch = self._engine, self._lifecycle.epoch
+        return StepProgress(epoch, engine.num_steps, engine.has_work and not self.is_loading, engine.watch.step_seconds)
 
-def _num_tested(status: EngineStatus) -> int:
-    return sum(traffic.tested for traffic in status.traffic)
+    def _has_hung(self, now: float) -> bool:
+        """Whether the current step has taken far longer than predicted."""
+        if self._last_poll is not None and now - self._last_poll > PAUSE_SECONDS:
+            self._steps.forgive(now - self._last_poll)
+        self._last_poll = now
+        self._steps.observe(self._progress(), now)
+        return self._steps.is_stalled(now)

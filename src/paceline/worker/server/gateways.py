@@ -1,266 +1,217 @@
-"""The gateways of a worker: their requests, the messages to them, and the drain that ends their service.
-
-Requests of one gateway on a target worker, and the messages to be sent to it.
-
-Output tokens of resumable streams, kept for a while after they ended or lost their gateway.
-"""
+"""The gateways of a worker: their submissions, and the messages to them."""
 
 import logging
-from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 
 from paceline.core.clock import Clock
 from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
-from paceline.wire.draft_messages import MAX_OUTPUTS, VERSION, Goodbye, Hello
-from paceline.wire.gateway_messages import FailureKind, FromGateway, Output, Outputs, RequestFailed, Submit, Welcome
+from paceline.wire.draft_messages import MAX_OUTPUTS
+from paceline.wire.gateway_messages import FailureKind, FromGateway, Output, Outputs, RequestFailed
 from paceline.wire.transport import Listener, Peer
+from paceline.worker.server.resumable import ResumableStream
 
-KEEP_SECONDS = 60.0
-MAX_TOKENS = 4_000_000
-"""Tokens kept in all, four bytes each. Beyond them the oldest ended streams are dropped."""
-
-
-class ResumableStream:
-    """The seed of a stream and its output tokens by choice, including those that other workers committed."""
-
-    __slots__ = ("choices", "ended", "is_running", "seed")
-
-    def __init__(self, request: Request, is_running: Callable[[], bool]) -> None:
-        assert request.sampling.seed is not None
-        self.seed = request.sampling.seed
-        committed = request.committed or ((),) * request.sampling.n
-        self.choices = [array("I", tokens or ()) for tokens in committed]
-        self.is_running = is_running
-        self.ended: float | None = None
-        """Time since which it does not run."""
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(map(len, self.choices))
-
-    def add(self, choice: int, tokens: Sequence[int]) -> None:
-        self.choices[choice].extend(tokens)
-
-
-class ResumableStreams:
-    """Streams by resume key. The caller passes the time, in seconds."""
-
-    def __init__(self, seconds: float = KEEP_SECONDS, max_tokens: int = MAX_TOKENS) -> None:
-        self._seconds, self._max_tokens = seconds, max_tokens
-        self._streams: dict[str, ResumableStream] = {}
-
-    def keep(self, request: Request, is_running: Callable[[], bool]) -> ResumableStream:
-        """Keep the tokens of a request that starts now. One with the same key is replaced."""
-        self._streams.pop(request.resume_key, None)
-        stream = self._streams[request.resume_key] = ResumableStream(request, is_running)
-        return stream
-
-    def find(self, key: str) -> ResumableStream | None:
-        return self._streams.get(key)
-
-    def expire(self, now: float) -> None:
-        """Drop the streams that ended long ago, and the oldest ended ones if there are too many tokens."""
-        total = 0
-        for key, stream in list(self._streams.items()):
-            if stream.is_running():
-                stream.ended = None
-            elif stream.ended is None:
-                stream.ended = now
-            elif now - stream.ended > self._seconds:
-                del self._streams[key]
-                continue
-            total += stream.num_tokens
-        for key, stream in list(self._streams.items()):
-            if total <= self._max_tokens:
-                break
-            if stream.ended is not None:
-                total -= stream.num_tokens
-                del self._streams[key]
-
+logger = logging.getLogger(__name__)
 
 MAX_REASON = 2000
 """Characters of an error message."""
+GATEWAY_TIMEOUT = 10.0
+"""Seconds without a message after which a gateway's requests are cancelled."""
+PAUSE_SECONDS = 1.0
+"""Time between two checks for silent gateways from which the worker itself was suspended."""
 
 
 class Submission:
-    """A running submission."""
+    """A request of a gateway. Any thread may call `put`; the thread of the server uses the rest."""
 
-    __slots__ = ("attempt", "kept", "num_tokens", "num_unfinished", "peer", "request_id")
+    __slots__ = ("_session", "attempt", "kept", "num_tokens", "num_unfinished", "num_unreported", "request")
 
-    def __init__(self, peer: Peer, attempt: int, request: Request) -> None:
-        self.peer, self.attempt, self.request_id = peer, attempt, request.id
+    def __init__(self, session: "GatewaySession", attempt: int, request: Request) -> None:
+        self._session, self.attempt, self.request = session, attempt, request
         committed = request.committed or ((),) * request.sampling.n
         self.num_tokens = [len(tokens or ()) for tokens in committed]
-        """Output tokens by choice, including those that another worker committed."""
+        """Output tokens by choice in the messages so far, including those that another worker committed."""
         self.num_unfinished = len(request.unfinished)
+        """Choices that are still generated."""
+        self.num_unreported = self.num_unfinished
+        """Choices whose last output is in no message yet."""
         self.kept: ResumableStream | None = None
         """Tokens of a resumable stream."""
 
+    @property
+    def request_id(self) -> str:
+        return self.request.id
 
-@dataclass(slots=True)
-class GatewaySession:
-    last_message: float = 0.0
-    """Time of the gateway's last message."""
-    jobs: dict[int, Submission] = field(default_factory=dict)
-    """Running submissions, by attempt."""
-    outbox: deque[Outputs | RequestFailed] = field(default_factory=deque)
-    """Messages that the send queue has not accepted yet. The tokens of the admitted requests bound its size."""
-    _outputs: list[Output] = field(default_factory=list)
-    """Outputs that are not in the outbox yet."""
+    @property
+    def is_running(self) -> bool:
+        """Whether it was not cancelled, and generates."""
+        return self.num_unfinished > 0 and self._session.jobs.get(self.attempt) is self
 
-    def add(self, job: Submission, event: OutputEvent) -> None:
-        """Queue the event, unless its job ended or was cancelled. Outputs leave together, with the next `flush`."""
-        if self.jobs.get(job.attempt) is not job:
-            return
+    def start(self, call: Callable[[], None]) -> None:
+        """Start the request by `call`. An error of it ends the request."""
+        try:
+            call()
+        except PacelineError as error:
+            self.put(error)
+        except Exception as error:  # No request may end the worker for the remaining requests
+            logger.exception("a request could not be started")
+            text = f"the request cannot be served ({type(error).__name__}): change its parameters"
+            self.put(InvalidRequest(text))
+
+    def put(self, event: OutputEvent) -> None:
+        """Queue an output, or the error that ends the request."""
         if not isinstance(event, StepOutput):
-            del self.jobs[job.attempt]
-            self.fail(job.attempt, event)
-            return
-        choice, count = event.choice, len(event.tokens)
-        start = job.num_tokens[choice]
-        job.num_tokens[choice] = start + count
-        if job.kept is not None:
-            job.kept.add(choice, event.tokens)
-        if event.finish_reason is not None:
-            job.num_unfinished -= 1
-            if job.num_unfinished == 0:
-                del self.jobs[job.attempt]
-        self._outputs.append(
-            Output(
-                job.attempt,
-                choice,
-                start,
-                event.tokens,
-                event.origins,
-                event.drafted,
-                event.accepted,
-                event.num_cached,
-                event.waited,
-                event.finish_reason,
-                event.logprobs,
-                event.prompt_logprobs,
-            )
-        )
+            self.num_unfinished = 0
+        else:
+            if self.kept is not None:
+                self.kept.add(event.choice, event.tokens)
+            if event.finish_reason is not None:
+                self.num_unfinished -= 1
+        self._session.events.append((self, event))
+        self._session.wake()
+
+
+class GatewaySession:
+    """The submissions of a gateway, and the events that it is still to be told."""
+
+    __slots__ = ("_unsent", "events", "jobs", "last_message", "wake")
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake` makes the thread of the server call `flush`."""
+        self.wake = wake
+        self.last_message = 0.0
+        """Time of the gateway's last message."""
+        self.jobs: dict[int, Submission] = {}
+        """Submissions by attempt. A submission stays until it is cancelled or the message with its last event is made."""
+        self.events: deque[tuple[Submission, OutputEvent] | RequestFailed] = deque()
+        """Events in order, which any thread appends. The tokens of the admitted requests bound its size."""
+        self._unsent: Outputs | RequestFailed | None = None
+        """Message of the first events, which the send queue has not accepted yet."""
+
+    def submit(self, attempt: int, request: Request) -> Submission:
+        job = self.jobs[attempt] = Submission(self, attempt, request)
+        return job
 
     def fail(self, attempt: int, error: PacelineError) -> None:
-        """Queue a `RequestFailed` for the attempt."""
-        self._collect()
-        field = error.field if isinstance(error, InvalidRequest) else None
-        text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote lone surrogates
-        kind = FailureKind.LOST
-        if isinstance(error, InvalidRequest | GenerationFailed):
-            kind = FailureKind.INVALID if isinstance(error, InvalidRequest) else FailureKind.FAILED
-        self.outbox.append(RequestFailed(attempt, kind, text, field))
+        """Queue a `RequestFailed`. If the attempt is in `jobs`, the caller takes it out."""
+        self.events.append(_failure(attempt, error))
 
     @property
     def attempts(self) -> list[int]:
         """Submissions that run, and those whose last message is not sent yet."""
-        self._collect()
-        unsent: set[int] = set()
-        for message in self.outbox:
-            unsent.update(
-                [message.attempt] if isinstance(message, RequestFailed) else [o.attempt for o in message.outputs]
-            )
-        return sorted(unsent.union(self.jobs))
+        attempts = set(self.jobs)
+        attempts.update(event.attempt for event in list(self.events) if isinstance(event, RequestFailed))
+        if isinstance(self._unsent, RequestFailed):
+            attempts.add(self._unsent.attempt)
+        elif self._unsent is not None:
+            attempts.update(output.attempt for output in self._unsent.outputs)
+        return sorted(attempts)
 
     def flush(self, send: Callable[[Outputs | RequestFailed], bool]) -> None:
-        """Send queued messages in order, until `send` returns False."""
-        self._collect()
-        while self.outbox and send(self.outbox[0]):
-            self.outbox.popleft()
+        """Make messages of the events and send them in order, until `send` returns False."""
+        while self._unsent is not None or self.events:
+            if self._unsent is None:
+                self._unsent = self._next_message()
+            if self._unsent is not None:
+                if not send(self._unsent):
+                    return
+                self._unsent = None
 
-    def _collect(self) -> None:
-        """Put the outputs into the outbox, as one message."""
-        outputs = self._outputs
-        if outputs:
-            self.outbox.extend(Outputs(outputs[i : i + MAX_OUTPUTS]) for i in range(0, len(outputs), MAX_OUTPUTS))
-            self._outputs = []
+    def _next_message(self) -> Outputs | RequestFailed | None:
+        """One message of all outputs that come first, or the failure that comes first. None if the events were of
+        submissions that have ended."""
+        outputs: list[Output] = []
+        while self.events and len(outputs) < MAX_OUTPUTS:
+            first = self.events[0]
+            if isinstance(first, RequestFailed):
+                if not outputs:
+                    self.events.popleft()
+                    return first
+                break
+            job, event = first
+            if self.jobs.get(job.attempt) is not job:
+                self.events.popleft()
+            elif isinstance(event, StepOutput):
+                self.events.popleft()
+                outputs.append(self._output(job, event))
+            elif outputs:
+                break
+            else:
+                self.events.popleft()
+                del self.jobs[job.attempt]
+                return _failure(job.attempt, event)
+        return Outputs(outputs) if outputs else None
+
+    def _output(self, job: Submission, event: StepOutput) -> Output:
+        choice, count = event.choice, len(event.tokens)
+        start = job.num_tokens[choice]
+        job.num_tokens[choice] = start + count
+        if event.finish_reason is not None:
+            job.num_unreported -= 1
+            if job.num_unreported == 0:
+                del self.jobs[job.attempt]
+        return Output(
+            job.attempt,
+            choice,
+            start,
+            event.tokens,
+            event.origins,
+            event.drafted,
+            event.accepted,
+            event.num_cached,
+            event.waited,
+            event.finish_reason,
+            event.logprobs,
+            event.prompt_logprobs,
+        )
 
 
-logger = logging.getLogger(__name__)
-
-WRONG_EPOCH = "the message is for another epoch of this worker"
-GATEWAY_TIMEOUT = 10.0
-"""Seconds without a message after which a gateway's requests are cancelled."""
-CLOSE_SECONDS = 1.0
-"""Part of a drain's time that is kept for the end: streams continue elsewhere, and the engine and the sockets close."""
-PAUSE_SECONDS = 1.0
-"""Time between two checks for silent gateways from which the worker itself was suspended."""
-MAX_JOBS = 8192
-"""Requests per gateway, far above a gateway's own admission limit."""
+def _failure(attempt: int, error: PacelineError) -> RequestFailed:
+    field = error.field if isinstance(error, InvalidRequest) else None
+    text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote lone surrogates
+    kind = FailureKind.LOST
+    if isinstance(error, InvalidRequest | GenerationFailed):
+        kind = FailureKind.INVALID if isinstance(error, InvalidRequest) else FailureKind.FAILED
+    return RequestFailed(attempt, kind, text, field)
 
 
-class GatewaySessions(dict[Peer, GatewaySession]):
-    """Requests by gateway. The thread that owns the listener uses it."""
+class GatewaySessions:
+    """The thread that owns the listener uses it."""
 
-    def __init__(self, name: str, listener: Listener[FromGateway], clock: Clock) -> None:
-        """`name` is the worker's."""
-        super().__init__()
-        self._name, self._listener, self._clock = name, listener, clock
-        self._events: deque[tuple[Submission, OutputEvent]] = deque()
+    def __init__(self, listener: Listener[FromGateway], clock: Clock) -> None:
+        self.by_peer: dict[Peer, GatewaySession] = {}
+        self._listener, self._clock = listener, clock
         self._is_awake = False
         self._last_check: float | None = None
         """Time of the last check for silent gateways."""
-        self._drain_until: float | None = None
-        """Time at which the remaining streams continue elsewhere. None if the worker does not drain."""
 
     def heard(self, peer: Peer) -> GatewaySession:
-        """The requests of a gateway that has just sent a message."""
-        gateway = self.setdefault(peer, GatewaySession())
-        gateway.last_message = self._clock.now()
-        return gateway
+        """The session of a gateway that has just sent a message."""
+        session = self.by_peer.get(peer)
+        if session is None:
+            session = self.by_peer[peer] = GatewaySession(self._wake)
+        session.last_message = self._clock.now()
+        return session
 
-    def greet(self, peer: Peer, hello: Hello, welcome: Callable[[], Welcome]) -> None:
-        """Answer a `Hello`. Without the epoch of `Welcome` a gateway of another version can submit nothing."""
-        text = f"{self._name} has protocol version {VERSION}, not {hello.version}: upgrade the older one"
-        self._listener.send(peer, welcome() if hello.version == VERSION else Goodbye(text))
+    @property
+    def num_running(self) -> int:
+        """Submissions that generate."""
+        return sum(job.is_running for session in self.by_peer.values() for job in session.jobs.values())
 
-    def accepts(self, gateway: GatewaySession, message: Submit, epoch: int) -> bool:
-        """Whether the worker, in this epoch, can take the request. If not, its failure is queued."""
-        error = None
-        if message.epoch != epoch:  # sent to the previous process at this address
-            error = WRONG_EPOCH
-        elif self.is_draining:  # sent before the gateway knew
-            error = f"{self._name} is draining"
-        elif len(gateway.jobs) >= MAX_JOBS:
-            error = f"the limit of {MAX_JOBS} requests per gateway is reached"
-        elif message.attempt in gateway.jobs:  # A failure would end the first submission
-            logger.warning("a gateway repeats the attempt %d, which is ignored", message.attempt)
-            return False
-        if error is not None:
-            gateway.fail(message.attempt, PacelineError(error))
-        return error is None
+    @property
+    def has_work(self) -> bool:
+        """Whether a submission runs, or its last message is not sent yet."""
+        return any(session.attempts for session in self.by_peer.values())
 
-    def listener_of(self, job: Submission) -> Callable[[OutputEvent], None]:
-        """Takes the outputs and the error of a request, from any thread, for `send_events`."""
-
-        def listen(event: OutputEvent) -> None:
-            self._events.append((job, event))
-            if not self._is_awake:  # once for all outputs of a step
-                self._is_awake = True
-                self._listener.wake()
-
-        return listen
-
-    def send_events(self, on_error: Callable[[Submission], None] = lambda job: None) -> None:
-        """Send what the listeners took, all outputs of a step in one message to each gateway, as far as the send queues accept
-        it. `on_error` is called for a running request that failed."""
+    def send_events(self) -> None:
+        """Send the events of all gateways, those of a step in one message to each gateway, as far as the send queues accept
+        it."""
         self._is_awake = False  # before reading: an event that arrives from here on wakes the thread again
-        while self._events:
-            job, event = self._events.popleft()
-            gateway = self.get(job.peer)
-            if gateway is None:
-                continue
-            if not isinstance(event, StepOutput) and gateway.jobs.get(job.attempt) is job:
-                on_error(job)
-            gateway.add(job, event)
-        for peer, gateway in self.items():
-            gateway.flush(partial(self._listener.send, peer))
+        for peer, session in self.by_peer.items():
+            session.flush(partial(self._listener.send, peer))
 
     def fail_silent(self) -> list[Peer]:
         """Gateways without a message for `GATEWAY_TIMEOUT`. Their requests fail, and a gateway that was suspended continues its
@@ -270,33 +221,19 @@ class GatewaySessions(dict[Peer, GatewaySession]):
         paused = 0.0 if self._last_check is None else now - self._last_check
         self._last_check = now
         if paused > PAUSE_SECONDS:
-            for gateway in self.values():
-                gateway.last_message = min(now, gateway.last_message + paused)
-        silent = [peer for peer, gateway in self.items() if now - gateway.last_message > GATEWAY_TIMEOUT]
+            for session in self.by_peer.values():
+                session.last_message = min(now, session.last_message + paused)
+        silent = [peer for peer, session in self.by_peer.items() if now - session.last_message > GATEWAY_TIMEOUT]
         for peer in silent:
-            gateway = self[peer]
-            logger.warning("a gateway is silent; its %d requests are cancelled", len(gateway.jobs))
-            for attempt in gateway.jobs:
-                gateway.fail(attempt, PacelineError(f"the gateway was silent for {GATEWAY_TIMEOUT:.0f} s"))
-            gateway.flush(partial(self._listener.send, peer))
+            session = self.by_peer[peer]
+            running = [attempt for attempt, job in session.jobs.items() if job.is_running]
+            logger.warning("a gateway is silent; its %d requests are cancelled", len(running))
+            for attempt in running:
+                session.fail(attempt, PacelineError(f"the gateway was silent for {GATEWAY_TIMEOUT:.0f} s"))
+            session.flush(partial(self._listener.send, peer))
         return silent
 
-    def say_goodbye(self, reason: str) -> None:
-        for peer in self:
-            self._listener.send(peer, Goodbye(reason))
-
-    @property
-    def is_draining(self) -> bool:
-        return self._drain_until is not None
-
-    def start_drain(self, seconds: float) -> None:
-        """Accept no further requests. The running requests have `seconds` to finish."""
-        self._drain_until = self._clock.now() + max(0.0, seconds - CLOSE_SECONDS)
-        logger.info("draining: %d streams have %.1f s", sum(len(gateway.jobs) for gateway in self.values()), seconds)
-
-    def is_drained(self, has_other_work: bool = False) -> bool:
-        """Whether the worker drains, and nothing is left to do or the time is over."""
-        if self._drain_until is None:
-            return False
-        has_work = has_other_work or any(gateway.attempts for gateway in self.values())
-        return not has_work or self._clock.now() >= self._drain_until
+    def _wake(self) -> None:
+        if not self._is_awake:  # once for all outputs of a step
+            self._is_awake = True
+            self._listener.wake()

@@ -1,50 +1,42 @@
-"""A target worker whose engine is a server of another kind: gateways see no difference in the protocol.
+"""The server of another engine behind a target worker: gateways see no difference in the protocol.
 
 KV events of another engine's server, published again under the worker's address and keys.
 
 A `vllm serve` process that ends with its worker.
 """
 
-import itertools
 import json
 import logging
 import secrets
 import socket
 import tempfile
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.child import DEVNULL, ChildProcess
-from paceline.core.clock import Clock, WallClock
-from paceline.core.errors import InvalidConfig, InvalidRequest, PacelineError
+from paceline.core.clock import Clock
+from paceline.core.errors import InvalidConfig, InvalidRequest
+from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import SpeculationFlags
 from paceline.core.status import EngineStatus
-from paceline.wire.codec import MalformedMessage
-from paceline.wire.draft_messages import VERSION, Goodbye, Hello
+from paceline.wire.draft_messages import VERSION
 from paceline.wire.gateway_messages import (
-    Cancel,
-    FromGateway,
-    Heartbeat,
-    HeartbeatRequest,
+    FromTargetWorker,
     Prefill,
     SetFlags,
-    StatusReport,
-    StatusRequest,
     Submit,
-    SwapDraft,
     TokensReply,
     TokensRequest,
     Welcome,
-    WorkerList,
     check_limits,
 )
 from paceline.wire.keys import Security
 from paceline.wire.kv_events import KvPublisher
 from paceline.wire.kv_subscriber import KvSubscriber
-from paceline.wire.transport import Listener, Peer
-from paceline.worker.server import GatewaySession, GatewaySessions, Submission
+from paceline.wire.lifecycle import Lifecycle
+from paceline.wire.transport import Peer
+from paceline.worker.server import BackendReport, Control, Submission, WorkerFailed
 from paceline.worker.upstream.bodies import check
 from paceline.worker.upstream.connection import UpstreamConnection
 
@@ -129,12 +121,11 @@ def _free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-IDLE_WAIT = 0.05
 NO_METHOD = ""
 """Name of the speculation method: the server's own, if it has one."""
 
 
-class UpstreamEnded(PacelineError):
+class UpstreamEnded(WorkerFailed):
     """The server process has exited; the worker's process must exit and be restarted."""
 
 
@@ -157,200 +148,43 @@ class UpstreamModel:
     """Whether the server takes our `speculation` object."""
 
 
-class UpstreamWorker:
-    """Serves gateways until `stop`. While the server does not answer, gateways get no answer either: they continue its streams
-    elsewhere. When it answers again the worker has a new epoch."""
+class UpstreamBackend:
+    """A server of another engine. While it does not answer, gateways get no answer either, and continue its streams
+    elsewhere."""
 
+    idle_seconds = 0.05
     weight_address = ""
+    is_loading = False
+    has_other_work = False
 
     def __init__(
         self,
         name: str,
         model: UpstreamModel,
         connection: UpstreamConnection,
-        listener: Listener[FromGateway],
         process: ServerProcess | None = None,
         relay: KvRelay | None = None,
-        clock: Clock | None = None,
     ) -> None:
-        """`process` is the server, if this worker started it. `relay` publishes the server's KV events, if it has any."""
-        self.name = name
-        self.epoch = secrets.randbits(62)
-        self._model, self._connection, self._listener = model, connection, listener
+        """`name` is that of the worker. `process` is the server, if this worker started it. `relay` publishes the server's KV
+        events, if it has any."""
+        self._name, self._model, self._connection = name, model, connection
         self._process, self._relay = process, relay
-        self._clock = clock or WallClock()
-        self._stop = threading.Event()
-        self._numbers = itertools.count()
-        self._gateways = GatewaySessions(name, listener, self._clock)
-        self._is_serving = False
-        self._drain_seconds: float | None = None
-        """Seconds that the drain may take. None if no drain was requested."""
-        self._connection.watch()
+        self._jobs: set[Submission] = set()
+        """Submissions that may still run."""
+        connection.watch()
 
     @property
-    def address(self) -> str:
-        return self._listener.address
+    def is_serving(self) -> bool:
+        return self._connection.is_healthy
 
-    @property
-    def is_loading(self) -> bool:
-        return False
+    def attach(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
 
-    def run(self) -> None:
-        """Blocks until `stop`. Raises `UpstreamEnded` if the server process exits."""
-        try:
-            while not self._stop.is_set():
-                received = self._listener.receive(IDLE_WAIT)
-                self._update_health()
-                if received is not None and self._is_serving:
-                    try:
-                        self._handle(received.peer, received.message)
-                    except Exception:  # No message may end the worker for the remaining clients
-                        logger.exception("a message could not be handled")
-                self._send_events()
-                for peer in self._gateways.fail_silent():
-                    self._drop(peer)
-                if self._is_drained():
-                    break
-                if self._relay is not None:
-                    self._relay.poll()
-                if self._process is not None and self._process.exit_code is not None:
-                    raise UpstreamEnded(f"the server of {self.name} exited with status {self._process.exit_code}")
-        finally:
-            self._gateways.say_goodbye(f"{self.name} is stopping")
-            self._listener.close()
-            self._connection.close()
-            if self._relay is not None:
-                self._relay.close()
-            if self._process is not None:
-                self._process.close()
-
-    def stop(self) -> None:
-        """Thread-safe; `run` returns soon after."""
-        self._stop.set()
-        self._listener.wake()
-
-    def drain(self, seconds: float) -> None:
-        """Take no new requests. `run` returns when the running requests are finished, at most `seconds` from now. Gateways
-        continue unfinished requests on other workers. Thread-safe. A repeated call changes nothing."""
-        self._drain_seconds = seconds
-        self._listener.wake()
-
-    def _is_drained(self) -> bool:
-        """Whether a drain was requested and nothing is left to do, or its time is over."""
-        if self._drain_seconds is None:
-            return False
-        if not self._gateways.is_draining:
-            self._gateways.start_drain(self._drain_seconds)
-            for peer, gateway in self._gateways.items():
-                self._listener.send(peer, self._heartbeat(0, gateway))
-        return self._gateways.is_drained()
-
-    def _update_health(self) -> None:
-        if self._connection.is_healthy == self._is_serving:
-            return
-        self._is_serving = self._connection.is_healthy
-        logger.warning("%s %s", self._connection.url, "answers" if self._is_serving else "is lost")
-        if not self._is_serving:
-            self._send_events()  # what arrived before counts
-            self._gateways.say_goodbye(f"the server of {self.name} does not answer")
-            for gateway in self._gateways.values():
-                for job in gateway.jobs.values():
-                    self._connection.cancel(job.request_id)
-            self._gateways.clear()
-        else:
-            self.epoch = secrets.randbits(62)
-
-    def _handle(self, peer: Peer, message: FromGateway | MalformedMessage) -> None:
-        if isinstance(message, MalformedMessage):
-            return
-        gateway = self._gateways.heard(peer)
-        match message:
-            case Submit():
-                self._submit(peer, gateway, message)
-            case Cancel():
-                for attempt in message.attempts:
-                    job = gateway.jobs.pop(attempt, None)
-                    if job is not None:
-                        self._connection.cancel(job.request_id)
-            case HeartbeatRequest():
-                self._listener.send(peer, self._heartbeat(message.nonce, gateway))
-            case Hello():
-                self._gateways.greet(peer, message, self._welcome)
-            case StatusRequest():
-                self._listener.send(peer, StatusReport(self.epoch, self.name, self._status()))
-            case Prefill():
-                gateway.fail(message.attempt, InvalidRequest("this worker does not send cached blocks"))
-            case TokensRequest():  # the server keeps no tokens of streams
-                self._listener.send(peer, TokensReply(message.number, None, []))
-            case Goodbye():
-                self._drop(peer)
-            case SetFlags() if message.flags != SpeculationFlags():
-                logger.warning("%s drafts by its own settings: the flags have no effect there", self._connection.url)
-            case SetFlags() | WorkerList() | SwapDraft():  # it uses no other workers, and its server has the draft
-                pass
-
-    def _submit(self, peer: Peer, gateway: GatewaySession, message: Submit) -> None:
-        if not self._gateways.accepts(gateway, message, self.epoch):
-            return
-        request = replace(message.request, id=f"{next(self._numbers)}")
-        try:
-            check_limits(request)
-            check(request, self._model.can_disable_speculation)
-        except PacelineError as error:
-            gateway.fail(message.attempt, error)
-            return
-        job = gateway.jobs[message.attempt] = Submission(peer, message.attempt, request)
-        extra: dict[str, Any] = {}
-        if self._model.passes_speculation and not request.speculation.enabled:
-            extra["speculation"] = {"enabled": False}
-        self._connection.submit(request, self._model.name, extra, self._gateways.listener_of(job))
-
-    def _send_events(self) -> None:
-        """If a request failed, its remaining choices end with it."""
-        self._gateways.send_events(lambda job: self._connection.cancel(job.request_id))
-
-    def _drop(self, peer: Peer) -> None:
-        for job in self._gateways.pop(peer).jobs.values():
-            self._connection.cancel(job.request_id)
-
-    @property
-    def _num_running(self) -> int:
-        return sum(job.num_unfinished for gateway in self._gateways.values() for job in gateway.jobs.values())
-
-    def _heartbeat(self, nonce: int, gateway: GatewaySession) -> Heartbeat:
-        load, running = self._connection.load, self._num_running
-        return Heartbeat(
-            nonce=nonce,
-            epoch=self.epoch,
-            steps=self._connection.num_chunks,
-            is_busy=running > 0,
-            running=max(running, load.running),
-            waiting=load.waiting,
-            kv_used=int(load.kv_use * self._model.kv_blocks),
-            kv_total=self._model.kv_blocks,
-            attempts=gateway.attempts,
-            is_draining=self._gateways.is_draining,
-        )
-
-    def _status(self) -> EngineStatus:
-        load = self._connection.load
-        return EngineStatus(
-            running=max(self._num_running, load.running),
-            waiting=load.waiting,
-            kv_used=int(load.kv_use * self._model.kv_blocks),
-            kv_total=self._model.kv_blocks,
-            preemptions=0,
-            invalid_drafts=0,
-            flags=SpeculationFlags(False, NO_METHOD, 0),
-            traffic=(),
-            generated=self._connection.num_tokens,
-        )
-
-    def _welcome(self) -> Welcome:
+    def welcome(self) -> Welcome:
         return Welcome(
             version=VERSION,
-            epoch=self.epoch,
-            name=self.name,
+            epoch=self._lifecycle.epoch,
+            name=self._name,
             vocabulary=self._model.vocabulary,
             vocab_size=self._model.vocab_size,
             max_model_len=self._model.max_model_len,
@@ -361,3 +195,81 @@ class UpstreamWorker:
             events_port=self._relay.port if self._relay else 0,
             replay_port=self._relay.replay_port if self._relay else 0,
         )
+
+    def report(self) -> BackendReport:
+        load, running = self._connection.load, self._num_running
+        return BackendReport(
+            steps=self._connection.num_chunks,
+            is_busy=running > 0,
+            running=max(running, load.running),
+            waiting=load.waiting,
+            kv_used=int(load.kv_use * self._model.kv_blocks),
+            kv_total=self._model.kv_blocks,
+        )
+
+    def status(self) -> EngineStatus:
+        report = self.report()
+        return EngineStatus(
+            running=report.running,
+            waiting=report.waiting,
+            kv_used=report.kv_used,
+            kv_total=report.kv_total,
+            preemptions=0,
+            invalid_drafts=0,
+            flags=SpeculationFlags(False, NO_METHOD, 0),
+            traffic=(),
+            generated=self._connection.num_tokens,
+        )
+
+    def submit(self, job: Submission, message: Submit) -> None:
+        check_limits(job.request)
+        check(job.request, self._model.can_disable_speculation)
+        extra: dict[str, Any] = {}
+        if self._model.passes_speculation and not job.request.speculation.enabled:
+            extra["speculation"] = {"enabled": False}
+
+        def listen(event: OutputEvent) -> None:
+            job.put(event)
+            if not isinstance(event, StepOutput):  # the remaining choices of the request end with it
+                self._connection.cancel(job.request_id)
+
+        self._jobs.add(job)
+        self._connection.submit(job.request, self._model.name, extra, listen)
+
+    def cancel(self, job: Submission) -> None:
+        self._jobs.discard(job)
+        self._connection.cancel(job.request_id)
+
+    def handle(self, peer: Peer, message: Control) -> FromTargetWorker | None:
+        match message:
+            case Prefill():
+                raise InvalidRequest("this worker does not send cached blocks")
+            case TokensRequest():  # the server keeps no tokens of streams
+                return TokensReply(message.number, None, [])
+            case SetFlags() if message.flags != SpeculationFlags():
+                logger.warning("%s drafts by its own settings: the flags have no effect there", self._connection.url)
+            case _:  # it uses no other workers, and its server has the draft
+                pass
+        return None
+
+    def drop(self, peer: Peer) -> None:
+        """Nothing to end: its submissions are cancelled one by one."""
+
+    def poll(self, now: float) -> None:
+        if self._relay is not None:
+            self._relay.poll()
+        if self._process is not None and self._process.exit_code is not None:
+            raise UpstreamEnded(f"the server of {self._name} exited with status {self._process.exit_code}")
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._relay is not None:
+            self._relay.close()
+        if self._process is not None:
+            self._process.close()
+
+    @property
+    def _num_running(self) -> int:
+        """Choices that the server generates."""
+        self._jobs = {job for job in self._jobs if job.is_running}
+        return sum(job.num_unfinished for job in self._jobs)

@@ -15,7 +15,8 @@ from paceline.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.wire.keys import KEY_ROLE_OF, KeyFolder, Security
 from paceline.wire.transport import Listener
 from paceline.wire.worker_spec import UpstreamSpec
-from paceline.worker.upstream.backend import KvRelay, ServerProcess, UpstreamModel, UpstreamWorker
+from paceline.worker.server import WorkerServer
+from paceline.worker.upstream.backend import KvRelay, ServerProcess, UpstreamBackend, UpstreamModel
 from paceline.worker.upstream.connection import ServerModel, UpstreamConnection
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ SPECULATION_ARGUMENT = "--speculative"
 """Start of the arguments of vLLM that turn speculation on."""
 
 
-def make_upstream_worker(spec: "WorkerSpec") -> UpstreamWorker:
+def make_upstream_worker(spec: "WorkerSpec") -> WorkerServer:
     """Blocks until the server answers. Raises `InvalidConfig` if its tokens are not those of the pool's model."""
     upstream = spec.upstream
     assert upstream is not None
@@ -58,7 +59,7 @@ def make_upstream_worker(spec: "WorkerSpec") -> UpstreamWorker:
         if spec.publishes and events is not None:
             host = listener.address.rpartition(":")[0]
             relay = KvRelay(spec.name, host, events, replay, security, WallClock())
-        return UpstreamWorker(spec.name, model, connection, listener, process, relay)
+        return WorkerServer(spec.name, listener, UpstreamBackend(spec.name, model, connection, process, relay))
     except BaseException:
         if connection is not None:
             connection.close()

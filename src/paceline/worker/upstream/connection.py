@@ -291,6 +291,7 @@ class UpstreamConnection:
     def _set_health(self, is_healthy: bool) -> None:
         if is_healthy != self.is_healthy:
             self.is_healthy = is_healthy
+            logger.warning("%s %s", self.url, "answers" if is_healthy else "is lost")
             self._on_change()
 
     async def _stream(
