@@ -21,7 +21,7 @@ from paceline.gateway.sessions.models import ServedModels
 from paceline.targets.client import TargetClient
 from tests.engine.harness import letters
 from tests.processes.target_harness import Members, cluster, until
-from tests.targets.test_tracker import SYSTEM, PublishingWorker, is_current
+from tests.targets.test_caches import SYSTEM, PublishingWorker, is_current
 
 PROMPT = letters().decode(SYSTEM)
 CACHED = 96

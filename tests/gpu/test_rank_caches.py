@@ -26,7 +26,7 @@ import sys
 import torch
 from multiprocessing.connection import Connection
 from tests.gpu.test_rank_caches import SHAPE
-from paceline.models.parallel.shared_cache import SharedCache
+from paceline.models.parallel.caches import SharedCache
 connection = Connection(int(sys.argv[1]))
 shared = SharedCache(SHAPE, torch.device("cuda"))
 for number, (keys, values) in enumerate(shared.cache):

@@ -7,7 +7,7 @@ from paceline.models.drafts.exchanges import AnyDraft, exchange_in_place
 from paceline.models.runner.gpu.runner import GpuRunner
 from paceline.speculation import draft_weights
 from paceline.speculation.proposer import Proposer
-from paceline.worker.server.draft_swap import AlternatingDraftTrial
+from paceline.worker.server.draft_trial import AlternatingDraftTrial
 from tests.engine.graph.test_tree_steps import DEVICE, SAMPLINGS, SMALL, check, requests
 from tests.exactness.suite import plain_text
 from tests.fakes import StepClock, draft_model, run, tiny_engine, tiny_model

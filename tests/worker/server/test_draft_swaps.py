@@ -12,7 +12,8 @@ from paceline.models.drafts.exchanges import AnyDraft
 from paceline.wire.draft_messages import VERSION, Hello
 from paceline.wire.gateway_messages import TO_GATEWAY, TO_TARGET_WORKER, StatusReport, StatusRequest, SwapDraft
 from paceline.wire.transport import Connection, Listener
-from paceline.worker.server.draft_swap import AlternatingDraftTrial, DraftSwaps
+from paceline.worker.server.draft_swap import DraftSwaps
+from paceline.worker.server.draft_trial import AlternatingDraftTrial
 from tests.engine.harness import engine_of
 from tests.fakes import StepClock, draft_model, request, tiny_engine, tiny_model
 from tests.heads import tiny_eagle

@@ -6,7 +6,8 @@ from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from paceline.worker.server.backend import BackendReport, Control, WorkerFailed
-    from paceline.worker.server.draft_swap import AlternatingDraftTrial, DraftSwaps
+    from paceline.worker.server.draft_swap import DraftSwaps
+    from paceline.worker.server.draft_trial import AlternatingDraftTrial
     from paceline.worker.server.engine_backend import EngineBackend, WorkerHung
     from paceline.worker.server.gateways import Submission
     from paceline.worker.server.server import WorkerServer
@@ -26,7 +27,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "AlternatingDraftTrial": "draft_swap",
+        "AlternatingDraftTrial": "draft_trial",
         "BackendReport": "backend",
         "Control": "backend",
         "DraftSwaps": "draft_swap",

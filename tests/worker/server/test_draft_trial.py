@@ -12,7 +12,7 @@ from paceline.models.decoder.forward import DecoderModel
 from paceline.models.drafts.exchanges import AnyDraft, own_tensors
 from paceline.policy.pairing.draft_trial import TrialVerdict
 from paceline.speculation.proposer import Proposer
-from paceline.worker.server.draft_swap import MIN_PERIODS, AlternatingDraftTrial
+from paceline.worker.server.draft_trial import MIN_PERIODS, AlternatingDraftTrial
 from tests.fakes import StepClock, draft_model, request, run, tiny_engine, tiny_model
 from tests.heads import distilled, eagle, medusa, tiny_distilled, tiny_eagle, tiny_medusa
 
