@@ -1,4 +1,4 @@
-"""Draws docs/chat.svg, the picture in the README: a real answer of the embedded model, as `paceline chat` prints it.
+"""Draws docs/chat.svg, which the README links: a real answer of the embedded model, as `paceline chat` prints it.
 
 python docs/pictures/chat.py
 """
