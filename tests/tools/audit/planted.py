@@ -12,7 +12,6 @@ from torch import Tensor
 
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.engine import host
-from paceline.engine import host as samplers
 from paceline.engine.engine import Engine
 from paceline.engine.output import OutputProcessor
 from paceline.engine.step.step import Schedule
@@ -54,8 +53,10 @@ def verification_ignores_the_temperature(engine: Engine) -> Any:
     def partly(rows: Sequence[RowContext]) -> list[RowContext]:
         return [hot([row])[0] if row.path else row for row in rows]
 
+    samplers_of = host.samplers_of
+
     def of_pass(schedule: Schedule, output: OutputProcessor) -> list[Sampler] | None:
-        correct = samplers.samplers_of(schedule, output)
+        correct = samplers_of(schedule, output)
         if correct is None:
             return None
         return [
