@@ -22,9 +22,9 @@ from paceline.kernels.formats.weights import Dense
 from paceline.kv.block_tables import BlockTables
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.flat import flat_spec
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner.runner import ModelRunner
-from paceline.models.weights.shapes import weight_shape
 from paceline.policy.depth.breaker import Breaker, BreakerRule
 from paceline.policy.depth.observation import DepthCandidate, DepthPolicy, StepObservation
 from paceline.policy.depth.rules import FixedDepth
@@ -36,7 +36,7 @@ from paceline.speculation.proposers.model.draft_model import DraftModelProposer
 from paceline.speculation.rows.noise import Purpose, gumbel
 from paceline.speculation.rows.rows import RowContext
 
-TINY = ModelConfig(
+TINY = flat_spec(
     architecture="llama",
     vocab_size=40,
     hidden_size=32,
@@ -55,15 +55,15 @@ TINY = ModelConfig(
 class RandomWeights:
     """Random weights of any name from a seed; `perturb` mixes in others, for a draft that is sometimes right."""
 
-    def __init__(self, config: ModelConfig, seed: int, perturb: float = 0.0, scale: float = 1.0) -> None:
+    def __init__(self, config: DecoderSpec, seed: int, perturb: float = 0.0, scale: float = 1.0) -> None:
         self._config, self._seed, self._perturb, self._scale = config, seed, perturb, scale
 
     def matrix(self, name: str) -> Dense:
-        shape = weight_shape(self._config, name)
+        shape = self._config.weight_shape(name)
         return Dense(self._draw(name, shape) * (1.5 * self._scale / shape[1] ** 0.5))
 
     def vector(self, name: str) -> Tensor:
-        shape = weight_shape(self._config, name)
+        shape = self._config.weight_shape(name)
         return self._draw(name, shape) if name.endswith(("bias", "sinks")) else torch.ones(shape)
 
     def names(self) -> frozenset[str]:
@@ -81,7 +81,7 @@ def _generator(name: str, seed: int) -> torch.Generator:
 
 
 def tiny_model(
-    seed: int = 0, perturb: float = 0.0, config: ModelConfig = TINY, scale: float = 1.0, device: str = "cpu"
+    seed: int = 0, perturb: float = 0.0, config: DecoderSpec = TINY, scale: float = 1.0, device: str = "cpu"
 ) -> DecoderModel:
     weights = RandomWeights(config, seed, perturb, scale)
     return DecoderModel(config, weights, torch.device(device), torch.float32)

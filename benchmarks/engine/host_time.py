@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import torch
 from tests.fakes import TINY, tiny_engine, tiny_model
+from tests.specs import changed
 
 from paceline.core.clock import WallClock
 from paceline.core.machine import freeze_loaded_objects
@@ -41,7 +42,7 @@ from paceline.policy.depth.goodput import GoodputDepth
 from paceline.policy.step import padded_size
 from paceline.speculation.proposers.model.draft_model import DraftModelProposer
 
-SHAPE = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, vocab_size=1024, max_position=2048)
+SHAPE = changed(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, vocab_size=1024, max_position=2048)
 ROWS, WORDS = 2048, range(300, 700)
 PASS, ROW = 4e-3, 1e-6
 """Reported seconds of a pass and of each row."""

@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from functools import partial
 from statistics import median
 from subprocess import DEVNULL, Popen
@@ -25,6 +25,7 @@ from subprocess import DEVNULL, Popen
 import torch
 from gpu_families_models import PARTS, SHAPES, RandomModel, random_four_bit
 from gpu_runs import BANDWIDTH, Run, decode, replay_seconds, switch
+from tests.specs import changed
 
 from paceline.core.clock import WallClock
 from paceline.engine.engine import Engine
@@ -36,11 +37,11 @@ from paceline.kernels.formats.weights import Dense, FourBit, Weight
 from paceline.kernels.gpu.tiles import RowClass, Tile, four_bit_key, four_bit_tile
 from paceline.kv.block_tables import BlockTables
 from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.flat import flat_spec
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner.runner import ModelRunner, Span
 from paceline.models.weights.checkpoint import Float32Activations
 from paceline.models.weights.family_weights import unpack_mxfp4
-from paceline.models.weights.shapes import weight_shape
 from paceline.policy.depth.breaker import Breaker, BreakerRule
 from paceline.policy.depth.rules import FixedDepth
 from paceline.requests.validator import Limits, RequestValidator
@@ -132,27 +133,27 @@ def microseconds(call: Callable[[FourBitWeight], object], weights: list[FourBitW
     return 1e6 * replay_seconds(graph) / len(weights)
 
 
-TINY = ModelConfig(
+TINY = flat_spec(
     "llama", vocab_size=160, hidden_size=128, num_layers=3, num_heads=4, num_kv_heads=2, head_dim=32, ffn_size=128,
     rms_eps=1e-6, rope_theta=10000.0, max_position=512,
 )  # fmt: skip
-EXPERTS = replace(TINY, ffn_size=64, num_experts=8, experts_per_token=3)
-GPT_OSS = replace(
+EXPERTS = changed(TINY, ffn_size=64, num_experts=8, experts_per_token=3)
+GPT_OSS = changed(
     EXPERTS, architecture="gpt_oss", attention_bias=True, output_bias=True, has_sinks=True, sliding_window=7,
     full_layers=(1,), activation="clamped_swiglu",
 )  # fmt: skip
-GEMMA = replace(
+GEMMA = changed(
     TINY, architecture="gemma3_text", sliding_window=7, full_layers=(1,), qk_norm=True, local_rope_theta=1000.0,
     attention_scale=0.3, has_output_norms=True, embedding_scale=11.0, activation="gelu_tanh", tie_embeddings=True,
 )  # fmt: skip
-FAMILIES: dict[str, tuple[ModelConfig, str]] = {
+FAMILIES: dict[str, tuple[DecoderSpec, str]] = {
     "llama": (TINY, "dense"),
     "llama, 4-bit groups of 128": (TINY, "float16 128"),
     "llama, 4-bit groups of 32": (TINY, "bfloat16 32"),
-    "qwen2": (replace(TINY, attention_bias=True), "dense"),
-    "qwen3": (replace(TINY, qk_norm=True), "dense"),
-    "qwen3_moe": (replace(EXPERTS, architecture="qwen3_moe", qk_norm=True), "dense"),
-    "qwen3_moe, 4-bit": (replace(EXPERTS, architecture="qwen3_moe", qk_norm=True, ffn_size=128), "float16 128"),
+    "qwen2": (changed(TINY, attention_bias=True), "dense"),
+    "qwen3": (changed(TINY, qk_norm=True), "dense"),
+    "qwen3_moe": (changed(EXPERTS, architecture="qwen3_moe", qk_norm=True), "dense"),
+    "qwen3_moe, 4-bit": (changed(EXPERTS, architecture="qwen3_moe", qk_norm=True, ffn_size=128), "float16 128"),
     "gemma3_text": (GEMMA, "dense"),
     "gpt_oss": (GPT_OSS, "dense"),
     "gpt_oss, MXFP4": (GPT_OSS, "mxfp4"),
@@ -162,14 +163,14 @@ FAMILIES: dict[str, tuple[ModelConfig, str]] = {
 class TinyWeights:
     """Random weights on the host, equal for equal names."""
 
-    def __init__(self, config: ModelConfig, form: str) -> None:
+    def __init__(self, config: DecoderSpec, form: str) -> None:
         self._config, self._form = config, form
 
     def names(self) -> frozenset[str]:
         return frozenset()
 
     def matrix(self, name: str) -> Weight:
-        outputs, inputs = weight_shape(self._config, name)
+        outputs, inputs = self._config.weight_shape(name)
         draw = self._draw(name)
         is_coded = name.startswith("model.layers.") and not name.endswith(".mlp.gate.weight")
         if not is_coded or self._form == "dense" or (self._form == "mxfp4" and ".experts." not in name):
@@ -188,7 +189,7 @@ class TinyWeights:
         return FourBit(codes, fine, offsets, 32, stored_group=group, scale_dtype=dtype)
 
     def vector(self, name: str) -> torch.Tensor:
-        drawn = 0.3 * torch.randn(weight_shape(self._config, name), generator=self._draw(name))
+        drawn = 0.3 * torch.randn(self._config.weight_shape(name), generator=self._draw(name))
         return drawn if name.endswith(("bias", "sinks")) else 1 + drawn
 
     def _draw(self, name: str) -> torch.Generator:

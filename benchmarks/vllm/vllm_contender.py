@@ -241,7 +241,7 @@ def log_decisions(policy: Any) -> None:
 
 def kv_token_bytes(options: argparse.Namespace) -> int:
     """Bytes of one token in the target's KV cache."""
-    from paceline.models.families.config import ModelConfig
+    from paceline.models.families.read import read_config
 
-    shape = ModelConfig.from_hf(json.loads((Path(options.model) / "config.json").read_text("utf-8")))
+    shape = read_config(json.loads((Path(options.model) / "config.json").read_text("utf-8")))
     return shape.kv_bytes_per_token(4 if options.dtype == "float32" else 2)

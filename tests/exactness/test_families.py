@@ -5,7 +5,6 @@ a draft model, a tree, and an exit from the family's own layers.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,41 +15,23 @@ from paceline.kernels.cpu import native
 from paceline.kv.block_tables import BlockTables
 from paceline.kv.tiers.store import TierStore
 from paceline.models.blocks.host_blocks import HostBlocks
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner.runner import ModelRunner, Span
 from paceline.speculation.proposer import Proposer
 from tests.engine.tiered import StoppedClock
 from tests.exactness.suite import check_identical, mixed_requests, plain_text
 from tests.fakes import TINY, MixedDepth, draft_model, random_tree, request, run, tiny_engine, tiny_model
 from tests.heads import LayerSkip
+from tests.models.tiny import ROW_OF, spec
+from tests.specs import changed
 
 VOCAB = TINY.vocab_size
-WINDOWS = replace(TINY, num_layers=3, sliding_window=7, full_layers=(1,))
-FAMILIES: dict[str, ModelConfig] = {
-    "qwen3_moe": replace(TINY, architecture="qwen3_moe", qk_norm=True, ffn_size=32, num_experts=6, experts_per_token=2),
-    "gemma3_text": replace(
-        WINDOWS,
-        architecture="gemma3_text",
-        qk_norm=True,
-        local_rope_theta=1000.0,
-        attention_scale=0.3,
-        has_output_norms=True,
-        embedding_scale=32**0.5,
-        activation="gelu_tanh",
-    ),
-    "gpt_oss": replace(
-        WINDOWS,
-        architecture="gpt_oss",
-        attention_bias=True,
-        output_bias=True,
-        has_sinks=True,
-        activation="clamped_swiglu",
-        ffn_size=32,
-        num_experts=6,
-        experts_per_token=3,
-    ),
+FAMILIES: dict[str, DecoderSpec] = {
+    name: changed(spec(row), vocab_size=VOCAB, hidden_size=32, head_dim=16, ffn_size=32)
+    for name, row in ROW_OF.items()
+    if row is not None
 }
-PROPOSERS: dict[str, Callable[[ModelConfig], Proposer]] = {
+PROPOSERS: dict[str, Callable[[DecoderSpec], Proposer]] = {
     "sometimes": lambda config: draft_model(tiny_model(perturb=0.3, config=config)),
     "tree": lambda config: random_tree(VOCAB),
     "layer_skip": lambda config: LayerSkip(1),

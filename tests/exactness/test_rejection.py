@@ -1,18 +1,17 @@
 """Rejection verification: the joint distribution of the text is the target's, through the engine, over up to 100,000 draws."""
 
-from dataclasses import replace
-
 import pytest
 
 from paceline.core.request import SamplingParams
 from tests.exactness.suite import check_distribution, next_logits
 from tests.fakes import TINY, Sampled, draft_model, tiny_engine, tiny_model
 from tests.heads import LayerSkip, eagle, medusa
+from tests.specs import changed
 
 DRAWS = (12_000, pytest.param(100_000, marks=pytest.mark.exact))
 """`make test` draws as often as the planted bug of test_planted_bugs.py that is hardest to find needs; `make test-exact` eight
 times that."""
-SMALL = replace(TINY, vocab_size=5)
+SMALL = changed(TINY, vocab_size=5)
 PROMPT = (1, 3)
 
 CASES = {

@@ -1,7 +1,5 @@
 """Rejection verification with drafts of several methods in one batch: some with a `q`, some one-hot."""
 
-from dataclasses import replace
-
 from paceline.core.clock import VirtualClock
 from paceline.core.request import SamplingParams
 from paceline.speculation.proposers.choice import MethodChoice
@@ -10,8 +8,9 @@ from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.suffix import NgramProposer, SuffixProposer
 from tests.exactness.suite import check_distribution, next_logits
 from tests.fakes import TINY, Sampled, tiny_engine, tiny_model
+from tests.specs import changed
 
-SMALL = replace(TINY, vocab_size=5)
+SMALL = changed(TINY, vocab_size=5)
 PROMPT = (1, 3, 2, 1, 3, 4, 1, 3)
 """Repeats itself: lookups have something to say from the first token on."""
 DRAWS = 10_000

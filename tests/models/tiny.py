@@ -1,4 +1,4 @@
-"""Tiny random transformers models of every supported family."""
+"""Tiny random transformers models of every supported family. A new family is one row of `FAMILIES`."""
 
 import torch
 from transformers import (
@@ -12,6 +12,10 @@ from transformers import (
     Qwen3Config,
     Qwen3MoeConfig,
 )
+
+from paceline.models.families.read import read_config
+from paceline.models.families.registry import families, family_of
+from paceline.models.families.spec import DecoderSpec
 
 _SHAPE = {
     "vocab_size": 160,
@@ -81,16 +85,25 @@ FAMILIES = {
         rope_parameters=_YARN | {"truncate": False},
     ),
 }
+ROW_OF = {
+    name: next((row for row, config in FAMILIES.items() if config().model_type == name), None) for name in families()
+}
+"""The first row of each supported family. None if it has no row, which `test_config.py` refuses."""
+
+
+def spec(row: str) -> DecoderSpec:
+    return read_config(FAMILIES[row]().to_dict())
 
 
 def build(family: str) -> PreTrainedModel:
     """A model in float32 whose weights are all random: norms of one and biases of zero would hide errors."""
+    has_shifted_norms = family_of(spec(family)).stored.norms == "w - 1"
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 1:
-                is_centred = name.endswith(("bias", "sinks")) or family == "gemma3"  # Gemma stores norms as w - 1
+                is_centred = name.endswith(("bias", "sinks")) or has_shifted_norms
                 weight.copy_(torch.randn_like(weight) * 0.3 + (0.0 if is_centred else 1.0))
             else:
                 weight.copy_(torch.randn_like(weight) * 0.08)

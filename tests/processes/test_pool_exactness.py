@@ -36,9 +36,10 @@ from tests.processes.pools import (
     securities,
     wait_ready,
 )
+from tests.specs import changed
 
 VOCAB = TINY.vocab_size
-SMALL = replace(TINY, vocab_size=5)
+SMALL = changed(TINY, vocab_size=5)
 DRAWS = 2_000
 
 

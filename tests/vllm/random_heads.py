@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.read import read_config
 from tests.fakes import RandomWeights
 from tests.heads import draft_tensors, save_draft, vocabulary_map
 
@@ -69,7 +69,7 @@ def save_target(folder: Path, name: str) -> Path:
     folder.mkdir()
     values = SHAPE | TARGETS[name] | {"num_hidden_layers": LAYERS, "eos_token_id": VOCAB - 1}
     (folder / "config.json").write_text(json.dumps(values), "utf-8")
-    config = ModelConfig.from_hf(values)
+    config = read_config(values)
     weights = RandomWeights(config, seed=0)
     layers = [f"model.layers.{i}." for i in range(LAYERS)]
     parts = [*(f"self_attn.{p}_proj" for p in "qkvo"), *(f"mlp.{p}_proj" for p in ("gate", "up", "down"))]

@@ -22,7 +22,7 @@ from paceline.kernels.cpu import native
 from paceline.model_files.hub import pick_draft
 from paceline.model_files.tokenizer import Tokenizer, check_compatible
 from paceline.models.drafts import find_draft
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.loading import LoadedModel, open_checkpoint, weight_bytes
 
 
@@ -164,7 +164,7 @@ class ModelSketch:
     """The fields of a `LoadedModel` that the memory calculation reads."""
 
     name: str
-    config: ModelConfig
+    config: DecoderSpec
     model: _Weights
     tokenizer: Tokenizer
 

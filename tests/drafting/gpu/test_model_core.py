@@ -1,7 +1,6 @@
 """The draft backend on a GPU, or with interpreted GPU kernels, drafts what the same model drafts on the CPU."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ from paceline.models.runner.gpu.runner import GpuRunner
 from paceline.models.runner.runner import ModelRunner
 from paceline.speculation.proposers.model.model_drafter import SequenceParams
 from tests.fakes import TINY, tiny_model
+from tests.specs import changed
 
-SMALL = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, ffn_size=16)
+SMALL = changed(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, ffn_size=16)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -18,9 +18,10 @@ from paceline.speculation.proposers.model.draft_model import DraftModelProposer
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
 from tests.fakes import TINY, MixedDepth, draft_model, request, run, tiny_engine, tiny_model
+from tests.specs import changed
 
 # interpreted kernels take milliseconds each
-SMALL = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, ffn_size=16)
+SMALL = changed(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, ffn_size=16)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SAMPLINGS = (
     {"temperature": 0.0},

@@ -1,7 +1,5 @@
 """Rounds whose drafts are trees, all on the device: the same text as plain decoding one step at a time."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -16,9 +14,10 @@ from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
 from tests.fakes import TINY, MixedDepth, Result, request, run, tiny_engine, tiny_model
 from tests.heads import eagle
+from tests.specs import changed
 from tests.speculation.proposers.eagle.test_beams import NoWaits
 
-SMALL = replace(TINY, num_layers=1)  # interpreted kernels take milliseconds each
+SMALL = changed(TINY, num_layers=1)  # interpreted kernels take milliseconds each
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SAMPLINGS = (
     {"temperature": 0.0},

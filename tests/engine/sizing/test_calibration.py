@@ -1,7 +1,6 @@
 """Times of target passes before the first request."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from paceline.core.clock import VirtualClock
 from paceline.engine.sizing.calibration import MAX_SECONDS, measure_context, measure_passes
 from paceline.models.runner.runner import ModelRunner, Span
 from tests.fakes import TINY, request, run, tiny_engine, tiny_model
+from tests.specs import changed
 
 
 class TimedRunner(ModelRunner):
@@ -17,7 +17,7 @@ class TimedRunner(ModelRunner):
     long."""
 
     def __init__(self, clock: VirtualClock, base: float, per_token: float = 0.0, num_blocks: int = 4) -> None:
-        super().__init__(tiny_model(config=replace(TINY, max_position=2048)), num_blocks)
+        super().__init__(tiny_model(config=changed(TINY, max_position=2048)), num_blocks)
         self.clock, self.base, self.per_token, self.seen = clock, base, per_token, set[int]()
 
     def forward(self, spans: Sequence[Span], state_layers: tuple[int, ...] = ()) -> Any:
@@ -89,7 +89,7 @@ def test_contexts_grow_until_their_cost_is_measurable() -> None:
 def test_a_sliding_window_has_no_cost_of_context() -> None:
     clock = VirtualClock()
     runner = TimedRunner(clock, 0.01, 1e-6, num_blocks=700)
-    runner.model.config = replace(runner.model.config, sliding_window=64)
+    runner.model.config = changed(runner.model.config, sliding_window=64)
     assert measure_context(runner, 4, clock) == 0.0
 
 

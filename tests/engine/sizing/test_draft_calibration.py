@@ -1,7 +1,6 @@
 """Times of a draft model before the first request."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,13 +11,14 @@ from paceline.engine.sizing.calibration import DRAFT_PREFILL_ROWS as PREFILL_ROW
 from paceline.engine.sizing.calibration import DRAFT_SIZES as SIZES
 from paceline.models.runner.runner import ModelRunner, Span
 from tests.fakes import TINY, tiny_model
+from tests.specs import changed
 
 
 class TimedRunner(ModelRunner):
     """A pass takes 10 ms and 1 ms a row."""
 
     def __init__(self, clock: VirtualClock, num_blocks: int) -> None:
-        super().__init__(tiny_model(config=replace(TINY, max_position=2048)), num_blocks)
+        super().__init__(tiny_model(config=changed(TINY, max_position=2048)), num_blocks)
         self.clock, self.passes = clock, list[Sequence[Span]]()
 
     def forward(self, spans: Sequence[Span], state_layers: tuple[int, ...] = ()) -> Any:

@@ -1,7 +1,6 @@
 """The figures of a Llama-70B are the reference: 80 layers, 8 key-value heads of 128, FP16."""
 
 import re
-from dataclasses import replace
 
 import pytest
 
@@ -12,10 +11,12 @@ from paceline.core.sequence import BLOCK_SIZE, Sequence
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sizing.sizing import ModelFootprint, memory_fit
 from paceline.kv.block_tables import BlockTables
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.flat import flat_spec
+from paceline.models.families.spec import DecoderSpec
+from tests.specs import changed
 
 GB = 10**9
-LLAMA_70B = ModelConfig(
+LLAMA_70B = flat_spec(
     architecture="llama",
     vocab_size=128_256,
     hidden_size=8192,
@@ -28,12 +29,12 @@ LLAMA_70B = ModelConfig(
     rope_theta=500_000.0,
     max_position=8192,
 )
-LLAMA_1B = replace(
+LLAMA_1B = changed(
     LLAMA_70B, hidden_size=2048, num_layers=16, num_heads=32, head_dim=64, ffn_size=8192, tie_embeddings=True
 )
 
 
-def footprint(config: ModelConfig, weight_width: float = 2, kv_width: int = 2, activations: int = 0) -> ModelFootprint:
+def footprint(config: DecoderSpec, weight_width: float = 2, kv_width: int = 2, activations: int = 0) -> ModelFootprint:
     weights = int(config.num_parameters * weight_width)
     return ModelFootprint(
         "70B" if config is LLAMA_70B else "1B", weights, config.kv_bytes_per_token(kv_width), activations

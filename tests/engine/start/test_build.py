@@ -17,7 +17,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.sizing import sizing
 from paceline.engine.start import build
 from paceline.engine.start.build import build_engine, pick_device, pick_dtype
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.read import read_config
 from paceline.models.loading.load import LoadedModel
 from paceline.policy.depth.goodput import GoodputDepth
 from paceline.speculation.proposers.model.draft_model import DraftModelProposer
@@ -45,7 +45,7 @@ def save_checkpoint(folder: Path, letters: str = LETTERS, seed: int = 0, perturb
     folder.mkdir(parents=True)
     values = HF | shape
     (folder / "config.json").write_text(json.dumps(values))
-    config = ModelConfig.from_hf(values)
+    config = read_config(values)
     weights = RandomWeights(config, seed, perturb)
     layers = [f"model.layers.{i}." for i in range(config.num_layers)]
     parts = [*(f"self_attn.{p}_proj" for p in "qkvo"), *(f"mlp.{p}_proj" for p in ("gate", "up", "down"))]

@@ -7,7 +7,7 @@ from tokenizers import models
 from paceline.core.errors import IncompatibleDraft
 from paceline.model_files.tokenizer.compatibility import check_compatible, fingerprint
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.read import read_config
 from paceline.models.heads.vocabulary import proposable_ids
 from tests.models.families.test_config import HF
 
@@ -76,6 +76,6 @@ def test_the_first_difference_is_reported(draft: Tokenizer, words: str) -> None:
 
 
 def test_a_padded_vocabulary_limits_what_may_be_proposed() -> None:
-    target = ModelConfig.from_hf(HF)
+    target = read_config(HF)
     assert proposable_ids(target, replace(target, vocab_size=128300)) == range(128256)
     assert proposable_ids(target, replace(target, vocab_size=128000)) == range(128000)

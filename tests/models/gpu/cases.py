@@ -1,21 +1,19 @@
 """Tiny models with GPU weights, on the GPU or the interpreter, and the same models on the CPU."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from paceline.models.decoder.decoder import ForwardOutput
 from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner.runner import Span
-from paceline.models.weights.shapes import weight_shape
 from paceline.speculation.drafts.drafts import depths
 from paceline.speculation.verification.tree import ancestors
 from tests.fakes import TINY, RandomWeights
 from tests.kernels.gpu.cases import DEVICE
+from tests.specs import changed
 
-SHAPE = replace(TINY, hidden_size=40, num_heads=3, num_kv_heads=1, ffn_size=56, max_position=128, tie_embeddings=False)
+SHAPE = changed(TINY, hidden_size=40, num_heads=3, num_kv_heads=1, ffn_size=56, max_position=128, tie_embeddings=False)
 PARENTS = [-1, 0, 0, -1]
 
 
@@ -23,11 +21,11 @@ class UnevenWeights(RandomWeights):
     """Weights with random norms and biases: norms of one and biases of zero would hide errors."""
 
     def vector(self, name: str) -> Tensor:
-        drawn = 0.3 * self._draw(name, weight_shape(self._config, name))
+        drawn = 0.3 * self._draw(name, self._config.weight_shape(name))
         return drawn if name.endswith(("bias", "sinks")) else 1 + drawn
 
 
-def models(config: ModelConfig) -> tuple[DecoderModel, DecoderModel]:
+def models(config: DecoderSpec) -> tuple[DecoderModel, DecoderModel]:
     """(model on the GPU or the interpreter, model on the CPU)."""
     weights, cpu = UnevenWeights(config, seed=3), torch.device("cpu")
     return DecoderModel(config, weights, DEVICE, torch.float32), DecoderModel(config, weights, cpu, torch.float32)

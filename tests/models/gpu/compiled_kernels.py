@@ -1,11 +1,12 @@
 """Prints the number of kernels that a warm-up compiles for an H200, and the kernels that random batches use besides."""
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tests.specs import changed
 
 from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any kernel
 
@@ -20,7 +21,7 @@ from paceline.kernels.gpu.attention import plan as attention_plan
 from paceline.models.decoder import forward_gpu as gpu_decoder
 from paceline.models.decoder.forward import DecoderModel
 from paceline.models.decoder.forward_gpu import gpu_forward
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.heads.eagle import eagle_gpu as gpu_eagle
 from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
 from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_forward, gpu_eagle_norm, plan_eagle
@@ -32,9 +33,9 @@ from tests.fakes import TINY, RandomWeights
 from tests.heads import tiny_eagle
 
 MANY, FEW, MAX_ROWS, LONGEST = 80, 3, 1024, 512
-TARGET = replace(TINY, num_layers=1, hidden_size=64, num_heads=32, num_kv_heads=8, head_dim=16, max_position=LONGEST)
-DRAFT = replace(TARGET, num_heads=9, num_kv_heads=3)
-NO_SHARED_HEADS = replace(TARGET, num_heads=4, num_kv_heads=4)
+TARGET = changed(TINY, num_layers=1, hidden_size=64, num_heads=32, num_kv_heads=8, head_dim=16, max_position=LONGEST)
+DRAFT = changed(TARGET, num_heads=9, num_kv_heads=3)
+NO_SHARED_HEADS = changed(TARGET, num_heads=4, num_kv_heads=4)
 
 used_kernels: set[tuple[str, str]] = set()
 
@@ -67,7 +68,7 @@ def run_random_batch(runner: GpuRunner, draw: random.Random, max_num_seqs: int, 
     runner.forward(spans)
 
 
-def missing(config: ModelConfig, max_num_seqs: int, has_trees: bool) -> tuple[int, set[tuple[str, str]]]:
+def missing(config: DecoderSpec, max_num_seqs: int, has_trees: bool) -> tuple[int, set[tuple[str, str]]]:
     """(number of compiled kernels, further kernels that random batches use)."""
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
@@ -113,7 +114,7 @@ def missing_for_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple[
     return len(compiled), used_kernels - compiled
 
 
-def missing_for_mixed(config: ModelConfig, max_num_seqs: int, max_depth: int) -> tuple[int, set[tuple[str, str]]]:
+def missing_for_mixed(config: DecoderSpec, max_num_seqs: int, max_depth: int) -> tuple[int, set[tuple[str, str]]]:
     """The same for mixed steps, besides the kernels of other passes: any number of sequences decode, with drafts of any depth,
     beside any prompts."""
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)

@@ -1,6 +1,5 @@
 """A pass with the GPU kernels equals the pass on the CPU."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,24 +10,25 @@ from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.models.decoder import forward_gpu as gpu_decoder
 from paceline.models.decoder.forward_gpu import gpu_forward
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner import runner as runner_module
 from paceline.models.runner.runner import BatchInputs, ModelRunner, Span, build_inputs
 from tests.kernels.gpu.cases import DEVICE
 from tests.kernels.gpu.test_four_bit import packed
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
+from tests.specs import changed
 
-SHALLOW = replace(SHAPE, num_layers=1)
+SHALLOW = changed(SHAPE, num_layers=1)
 FAMILIES = {
     "llama": SHAPE,
-    "tied": replace(SHALLOW, tie_embeddings=True, num_heads=2, num_kv_heads=2),
-    "qwen2": replace(SHALLOW, attention_bias=True),
-    "qwen3": replace(SHALLOW, qk_norm=True),
-    "mistral": replace(SHALLOW, sliding_window=5),
-    "qwen3_moe": replace(
+    "tied": changed(SHALLOW, tie_embeddings=True, num_heads=2, num_kv_heads=2),
+    "qwen2": changed(SHALLOW, attention_bias=True),
+    "qwen3": changed(SHALLOW, qk_norm=True),
+    "mistral": changed(SHALLOW, sliding_window=5),
+    "qwen3_moe": changed(
         SHALLOW, hidden_size=64, ffn_size=32, qk_norm=True, num_experts=4, experts_per_token=2, normalizes_experts=False
     ),
-    "gemma3_text": replace(
+    "gemma3_text": changed(
         SHAPE,
         sliding_window=5,
         full_layers=(1,),
@@ -39,7 +39,7 @@ FAMILIES = {
         embedding_scale=6.0,
         activation="gelu_tanh",
     ),
-    "gpt_oss": replace(
+    "gpt_oss": changed(
         SHAPE,
         hidden_size=64,
         ffn_size=32,
@@ -56,7 +56,7 @@ FAMILIES = {
 
 
 def check(
-    config: ModelConfig, *passes: list[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False
+    config: DecoderSpec, *passes: list[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False
 ) -> None:
     """Run all passes on both models and compare outputs and caches."""
     model, reference = models(config)
@@ -176,7 +176,7 @@ def test_after_layer_is_called_when_keys_and_values_are_stored() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
 def test_4_bit_matrices(family: str) -> None:
     """The same pass with the codes of a checkpoint, and with the dense matrices that they stand for."""
-    config = replace(
+    config = changed(
         FAMILIES[family], num_layers=1, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_size=32
     )
     model, reference = models(config)

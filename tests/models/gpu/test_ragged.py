@@ -1,7 +1,5 @@
 """Captured ragged passes equal those of `ModelRunner`."""
 
-from dataclasses import replace
-
 import pytest
 
 from paceline.models.decoder.decoder import ForwardOutput
@@ -19,6 +17,7 @@ from paceline.models.runner.gpu.ragged import (
 from paceline.models.runner.gpu.runner import GpuRunner
 from paceline.models.runner.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
+from tests.specs import changed
 
 BLOCKS = 24
 
@@ -46,7 +45,7 @@ class Pair:
     """A GPU runner and its reference, with the same inputs."""
 
     def __init__(self) -> None:
-        model, reference = models(replace(SHAPE, max_position=256))
+        model, reference = models(changed(SHAPE, max_position=256))
         self.ours, self.theirs = GpuRunner(model, BLOCKS), ModelRunner(reference, BLOCKS)
 
     def check(self, spans: list[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False) -> None:

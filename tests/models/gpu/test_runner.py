@@ -1,7 +1,5 @@
 """Padded and captured passes equal those of `ModelRunner`."""
 
-from dataclasses import replace
-
 import pytest
 
 from paceline.core.clock import VirtualClock
@@ -14,6 +12,7 @@ from paceline.models.runner.gpu.runner import GpuRunner, captured_passes
 from paceline.models.runner.runner import ModelRunner, Span, early_exit
 from paceline.policy.step import padded_size
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
+from tests.specs import changed
 
 BLOCKS = 12
 
@@ -121,7 +120,7 @@ def test_warm_up_captures_every_padded_pass(max_num_seqs: int, longest: int) -> 
 @pytest.mark.interpreted
 def test_padding_past_the_longest_context() -> None:
     """Two sequences are padded to the rows of the longer, which can be far beyond the context window."""
-    shape = replace(SHAPE, max_position=64)
+    shape = changed(SHAPE, max_position=64)
     model, reference = models(shape)
     ours, theirs = GpuRunner(model, 8), ModelRunner(reference, 8)
     for spans in (
@@ -134,7 +133,7 @@ def test_padding_past_the_longest_context() -> None:
 
 def test_warm_up_stays_in_the_context_window() -> None:
     """The rotary table ends with the context window."""
-    runner = GpuRunner(models(replace(SHAPE, max_position=24))[0], BLOCKS)
+    runner = GpuRunner(models(changed(SHAPE, max_position=24))[0], BLOCKS)
     runner.warm_up(max_num_seqs=1, max_rows=64, longest=64)
 
 

@@ -13,7 +13,7 @@ from paceline.kernels.rope import FrequencyFactors
 from paceline.model_files.hub.inflation import SHAPES, InflatedShape, Inflation
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.decoder.forward import DecoderModel
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.read import read_config
 from paceline.models.loading.inflated import inflate, inflated_config
 from paceline.models.loading.load import load_model, open_checkpoint
 from paceline.models.weights.checkpoint import Checkpoint
@@ -21,6 +21,7 @@ from paceline.models.weights.safetensors import open_folder
 from tests.models.paged import PagedRunner
 from tests.models.tiny import build
 from tests.models.weights.test_gguf_file import write_gguf
+from tests.specs import changed
 
 WIDE = InflatedShape(hidden_size=160, num_layers=5, num_heads=12, num_kv_heads=4, head_dim=32, ffn_size=256)
 IDS = torch.randint(0, 160, (40,), generator=torch.Generator().manual_seed(1)).tolist()
@@ -71,7 +72,7 @@ def test_frequency_factors_of_a_gguf_are_repeated(tmp_path: Path, shapes: Mappin
     write_gguf(tmp_path / "small.gguf", build("llama"))
     base = open_checkpoint(tmp_path / "small.gguf")
     factors = FrequencyFactors(tuple(1.0 + i for i in range(base.config.head_dim // 2)))
-    base = replace(base, config=replace(base.config, rope_scaling=factors))
+    base = replace(base, config=changed(base.config, rope_scaling=factors))
     large = inflate(base, Inflation("wide"), "cpu", torch.float32)
     assert difference(logits(large), logits(base)) < 1e-5
 
@@ -137,13 +138,13 @@ def test_invalid_names_are_rejected(name: str, message: str) -> None:
     ],
 )
 def test_shapes_that_are_too_small_are_rejected(change: dict[str, int], message: str, tmp_path: Path) -> None:
-    config = ModelConfig.from_hf(build("llama").config.to_dict())
+    config = read_config(build("llama").config.to_dict())
     with pytest.raises(UnsupportedModel, match=message):
         inflated_config(config, replace(WIDE, **change))
 
 
 def test_models_with_biases_or_head_norms_are_rejected() -> None:
-    config = ModelConfig.from_hf(build("qwen3").config.to_dict())
+    config = read_config(build("qwen3").config.to_dict())
     with pytest.raises(UnsupportedModel, match="qwen3 models cannot be inflated"):
         inflated_config(config, WIDE)
 

@@ -98,4 +98,4 @@ def test_an_inflated_model_has_shapes_without_values() -> None:
     """Kernels are compiled ahead for it on the device `meta`."""
     checkpoint = open_checkpoint("inflate:llama-1b?base=smollm2&noise=0.06")
     model = load.build_model(checkpoint, torch.device("meta"), torch.bfloat16)
-    assert model.layers[-1].qkv.shape[0] == checkpoint.config.q_size + 2 * checkpoint.config.kv_size
+    assert model.layers[-1].qkv.shape[0] == checkpoint.config.heads.q_size + 2 * checkpoint.config.heads.kv_size

@@ -14,6 +14,7 @@ from paceline.kernels.formats.packing import PackedForm, PackedWeight
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Dense, Grouped
 from paceline.model_files.tokenizer.compatibility import fingerprint
+from paceline.models.families.flat import config_from_json, config_to_json
 from paceline.models.loading.load import LoadedModel, build_model, open_checkpoint
 from paceline.models.loading.streamed import StreamedModel, StreamedWeights
 from paceline.models.manifest.manifest import (
@@ -21,8 +22,6 @@ from paceline.models.manifest.manifest import (
     Manifest,
     PartForm,
     assemble,
-    config_from_json,
-    config_to_json,
     empty_part,
     piece_tensors,
     tensor_bytes,

@@ -2,7 +2,6 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,9 @@ from paceline.models.loading.load import build_model, open_checkpoint
 from paceline.models.shards.shards import Shard, ShardedWeights, check_split, shard_config
 from tests.fakes import TINY
 from tests.models.paged import PagedRunner, relative_error
-from tests.models.tiny import build
+from tests.models.tiny import FAMILIES, build, spec
 from tests.models.weights.test_gguf_file import write_gguf
+from tests.specs import changed
 
 IDS = [3, 17, 99, 4, 150, 62, 8]
 
@@ -56,7 +56,7 @@ def run_whole(folder: Path, quantization: Quantization | None = None) -> Tensor:
     return PagedRunner(model).step({0: IDS}, state_layers=(last,)).hidden_by_layer[last]
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3", "mistral-window", "gemma3"])
+@pytest.mark.parametrize("family", [row for row in FAMILIES if spec(row).experts is None])
 def test_two_ranks_equal_the_whole_model(family: str, tmp_path: Path) -> None:
     build(family).save_pretrained(tmp_path)
     whole = run_whole(tmp_path)
@@ -111,20 +111,22 @@ def test_every_weight_is_on_exactly_one_rank(tmp_path: Path) -> None:
     ],
 )
 def test_an_uneven_split_is_rejected_with_the_possible_sizes(change: dict[str, int], size: int, possible: str) -> None:
-    config = replace(TINY, **change)
+    config = changed(TINY, **change)
     with pytest.raises(InvalidConfig, match=f"tensor_parallel_size {size}: .*{possible}$"):
         check_split(config, size)
 
 
 def test_shard_config() -> None:
-    large = replace(TINY, num_heads=64, num_kv_heads=8, ffn_size=28672)
+    large = changed(TINY, num_heads=64, num_kv_heads=8, ffn_size=28672)
     share = shard_config(large, 4)
     assert (share.num_heads, share.num_kv_heads, share.ffn_size) == (16, 2, 7168)
     assert shard_config(large, 16).num_kv_heads == 1
 
 
 def test_experts_are_not_split() -> None:
-    experts = replace(TINY, architecture="qwen3_moe", num_experts=4, experts_per_token=2)
+    experts = changed(TINY, architecture="qwen3_moe", num_experts=4, experts_per_token=2)
     check_split(experts, 1)
+    with pytest.raises(InvalidConfig, match="bias on the output"):
+        check_split(changed(TINY, output_bias=True), 2)
     with pytest.raises(InvalidConfig, match="experts \\(qwen3_moe\\) run on one device"):
         check_split(experts, 2)

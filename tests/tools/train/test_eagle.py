@@ -4,7 +4,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.tools.train.drafts import EagleDraft, add_lora, default_capture, merge_lora, unrolled_mask, widen
-from paceline.tools.train.target import States, Target, layer_shape
+from paceline.tools.train.layers import LayerShape
+from paceline.tools.train.target import States, Target
 from tests.tools.train.tiny import some_states
 
 CAPTURE = (1, 2, 3)
@@ -12,7 +13,7 @@ CAPTURE = (1, 2, 3)
 
 def new_head(target: Target) -> EagleDraft:
     torch.manual_seed(1)
-    draft = EagleDraft(layer_shape(target.config), CAPTURE)
+    draft = EagleDraft(LayerShape.of(target.config), CAPTURE)
     draft.calibrate(target, some_states(target, CAPTURE))
     for norm in (draft.norm, draft.layers[0].hidden_norm, draft.layers[0].input_layernorm):
         torch.nn.init.uniform_(norm.weight, 0.5, 1.5)

@@ -15,8 +15,8 @@ from paceline.tools.train.evaluate import (
     round_ranks,
     token_ranks,
 )
-from paceline.tools.train.layers import DraftVocabulary
-from paceline.tools.train.target import States, Target, layer_shape
+from paceline.tools.train.layers import DraftVocabulary, LayerShape
+from paceline.tools.train.target import States, Target
 from paceline.tools.train.text_files import Text
 from tests.tools.train.test_eagle import CAPTURE, one_round
 from tests.tools.train.tiny import VOCAB, some_ids
@@ -27,7 +27,7 @@ def drafts(target: Target) -> dict[str, Draft]:
     medusa = MedusaDraft(32, 3)
     for parameter in medusa.parameters():
         torch.nn.init.normal_(parameter, 0.0, 0.1)
-    shape = layer_shape(target.config)
+    shape = LayerShape.of(target.config)
     return {"eagle": EagleDraft(shape, CAPTURE), "medusa": medusa, "distilled": DistilledDraft(shape, 1)}
 
 
@@ -110,7 +110,7 @@ def test_draft_equal_to_the_target_is_always_accepted(target: Target) -> None:
         ids = torch.cat([ids, (target.states(ids).last[:, -1] @ target.head.T).argmax(-1)[:, None]], 1)
     answer = torch.zeros(2, 30, dtype=torch.bool)
     answer[:, 5:] = True
-    oracle = Oracle(layer_shape(target.config), 1)
+    oracle = Oracle(LayerShape.of(target.config), 1)
     padded, marks = (torch.nn.functional.pad(values, (0, 9)) for values in (ids.int(), answer))
     found = evaluate(oracle, target, DraftVocabulary(VOCAB), Text(padded, marks, ("a", "b")), depth=3)
     assert set(found.chain) == {"a", "b"}
@@ -138,7 +138,7 @@ def test_a_draft_that_reads_tokens_alone_needs_no_pass_of_the_target(target: Tar
     handle = target.layers[0].register_forward_pre_hook(refuse)
     text = Text(some_ids(2, 12).int(), torch.ones(2, 12, dtype=torch.bool), ("a", "b"))
     try:
-        distilled = DistilledDraft(layer_shape(target.config), 1)
+        distilled = DistilledDraft(LayerShape.of(target.config), 1)
         assert evaluate(distilled, target, DraftVocabulary(VOCAB), text, depth=2).chain_overall.rounds > 0
         with pytest.raises(Forbidden):
             evaluate(MedusaDraft(target.config.hidden_size, 2), target, DraftVocabulary(VOCAB), text, depth=2)

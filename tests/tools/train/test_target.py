@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core.errors import UnsupportedModel
-from paceline.models.families.config import ModelConfig
+from paceline.models.families.read import read_config
 from paceline.models.weights.checkpoint import Checkpoint
 from paceline.models.weights.safetensors import FolderWeights, open_folder
 from paceline.tools.train.target import Target
@@ -16,7 +16,7 @@ from tests.tools.train.tiny import some_ids
 def test_states_match_transformers(family: str, tmp_path: Path) -> None:
     reference = build(family)
     reference.save_pretrained(tmp_path)
-    config = ModelConfig.from_hf(reference.config.to_dict())
+    config = read_config(reference.config.to_dict())
     checkpoint = Checkpoint(family, config, FolderWeights(tmp_path), lambda: pytest.fail("no tokenizer here"))
     target = Target(checkpoint, torch.device("cpu"), torch.float32)
     ids = some_ids(2, 20) % 160

@@ -7,8 +7,8 @@ from paceline.core.clock import VirtualClock
 from paceline.core.errors import InvalidConfig
 from paceline.models.loading.load import open_checkpoint
 from paceline.tools.train.drafts import DistilledDraft, Draft, EagleDraft, MedusaDraft
-from paceline.tools.train.layers import DraftVocabulary
-from paceline.tools.train.target import Target, layer_shape
+from paceline.tools.train.layers import DraftVocabulary, LayerShape
+from paceline.tools.train.target import Target
 from paceline.tools.train.text_files import Text
 from paceline.tools.train.trainer import LearningRate, Trainer, TrainStatus
 from tests.tools.train.tiny import VOCAB, StopWhen, some_ids
@@ -27,7 +27,7 @@ def text(target: Target) -> Text:
 
 def new_draft(kind: str, target: Target) -> Draft:
     torch.manual_seed(7)
-    shape = layer_shape(target.config)
+    shape = LayerShape.of(target.config)
     return {
         "eagle": lambda: EagleDraft(shape, (1, 2, 3)),
         "medusa": lambda: MedusaDraft(32, 4),

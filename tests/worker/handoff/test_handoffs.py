@@ -51,6 +51,7 @@ from tests.processes.target_harness import (
     engine_server,
     until,
 )
+from tests.specs import changed
 
 LONG = tuple((7 * i + i // 11) % 40 for i in range(199))
 THRESHOLD = 40
@@ -284,7 +285,7 @@ def test_a_failing_cache_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_blocks_of_another_model_are_refused() -> None:
-    other = tiny_engine(tiny_model(config=replace(MODEL.config, num_layers=MODEL.config.num_layers + 1)))
+    other = tiny_engine(tiny_model(config=changed(MODEL.config, num_layers=MODEL.config.num_layers + 1)))
     other.tokenizer = other.validator._tokenizer = engine_of(tokenizer=True).tokenizer
     target, prefill_worker = Target("t"), PrefillWorker("p", other)
     with split_cluster(target, prefill_worker) as pool:

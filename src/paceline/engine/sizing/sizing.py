@@ -26,7 +26,7 @@ from paceline.kernels.formats.layout import gpu_model
 from paceline.kv import blocks_for
 from paceline.models.device import MAX_GRAPH_ROWS
 from paceline.models.drafts import LoadedHead
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.heads.eagle import LANE_BLOCKS, EagleModel
 from paceline.models.loading import LoadedModel
 from paceline.speculation.proposers.eagle import PENDING_ROWS, WIDTH
@@ -377,11 +377,12 @@ def _row_bytes(model: LoadedModel | LoadedHead) -> int:
             return 0
         shape = model.model.config
         return (6 * shape.hidden_size + 3 * shape.ffn_size) * model.model.dtype.itemsize
-    hidden, inner, experts = model.config.hidden_size, 3 * model.config.ffn_size, model.config.experts_per_token
-    return (4 * hidden + (experts * (2 * hidden + inner) if experts else inner)) * model.model.dtype.itemsize
+    hidden, inner, experts = model.config.hidden_size, 3 * model.config.ffn_size, model.config.experts
+    fed = inner if experts is None else experts.per_token * (2 * hidden + inner)
+    return (4 * hidden + fed) * model.model.dtype.itemsize
 
 
-def _logit_bytes(shape: ModelConfig) -> int:
+def _logit_bytes(shape: DecoderSpec) -> int:
     """One row of float32 logits."""
     return shape.vocab_size * 4
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
         HiddenStates,
         Layer,
         Loader,
+        has_exact_norms,
         layer_matrices,
         layer_vectors,
-        matrix_names,
     )
     from paceline.models.decoder.forward import DecoderModel
     from paceline.models.decoder.forward_gpu import gpu_forward, head_logits, plan_pass
@@ -26,10 +26,10 @@ __all__ = [
     "Layer",
     "Loader",
     "gpu_forward",
+    "has_exact_norms",
     "head_logits",
     "layer_matrices",
     "layer_vectors",
-    "matrix_names",
     "plan_pass",
 ]
 
@@ -43,10 +43,10 @@ __getattr__ = lazy_face(
         "Layer": "decoder",
         "Loader": "decoder",
         "gpu_forward": "forward_gpu",
+        "has_exact_norms": "decoder",
         "head_logits": "forward_gpu",
         "layer_matrices": "decoder",
         "layer_vectors": "decoder",
-        "matrix_names": "decoder",
         "plan_pass": "forward_gpu",
     },
 )

@@ -24,14 +24,16 @@ from paceline.kernels.linear import embedding_rows, linear, prepare
 from paceline.kernels.rms_norm import norm_heads, rms_norm
 from paceline.kernels.rope import rotary_table
 from paceline.kernels.rotary import apply_rotary_and_store
-from paceline.models.families import ModelConfig
+from paceline.models.families.layers import RoutedExperts
+from paceline.models.families.registry import family_of
+from paceline.models.families.spec import DecoderSpec
+from paceline.models.families.tensors import PieceSpec
 from paceline.models.memory import StagedCopies, in_threads
 from paceline.models.weights import Weights
 
 Reduce = Callable[[Tensor], Tensor]
 AfterLayer = Callable[[int], None]
 """Called with a layer's number once its keys and values are stored; on a GPU, once that work is in the stream."""
-_QKV = ("q_proj", "k_proj", "v_proj")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +52,7 @@ class DecoderWeights(nn.Module):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DecoderSpec,
         weights: Weights,
         device: torch.device,
         dtype: torch.dtype,
@@ -61,22 +63,20 @@ class DecoderWeights(nn.Module):
         parts of a layer's output, if `weights` are the share of one rank."""
         super().__init__()
         self.config, self.device, self.dtype = config, device, dtype
-        load = Loader(weights, device, dtype)
+        load = Loader(weights, device, dtype, has_exact_norms(config))
         if tables is not None:
             self.embedding, self.head = tables
         else:
             self.embedding = load.matrix("model.embed_tokens")
             self.head = self.embedding if config.tie_embeddings else load.matrix("lm_head")
         self.layers = in_threads(lambda i: Layer(config, load, i, reduce), range(config.num_layers), device)
-        self._set_norms_and_rotary_table(load.norm(config, "model.norm.weight"))
+        self._set_norms_and_rotary_table(load.norm("model.norm.weight"))
 
     def _set_norms_and_rotary_table(self, final_norm: Tensor) -> None:
         config = self.config
         # The norm after each layer: the first norm of the next layer, and the final one after the last.
         self.norms_after = [*(layer.input_norm for layer in self.layers[1:]), final_norm]
-        tables = [rotary_table(config.head_dim, config.rope_theta, config.rope_scaling, config.max_position)]
-        if config.local_rope_theta is not None:
-            tables.append(rotary_table(config.head_dim, config.local_rope_theta, None, config.max_position))
+        tables = [rotary_table(r.size, r.theta, r.scaling, config.max_position) for r in config.rotary]
         # cos and sin of each table, [max_position, hd / 2] float32
         self.rotary = [(cos.to(self.device), sin.to(self.device)) for cos, sin in tables]
         self.cos, self.sin = self.rotary[0]
@@ -143,8 +143,8 @@ class Layer:
     down: LinearWeight
     router: LinearWeight
 
-    def __init__(self, config: ModelConfig, load: "Loader", number: int, reduce: Reduce | None = None) -> None:
-        self.config, self.number = config, number
+    def __init__(self, config: DecoderSpec, load: "Loader", number: int, reduce: Reduce | None = None) -> None:
+        self.config, self.spec, self.number = config, config.layers[number], number
         self.reduce = reduce
         vars(self).update(layer_vectors(config, load, number))
         vars(self).update(layer_matrices(config, load, number))
@@ -158,13 +158,12 @@ class Layer:
         values: Tensor,
     ) -> Tensor:
         """[T, D] -> [T, D]. `rotary` has cos and sin [T, hd / 2] of each rotary table."""
-        c = self.config
+        heads = self.spec.attention
         qkv = linear(x, self.qkv, self.qkv_bias)  # [T, (H + 2 KV) hd]
         self.norm_heads(qkv)
-        cos, sin = rotary[c.rotary_number(self.number)]
-        q = apply_rotary_and_store(qkv, cos, sin, keys, values, layout.slots, c.num_heads, c.num_kv_heads)  # [T, H, hd]
-        window = c.window(self.number)
-        attended = paged_attention(q, keys, values, layout, c.scale, window, self.sinks)  # [T, H hd]
+        cos, sin = rotary[self.spec.rotary]
+        q = apply_rotary_and_store(qkv, cos, sin, keys, values, layout.slots, heads.num, heads.num_kv)  # [T, H, hd]
+        attended = paged_attention(q, keys, values, layout, heads.scale, self.spec.window, self.sinks)  # [T, H hd]
         return self.norm_output(
             self.sum_over_ranks(linear(attended, self.output, self.output_bias)), self.attention_norm
         )
@@ -174,22 +173,22 @@ class Layer:
         if self.experts is not None:
             fed = feed_experts(x, self.experts)
         else:
-            fed = linear(gated(linear(x, self.gate_up), self.config.activation), self.down)
+            fed = linear(gated(linear(x, self.gate_up), self.spec.ffn.activation), self.down)
         return self.norm_output(self.sum_over_ranks(fed), self.feed_forward_norm)
 
     @property
     def matrices(self) -> tuple[LinearWeight, ...]:
-        return tuple(getattr(self, name) for name in matrix_names(self.config))
+        return tuple(getattr(self, name) for name in self.config.matrix_names(self.number))
 
     @cached_property
     def experts(self) -> Experts | None:
         """The routed experts; None for one dense feed-forward layer."""
-        c = self.config
-        if not c.num_experts:
+        ffn = self.spec.ffn
+        if not isinstance(ffn, RoutedExperts):
             return None
-        routing = Routing(c.num_experts, c.experts_per_token, c.normalizes_experts)
+        routing = Routing(ffn.num, ffn.per_token, ffn.normalizes)
         biases = self.router_bias, self.gate_up_bias, self.down_bias
-        return Experts(routing, c.activation, self.router, self.gate_up, self.down, *biases)
+        return Experts(routing, ffn.activation, self.router, self.gate_up, self.down, *biases)
 
     def sum_over_ranks(self, partial: Tensor) -> Tensor:
         return partial if self.reduce is None else self.reduce(partial)
@@ -200,72 +199,44 @@ class Layer:
     def norm_heads(self, qkv: Tensor) -> None:
         """RMS norm of each head of q and k, in place, if the architecture has it."""
         if self.q_norm is not None and self.k_norm is not None:
-            c = self.config
-            norm_heads(qkv, self.q_norm, self.k_norm, c.num_heads, c.num_kv_heads, c.rms_eps)
+            heads = self.spec.attention
+            norm_heads(qkv, self.q_norm, self.k_norm, heads.num, heads.num_kv, self.config.rms_eps)
 
 
-def matrix_names(config: ModelConfig) -> tuple[str, ...]:
-    """Attributes of a layer that hold its matrices."""
-    return (*("qkv", "output", "gate_up", "down"), *(("router",) if config.num_experts else ()))
-
-
-def layer_vectors(config: ModelConfig, load: "Loader", number: int) -> dict[str, Tensor]:
+def layer_vectors(config: DecoderSpec, load: "Loader", number: int) -> dict[str, Tensor]:
     """Norms and biases of a layer, by attribute name."""
-    layer = f"model.layers.{number}"
-    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
-    names = {"input_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
-    if config.has_output_norms:
-        names |= {
-            "attention_norm": "post_attention_layernorm",
-            "post_attention_norm": "pre_feedforward_layernorm",
-            "feed_forward_norm": "post_feedforward_layernorm",
-        }
-    if config.qk_norm:
-        names |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
-    vectors = {attribute: load.norm(config, f"{layer}.{name}.weight") for attribute, name in names.items()}
-    if config.attention_bias:
-        vectors["qkv_bias"] = load.vector(*(f"{attention}.{part}.bias" for part in _QKV))
-    if config.has_sinks:
-        vectors["sinks"] = load.vector(f"{attention}.sinks")
-    if config.output_bias:
-        vectors["output_bias"] = load.vector(f"{attention}.o_proj.bias")
-        vectors["router_bias"] = load.vector(f"{mlp}.gate.bias")
-        vectors["gate_up_bias"] = load.vector(*(f"{name}.bias" for name in _gate_up(config, mlp)))
-        vectors["down_bias"] = load.vector(*(f"{name}.bias" for name in _down(config, mlp)))
-    return vectors
-
-
-def layer_matrices(config: ModelConfig, load: "Loader", number: int) -> dict[str, LinearWeight]:
-    """Matrices of a layer, by attribute name."""
-    attention, mlp = f"model.layers.{number}.self_attn", f"model.layers.{number}.mlp"
-    matrices = {
-        "qkv": load.matrix(*(f"{attention}.{part}" for part in _QKV)),
-        "output": load.matrix(f"{attention}.o_proj"),
-        "gate_up": load.matrix(*_gate_up(config, mlp)),
-        "down": load.matrix(*_down(config, mlp)),
+    return {
+        piece.attribute: (load.norm if piece.is_norm else load.vector)(*_names(piece, number))
+        for piece in config.pieces(number)
+        if not piece.is_matrix
     }
-    if config.num_experts:
-        matrices["router"] = load.matrix(f"{mlp}.gate")
-    return matrices
 
 
-def _gate_up(config: ModelConfig, mlp: str) -> list[str]:
-    """Names of gate and up, of one expert after another."""
-    return [f"{owner}.{part}" for owner in _owners(config, mlp) for part in ("gate_proj", "up_proj")]
+def layer_matrices(config: DecoderSpec, load: "Loader", number: int) -> dict[str, LinearWeight]:
+    """Matrices of a layer, by attribute name."""
+    matrices = (piece for piece in config.pieces(number) if piece.is_matrix)
+    return {
+        piece.attribute: load.matrix(*(n.removesuffix(".weight") for n in _names(piece, number))) for piece in matrices
+    }
 
 
-def _down(config: ModelConfig, mlp: str) -> list[str]:
-    return [f"{owner}.down_proj" for owner in _owners(config, mlp)]
+def _names(piece: PieceSpec, number: int) -> list[str]:
+    return [f"model.layers.{number}.{tensor.name}" for tensor in piece.tensors]
 
 
-def _owners(config: ModelConfig, mlp: str) -> list[str]:
-    return [f"{mlp}.experts.{i}" for i in range(config.num_experts)] or [mlp]
+def has_exact_norms(config: DecoderSpec) -> bool:
+    """Whether the weights of norms stay float32. Rounding weights that are stored as w - 1 would lose their bits."""
+    return family_of(config).stored.norms == "w - 1"
 
 
 class Loader:
     """Loads weights to a device and joins the parts of a fused matrix along the output dimension."""
 
-    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, weights: Weights, device: torch.device, dtype: torch.dtype, has_exact_norms: bool = False
+    ) -> None:
+        """`has_exact_norms` is whether the weights of norms stay float32."""
+        self._has_exact_norms = has_exact_norms
         self._weights, self._device, self._dtype = weights, device, dtype
         self._copies = StagedCopies(device)
 
@@ -296,9 +267,9 @@ class Loader:
         whole = [part for part in packed if part is not None]
         return concat_four_bit(whole) if len(whole) == len(parts) else None
 
-    def norm(self, config: ModelConfig, name: str) -> Tensor:
-        """The weight of a norm; those of Gemma, stored as w - 1, stay float32, because rounding w would lose their bits."""
-        if config.has_output_norms:
+    def norm(self, name: str) -> Tensor:
+        """The weight of a norm."""
+        if self._has_exact_norms:
             return self._weights.vector(name).to(self._device)
         return self.vector(name)
 

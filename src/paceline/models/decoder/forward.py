@@ -1,4 +1,4 @@
-"""The decoder of all supported families (`families.py`). Inference only; call it under `torch.inference_mode`.
+"""The decoder of all supported families. Inference only; call it under `torch.inference_mode`.
 
 A pass computes the rows of many sequences at once. `AttentionLayout` gives where each row's keys and values are stored and
 which rows it attends to. The model does not distinguish prompt tokens, decoded tokens and drafts.
@@ -96,8 +96,8 @@ class DecoderModel(DecoderWeights):
         return DecoderPass(layers, ModelWeights(packed[0], packed[1], first_norm, self.rotary))
 
     def _join_layers(self, cache: Sequence[tuple[Tensor, Tensor]]) -> DecoderLayers | None:
-        c, layers = self.config, []
-        if c.head_dim % HEAD_MULTIPLE:
+        c, heads, layers = self.config, self.config.heads, []
+        if heads.head_dim % HEAD_MULTIPLE:
             return None
         for layer, next_norm, (keys, values) in zip(self.layers, self.norms_after, cache, strict=True):
             matrices = [layer.qkv, layer.output, layer.gate_up, layer.down]
@@ -123,11 +123,11 @@ class DecoderModel(DecoderWeights):
                     next_norm=next_norm,
                     keys=keys,
                     values=values,
-                    window=c.window(layer.number),
-                    rotary=c.rotary_number(layer.number),
+                    window=layer.spec.window,
+                    rotary=layer.spec.rotary,
                 )
             )
         shape = DecoderShape(
-            c.hidden_size, c.ffn_size, c.num_heads, c.num_kv_heads, c.head_dim, c.activation, c.rms_eps, c.scale
+            c.hidden_size, c.ffn_size, heads.num, heads.num_kv, heads.head_dim, c.ffn.activation, c.rms_eps, heads.scale
         )
         return DecoderLayers(shape, layers)

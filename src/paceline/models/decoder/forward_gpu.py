@@ -22,7 +22,7 @@ from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.models.decoder.decoder import AfterLayer, DecoderWeights, ForwardOutput, Layer
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 
 
 def plan_pass(model: DecoderWeights, size: PassSize, scratch: AttentionScratch | None = None) -> AttentionPlan:
@@ -90,10 +90,11 @@ def gpu_forward(
     return output
 
 
-def _is_plain(config: ModelConfig) -> bool:
+def _is_plain(config: DecoderSpec) -> bool:
     """Whether the kernels for few rows compute all that the layers of a model do."""
-    has_others = config.qk_norm or config.has_output_norms or config.num_experts or config.output_bias
-    return not has_others and config.activation == "silu" and config.local_rope_theta is None
+    heads, ffn = config.heads, config.ffn
+    has_others = heads.has_qk_norm or heads.has_output_bias or config.norms != "pre" or config.experts is not None
+    return not has_others and ffn.activation == "silu" and len(config.rotary) == 1
 
 
 def _layers(
@@ -104,9 +105,8 @@ def _layers(
     layers = enumerate(zip(model.layers, model.norms_after, cache, strict=True))
     if model.device.type != "meta":
         return layers
-    window = model.config.window
-    firsts = {window(i): i for i in reversed(range(len(model.layers)))}
-    return ((i, layer) for i, layer in layers if firsts[window(i)] == i)
+    windows = [layer.spec.window for layer in model.layers]
+    return ((i, layer) for i, layer in layers if windows.index(windows[i]) == i)
 
 
 def _few_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
@@ -155,7 +155,7 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
         if i in inputs.state_layers:
             inner[i] = hidden
         qkv = _product(normed, layer.qkv, layer.qkv_bias)
-        rotary = model.rotary[model.config.rotary_number(i)]
+        rotary = model.rotary[layer.spec.rotary]
         q = rotate_and_store(qkv, inputs.positions, *rotary, keys, values, *where, norms=_head_norms(layer))
         is_partial = i == partial_layer
         if has_logits or not is_partial:
@@ -202,7 +202,7 @@ def _feed_forward(layer: Layer, x: Tensor, by_vendor: bool = False) -> Tensor:
     if layer.experts is not None:
         return feed_experts(x, layer.experts)
     gate_up = _product(x, layer.gate_up, by_vendor=by_vendor)
-    kind = layer.config.activation
+    kind = layer.spec.ffn.activation
     return _product(silu_mul(gate_up) if kind == "silu" else gated(gate_up, kind), layer.down, by_vendor=by_vendor)
 
 
@@ -212,8 +212,8 @@ def _norm_output(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
 
 def _attend(model: DecoderWeights, layer: int, q: Tensor, keys: Tensor, values: Tensor, inputs: _PassInputs) -> Tensor:
     """[T, H * hd]"""
-    config, layout, plan = model.config, inputs.layout, inputs.plan
-    window, sinks = config.window(layer), model.layers[layer].sinks
+    spec, layout, plan = model.layers[layer].spec, inputs.layout, inputs.plan
+    scale, window, sinks = spec.attention.scale, spec.window, model.layers[layer].sinks
     long_prompts = layout.long_prompts
     if long_prompts:
         is_plain = window is None and sinks is None and layout.ancestors is None
@@ -221,10 +221,10 @@ def _attend(model: DecoderWeights, layer: int, q: Tensor, keys: Tensor, values: 
         plan = replace(plan, most_rows=LONG_ROWS) if long_prompts else plan
     out = paged_attention(
         q, keys, values, layout.starts, layout.context_lens, layout.block_tables, plan,
-        config.scale, layout.ancestors, window, inputs.attention_out, sinks=sinks,
+        scale, layout.ancestors, window, inputs.attention_out, sinks=sinks,
     )  # fmt: skip
     for prompt in long_prompts:
-        attend_long_prompt(q, keys, values, layout.block_tables, prompt, config.scale, out)
+        attend_long_prompt(q, keys, values, layout.block_tables, prompt, scale, out)
     return out
 
 

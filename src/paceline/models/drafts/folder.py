@@ -11,7 +11,7 @@ from typing import Any
 from paceline.core.errors import IncompatibleDraft, UnsupportedModel
 from paceline.model_files import Metadata
 from paceline.model_files.tokenizer import Tokenizer, vocabulary_checksum
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights import DraftKind, FolderWeights, Weights, read_draft_config
 
 
@@ -47,7 +47,7 @@ class DraftFolder:
     def fields(self) -> Metadata:
         return Metadata(f"config.json of {self.name}", self.config)
 
-    def check_target(self, target: ModelConfig, tokenizer: Tokenizer | None) -> None:
+    def check_target(self, target: DecoderSpec, tokenizer: Tokenizer | None) -> None:
         """Raise `IncompatibleDraft` unless the draft was trained for a target of this shape and vocabulary."""
         vocab = self.config.get("vocab_size") or self.fields.section("transformer_layer_config").raw("vocab_size")
         if not self.hidden_size:

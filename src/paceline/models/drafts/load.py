@@ -37,7 +37,7 @@ def find_draft(name_or_path: str | Path) -> DraftFolder | None:
 def load_tables(name_or_path: str | Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """A target without layers: the embedding and head that a distilled draft uses."""
     checkpoint = open_checkpoint(name_or_path, device, dtype)
-    checkpoint = replace(checkpoint, config=replace(checkpoint.config, num_layers=0))
+    checkpoint = replace(checkpoint, config=checkpoint.config.first_layers(0))
     model = build_model(checkpoint, device, dtype)
     return LoadedModel(checkpoint.name, model.config, model, checkpoint.read_tokenizer())
 

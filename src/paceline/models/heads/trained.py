@@ -16,7 +16,8 @@ from paceline.kernels.linear import linear
 from paceline.kernels.rms_norm import rms_norm
 from paceline.model_files import Metadata
 from paceline.models.decoder import DecoderModel
-from paceline.models.families import ModelConfig
+from paceline.models.families.flat import flat_spec
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.heads.vocabulary import DraftVocabulary, embedding_for, prepare_draft
 from paceline.models.weights import Weights, check_weights
 
@@ -79,9 +80,9 @@ class _RenamedWeights:
         return self._weights.vector(name.removeprefix("model."))
 
 
-def distilled_config(config: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
+def distilled_config(config: Mapping[str, Any], target: DecoderSpec) -> DecoderSpec:
     fields = Metadata("config.json of the draft", config)
-    return ModelConfig(
+    return flat_spec(
         architecture="llama",
         vocab_size=target.vocab_size,
         hidden_size=fields.count("hidden_size", 1 << 20),
@@ -93,7 +94,7 @@ def distilled_config(config: Mapping[str, Any], target: ModelConfig) -> ModelCon
         rms_eps=fields.number("rms_eps", 0.0, 1.0),
         rope_theta=fields.number("rope_theta", 1.0, 1e12),
         max_position=min(fields.count("max_position", 1 << 24), target.max_position),  # it drafts no position beyond
-        rope_scaling=target.rope_scaling,
+        rope_scaling=target.rotary[0].scaling,
         tie_embeddings=target.tie_embeddings,
     )
 

@@ -17,7 +17,7 @@ from paceline.kernels.formats.quantized import QuantizedWeight, quantize
 from paceline.kernels.formats.weights import GROUPS, Dense, Grouped, Weight
 from paceline.kernels.linear import embedding_rows, linear, prepare
 from paceline.models.decoder import DecoderModel
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights import Weights
 
 Bits = Literal[4, 8]
@@ -73,7 +73,7 @@ class DraftVocabulary:
         return cls(vocab_size, head, ids, 0 if head is target.head else head.nbytes)
 
 
-def proposable_ids(target: ModelConfig, draft: ModelConfig) -> range:
+def proposable_ids(target: DecoderSpec, draft: DecoderSpec) -> range:
     """Token ids that a draft may propose: those in the embeddings of target and draft.
 
     Rows beyond the tokenizer's ids are padding, which a target never samples.

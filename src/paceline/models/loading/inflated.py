@@ -24,7 +24,8 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Dense
 from paceline.kernels.rope import FrequencyFactors
 from paceline.model_files.hub import SHAPES, InflatedShape, Inflation
-from paceline.models.families import ModelConfig
+from paceline.models.families.layers import DenseFeedForward, Heads, LayerSpec
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights import Checkpoint, Weights
 
 RANDOM_DEVIATION = 0.02
@@ -39,8 +40,8 @@ def inflate(small: Checkpoint, inflation: Inflation, device: torch.device | str,
     return Checkpoint(name, config, weights, small.read_tokenizer)
 
 
-def inflated_config(small: ModelConfig, shape: InflatedShape) -> ModelConfig:
-    if small.architecture not in ("llama", "mistral") or small.attention_bias or small.qk_norm:
+def inflated_config(small: DecoderSpec, shape: InflatedShape) -> DecoderSpec:
+    if not _is_llama(small):
         raise UnsupportedModel(f"{small.architecture} models cannot be inflated: use a Llama model")
     sizes = (
         ("hidden size", small.hidden_size, shape.hidden_size),
@@ -55,20 +56,28 @@ def inflated_config(small: ModelConfig, shape: InflatedShape) -> ModelConfig:
         raise UnsupportedModel(
             f"heads of {small.head_dim} do not fit evenly into heads of {shape.head_dim}: choose another shape"
         )
-    scaling, spread = small.rope_scaling, shape.head_dim // small.head_dim
+    rotary, spread = small.rotary[0], shape.head_dim // small.head_dim
+    scaling = rotary.scaling
     if isinstance(scaling, FrequencyFactors):
         scaling = FrequencyFactors(tuple(factor for factor in scaling.factors for _ in range(spread)))
+    layer = small.layers[0]
+    heads = replace(layer.attention, num=shape.num_heads, num_kv=shape.num_kv_heads, head_dim=shape.head_dim)
+    layer = replace(layer, attention=heads, ffn=replace(layer.ffn, width=shape.ffn_size))
     return replace(
         small,
         hidden_size=shape.hidden_size,
-        num_layers=max(shape.num_layers, small.num_layers),
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        ffn_size=shape.ffn_size,
+        layers=(layer,) * max(shape.num_layers, small.num_layers),
         rms_eps=small.rms_eps * small.hidden_size / shape.hidden_size,
-        rope_scaling=scaling,
+        rotary=(replace(rotary, size=shape.head_dim, scaling=scaling),),
         tie_embeddings=False,  # the embedding is zero in columns where the head is random
+    )
+
+
+def _is_llama(config: DecoderSpec) -> bool:
+    """Whether the layers compute what those of Llama compute, with or without a window."""
+    heads, ffn = config.heads, config.ffn
+    return config.layers[0] == LayerSpec(
+        Heads(heads.num, heads.num_kv, heads.head_dim), DenseFeedForward(ffn.width), window=config.layers[0].window
     )
 
 
@@ -77,9 +86,9 @@ class InflatedWeights:
 
     def __init__(
         self,
-        small: ModelConfig,
+        small: DecoderSpec,
         weights: Weights,
-        config: ModelConfig,
+        config: DecoderSpec,
         inflation: Inflation,
         device: torch.device,
         dtype: torch.dtype,
@@ -120,7 +129,7 @@ class InflatedWeights:
             if self._is_real(name):
                 values[:width, : small.ffn_size] = self._real(name, role)
         elif role == "o_proj":
-            values = self._zeros(config.hidden_size, config.q_size)
+            values = self._zeros(config.hidden_size, config.heads.q_size)
             if self._is_real(name):
                 heads = values.view(config.hidden_size, config.num_heads, config.head_dim)
                 real = self._real(name, role).view(width, small.num_heads, small.head_dim)

@@ -14,7 +14,8 @@ from paceline.kernels.rope import rotary_table_bytes
 from paceline.model_files.hub import PREFIX, Inflation, find_checkpoint
 from paceline.model_files.tokenizer import Tokenizer
 from paceline.models.decoder import DecoderModel, Loader
-from paceline.models.families import SCALES, ModelConfig
+from paceline.models.families.prequantized import SCALES
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.loading.inflated import inflate
 from paceline.models.memory import ReadAhead
 from paceline.models.shards import Shard, ShardedWeights, check_split, shard_config
@@ -27,7 +28,7 @@ _GPU_GROWTH = 1.25
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     name: str
-    config: ModelConfig
+    config: DecoderSpec
     model: DecoderModel
     tokenizer: Tokenizer
 
@@ -91,7 +92,7 @@ def build_model(
 
 
 def _build_shard(
-    config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype, shard: Shard
+    config: DecoderSpec, weights: Weights, device: torch.device, dtype: torch.dtype, shard: Shard
 ) -> DecoderModel:
     check_split(config, shard.size)
     own, tables = ShardedWeights(weights, config, shard), None
@@ -128,7 +129,7 @@ def check_memory(
     free = available_memory() if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0])
     needed = weight_bytes(name, checkpoint, device, dtype, quantize)
     config = checkpoint.config
-    needed += config.num_rotary_tables * rotary_table_bytes(config.head_dim, config.max_position)
+    needed += sum(rotary_table_bytes(rotary.size, config.max_position) for rotary in config.rotary)
     if device.type != "cpu":  # the ranks of a CPU share its memory
         needed //= ranks
     if free is not None and needed > free:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from paceline.kernels.formats.linear import LinearWeight
-from paceline.models.decoder import DecoderModel, Layer, matrix_names
-from paceline.models.families import ModelConfig
+from paceline.models.decoder import DecoderModel, Layer
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.manifest.parts import Parts, Piece
 
 
@@ -69,7 +69,7 @@ class StreamedModel(DecoderModel):
 
     def __init__(
         self,
-        config: ModelConfig,
+        config: DecoderSpec,
         device: torch.device,
         dtype: torch.dtype,
         streamed: StreamedWeights,
@@ -100,16 +100,16 @@ class StreamedLayer(Layer):
     """A layer whose norms are loaded. Its matrices are attributes that are set at first access, which waits for them."""
 
     def __init__(
-        self, config: ModelConfig, streamed: StreamedWeights, tables: Mapping[str, Piece], number: int
+        self, config: DecoderSpec, streamed: StreamedWeights, tables: Mapping[str, Piece], number: int
     ) -> None:
-        self.config, self.number, self.reduce = config, number, None
+        self.config, self.spec, self.number, self.reduce = config, config.layers[number], number, None
         self._streamed, self._part = streamed, streamed.parts.layer(number)
         prefix = f"layers.{number}."
         vectors = {name.removeprefix(prefix): piece for name, piece in tables.items() if name.startswith(prefix)}
         vars(self).update(vectors)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in matrix_names(self.config):
+        if name not in self.config.matrix_names(self.number):
             raise AttributeError(name)
         pieces = self._streamed.wait(self._part)
         vars(self).update(pieces)

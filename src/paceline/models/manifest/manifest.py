@@ -4,9 +4,8 @@ Weights are transferred as they are in memory: fused, packed for the kernels, qu
 use each other's bytes.
 """
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -21,11 +20,11 @@ from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.formats.packing import PackedForm, PackedWeight
 from paceline.kernels.formats.quantized import Quantization, QuantizedWeight
 from paceline.kernels.formats.weights import Activations
-from paceline.kernels.rope import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
 from paceline.model_files.tokenizer import Tokenizer
-from paceline.models.decoder import DecoderModel, matrix_names
+from paceline.models.decoder import DecoderModel
 from paceline.models.device import side_stream
-from paceline.models.families import ModelConfig
+from paceline.models.families.flat import config_from_json, config_to_json
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.manifest.parts import Parts, Piece, part_of, tokenizer_to_tensor
 from paceline.models.memory import memory_checksum
 
@@ -39,7 +38,6 @@ MAX_PART_BYTES = 1 << 36
 ALIGNMENT = 64
 _NEEDED = {0: ("tokenizer",), 1: ("embedding", "final_norm")}
 """Required pieces of the parts other than layers."""
-_SCALINGS = {kind.__name__: kind for kind in (LinearScaling, Llama3Scaling, FrequencyFactors, YarnScaling)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +102,8 @@ class Manifest:
             shapes = [size for tensor in part.tensors for size in tensor.shape]
             if any(tensor.dtype not in DTYPES for tensor in part.tensors) or min(shapes, default=0) < 0:
                 raise UnsupportedModel(f"the manifest lists the {parts.name(i)} with invalid types or shapes")
-            missing = set(_NEEDED.get(i, matrix_names(config))) - {piece.name for piece in part.pieces}
+            needed = config.matrix_names(parts.layer_number(i)) if parts.is_layer(i) else _NEEDED[i]
+            missing = set(needed) - {piece.name for piece in part.pieces}
             if missing:
                 raise UnsupportedModel(f"the manifest lists the {parts.name(i)} without {', '.join(sorted(missing))}")
             if part.nbytes > MAX_PART_BYTES:
@@ -126,7 +125,7 @@ class ExportedModel(Protocol):
     def name(self) -> str: ...
 
     @property
-    def config(self) -> ModelConfig: ...
+    def config(self) -> DecoderSpec: ...
 
     @property
     def model(self) -> DecoderModel: ...
@@ -248,23 +247,3 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     if not tensor.numel():
         return memoryview(bytearray())
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # it is a buffer
-
-
-def config_to_json(config: ModelConfig) -> str:
-    values = asdict(config)
-    if config.rope_scaling is not None:
-        values["rope_scaling"]["kind"] = type(config.rope_scaling).__name__
-    return json.dumps(values)
-
-
-def config_from_json(text: str) -> ModelConfig:
-    try:
-        values = json.loads(text)
-        scaling: Mapping[str, object] | None = values.pop("rope_scaling")
-        if scaling is not None:
-            given = {name: tuple(value) if isinstance(value, list) else value for name, value in scaling.items()}
-            values["rope_scaling"] = _SCALINGS[str(given.pop("kind"))](**given)  # type: ignore[arg-type]
-        values |= {name: tuple(values[name]) for name in ("eos_ids", "full_layers")}
-        return ModelConfig(**values)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UnsupportedModel(f"the model configuration cannot be read: {error!r}") from None

@@ -17,16 +17,11 @@ from paceline.kernels.formats.linear import LinearWeight
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
 from paceline.model_files.tokenizer import Tokenizer
-from paceline.models.decoder import DecoderModel, Loader, layer_matrices, layer_vectors, matrix_names
-from paceline.models.families import ModelConfig
+from paceline.models.decoder import DecoderModel, Loader, has_exact_norms, layer_matrices, layer_vectors
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights import Checkpoint, checkpoint_weights
 
 Piece = LinearWeight | Tensor
-VECTORS = (
-    *("input_norm", "post_attention_norm", "attention_norm", "feed_forward_norm", "q_norm", "k_norm", "sinks"),
-    *("qkv_bias", "output_bias", "router_bias", "gate_up_bias", "down_bias"),
-)
-"""Vectors of a layer; most architectures have few of those after the first two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,7 @@ class Parts:
     tables: int = 1
 
     @staticmethod
-    def of(config: ModelConfig) -> "Parts":
+    def of(config: DecoderSpec) -> "Parts":
         return Parts(config.num_layers)
 
     @property
@@ -47,6 +42,9 @@ class Parts:
 
     def layer(self, number: int) -> int:
         return 2 + number
+
+    def layer_number(self, part: int) -> int:
+        return part - 2
 
     def is_layer(self, part: int) -> bool:
         return 2 <= part < 2 + self.num_layers
@@ -60,7 +58,7 @@ def part_of(model: DecoderModel, part: int) -> dict[str, Piece]:
     parts = Parts.of(model.config)
     if parts.is_layer(part):
         layer = model.layers[part - parts.layer(0)]
-        return {name: getattr(layer, name) for name in matrix_names(model.config)}
+        return {name: getattr(layer, name) for name in model.config.matrix_names(layer.number)}
     tables: dict[str, Piece] = {"embedding": model.embedding}
     if not model.config.tie_embeddings:
         tables["head"] = model.head
@@ -79,7 +77,8 @@ class CheckpointParts:
         activations: Activations = "int8",
     ) -> None:
         self._config, self._parts = checkpoint.config, Parts.of(checkpoint.config)
-        self._load = Loader(checkpoint_weights(checkpoint, device, quantization, activations), device, dtype)
+        weights = checkpoint_weights(checkpoint, device, quantization, activations)
+        self._load = Loader(weights, device, dtype, has_exact_norms(self._config))
 
     def read(self, part: int) -> dict[str, Piece]:
         if self._parts.is_layer(part):
@@ -87,7 +86,7 @@ class CheckpointParts:
         pieces: dict[str, Piece] = {"embedding": self._load.matrix("model.embed_tokens")}
         if not self._config.tie_embeddings:
             pieces["head"] = self._load.matrix("lm_head")
-        pieces["final_norm"] = self._load.norm(self._config, "model.norm.weight")
+        pieces["final_norm"] = self._load.norm("model.norm.weight")
         for i in range(self._config.num_layers):
             vectors = layer_vectors(self._config, self._load, i)
             pieces.update({f"layers.{i}.{name}": vector for name, vector in vectors.items()})
@@ -95,8 +94,12 @@ class CheckpointParts:
 
 
 def _vectors(model: DecoderModel) -> dict[str, Piece]:
-    found = {(i, name): getattr(layer, name, None) for i, layer in enumerate(model.layers) for name in VECTORS}
-    return {f"layers.{i}.{name}": vector for (i, name), vector in found.items() if vector is not None}
+    return {
+        f"layers.{number}.{piece.attribute}": getattr(layer, piece.attribute)
+        for number, layer in enumerate(model.layers)
+        for piece in model.config.pieces(number)
+        if not piece.is_matrix
+    }
 
 
 def tokenizer_to_tensor(tokenizer: Tokenizer) -> Tensor:

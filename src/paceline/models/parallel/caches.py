@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner import Cache
 
 
@@ -33,7 +33,7 @@ class CacheShape:
     dtype: torch.dtype
 
     @staticmethod
-    def of(config: ModelConfig, num_blocks: int, dtype: torch.dtype) -> "CacheShape":
+    def of(config: DecoderSpec, num_blocks: int, dtype: torch.dtype) -> "CacheShape":
         """`config` is the configuration of one rank's share."""
         return CacheShape(config.num_layers, num_blocks, config.num_kv_heads, config.head_dim, dtype)
 

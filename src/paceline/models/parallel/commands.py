@@ -8,7 +8,7 @@ import torch
 from paceline.kernels.formats.layout import LongPrompt, PassSize
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner import Span
 
 
@@ -37,7 +37,7 @@ class Start:
     spec: RankSpec
     rank: int
     port: int
-    config: ModelConfig | None = None
+    config: DecoderSpec | None = None
     """Configuration of the whole model if rank 0 sends the weights. None if the rank reads the checkpoint."""
 
 

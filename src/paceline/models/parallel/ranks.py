@@ -32,7 +32,7 @@ from paceline.core.child import DEVNULL, ChildProcess
 from paceline.core.errors import InvalidConfig, RankLost
 from paceline.core.machine import usable_cores
 from paceline.kernels.cpu import native
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.parallel.caches import CacheShape, receive_cache
 from paceline.models.parallel.commands import Command, Failed, RankSpec, Settle, Share, Start
 from paceline.models.parallel.group import GROUP_TIMEOUT, RankGroup
@@ -122,7 +122,7 @@ class _Member:
 class Ranks:
     """The other ranks of a group. A process can be in one group at a time."""
 
-    def __init__(self, spec: RankSpec, config: ModelConfig, members: Sequence[_Member], store: TCPStore) -> None:
+    def __init__(self, spec: RankSpec, config: DecoderSpec, members: Sequence[_Member], store: TCPStore) -> None:
         self.spec, self._members, self._store = spec, members, store
         self.config = config
         """Configuration of the whole model."""
@@ -135,7 +135,7 @@ class Ranks:
         submits all passes."""
 
     @classmethod
-    def start(cls, spec: RankSpec, config: ModelConfig, sends_weights: bool = False) -> "Ranks":
+    def start(cls, spec: RankSpec, config: DecoderSpec, sends_weights: bool = False) -> "Ranks":
         """Start the processes. They load their weights in parallel with this process; `join` waits for them. `config` is the
         configuration of the whole model. `sends_weights` is true if this process sends their weights over `weights`."""
         if dist.is_initialized():

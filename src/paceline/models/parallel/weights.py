@@ -24,7 +24,8 @@ from paceline.kernels.formats.quantized import QuantizedWeight
 from paceline.kernels.formats.weights import Dense, FourBit, Grouped, Weight, columns, concat, rows
 from paceline.kernels.linear import prepare
 from paceline.models.decoder import DecoderModel
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
+from paceline.models.families.tensors import Divided, PieceSpec, TensorSpec
 from paceline.models.loading import LoadedModel, StreamedModel, StreamedWeights
 from paceline.models.manifest.manifest import (
     ExportedWeights,
@@ -39,96 +40,81 @@ from paceline.models.manifest.manifest import (
 from paceline.models.manifest.parts import Parts, Piece, part_of, tokenizer_from_tensor
 from paceline.models.parallel.commands import RankSpec
 from paceline.models.parallel.ranks import Ranks
-from paceline.models.shards import Shard, check_split, shard_config
+from paceline.models.shards import Shard, check_split, rank_ranges, shard_config
 
 T = TypeVar("T")
-BIAS = "qkv_bias"
-"""Suffix of the vectors that are divided."""
-MATRICES = ("qkv", "gate_up", "output", "down")
-"""Matrices that are divided."""
 
 
 class PieceSplit:
     """Division of a model with `config` among the ranks of `spec`."""
 
-    def __init__(self, config: ModelConfig, spec: RankSpec) -> None:
-        self._config, self._spec, self._own = config, spec, shard_config(config, spec.size)
+    def __init__(self, config: DecoderSpec, spec: RankSpec) -> None:
+        self._spec = spec
         self._copies = max(1, spec.size // config.num_kv_heads)
         """Ranks that have the same key-value heads."""
+        self._pieces = divided_pieces(config)
+        self._ranges = [rank_ranges(config, spec.size, rank) for rank in range(spec.size)]
 
     def divide(self, pieces: Mapping[str, Piece]) -> list[dict[str, Piece]]:
         """Every rank's share of a part of the whole model, on the device of `pieces`. Only rank 0 has the head."""
         shares: list[dict[str, Piece]] = [{} for _ in range(self._spec.size)]
         for name, piece in pieces.items():
-            weight = None if isinstance(piece, Tensor) or name not in MATRICES else unpack(piece)
+            divided = self._pieces.get(_attribute(name))
+            weight = None if isinstance(piece, Tensor) or divided is None else unpack(piece)
             for rank, share in enumerate(shares):
-                if weight is not None:
-                    share[name] = self._prepare(self._divide_matrix(name, weight, rank))
-                elif isinstance(piece, Tensor) and name.endswith(BIAS):
-                    share[name] = torch.cat([piece[start:stop] for start, stop in self._qkv(rank)])
+                if divided is not None and weight is not None:
+                    share[name] = self._prepare(self._divide_matrix(divided, weight, rank))
+                elif divided is not None and isinstance(piece, Tensor):
+                    share[name] = torch.cat([piece[start:stop] for start, stop in self._outputs(divided, rank)])
                 elif name != "head" or rank == 0:
                     share[name] = piece
         return shares
 
-    def _divide_matrix(self, name: str, weight: Weight, rank: int) -> Weight:
-        if name == "output":
-            return columns(weight, *self._qkv(rank)[0])
-        if name == "down":
-            return columns(weight, *self._gate_up(rank)[0])
-        ranges = self._qkv(rank) if name == "qkv" else self._gate_up(rank)
-        return concat([rows(weight, start, stop) for start, stop in ranges])
+    def _divide_matrix(self, piece: PieceSpec, weight: Weight, rank: int) -> Weight:
+        if piece.inputs is not None:
+            return columns(weight, *self._ranges[rank][piece.inputs])
+        return concat([rows(weight, start, stop) for start, stop in self._outputs(piece, rank)])
 
     def join(self, shares: Sequence[Mapping[str, Piece]]) -> dict[str, Piece]:
         """A part of the whole model from the shares of all ranks, in host memory. Pieces that are not divided may be missing in
         all shares but the first."""
         found: dict[str, Piece] = {}
         for name, piece in shares[0].items():
+            divided = self._pieces.get(_attribute(name))
             if isinstance(piece, Tensor):
-                biases = [share[name] for share in shares] if name.endswith(BIAS) else []
-                divided = [self._divide(bias) for bias in biases if isinstance(bias, Tensor)]
-                found[name] = torch.cat(self._in_order(divided)) if divided else piece.cpu()
+                vectors = [vector for share in shares if divided and isinstance(vector := share[name], Tensor)]
+                found[name] = torch.cat(self._in_order(divided, vectors, _slice)) if divided else piece.cpu()
                 continue
-            if name not in MATRICES:
+            if divided is None:
                 found[name] = on_host(piece)
                 continue
             weights = [unpack(on_host(_matrix(share[name]))) for share in shares]
-            if name in ("output", "down"):
+            if divided.inputs is not None:
                 found[name] = self._prepare(_concat_columns(weights))
-            elif name == "gate_up":
-                inner = self._own.ffn_size
-                halves = [rows(weight, start, start + inner) for start in (0, inner) for weight in weights]
-                found[name] = self._prepare(concat(halves))
             else:
-                found[name] = self._prepare(concat(self._in_order([self._divide_rows(weight) for weight in weights])))
+                found[name] = self._prepare(concat(self._in_order(divided, weights, rows)))
         return found
 
-    def _qkv(self, rank: int) -> list[tuple[int, int]]:
-        """Outputs of the whole q, k and v that the rank has."""
-        config, own = self._config, self._own
-        query = rank * own.q_size
-        key = config.q_size + rank * config.num_kv_heads // self._spec.size * config.head_dim
-        value = key + config.kv_size
-        return [(query, query + own.q_size), (key, key + own.kv_size), (value, value + own.kv_size)]
+    def _outputs(self, piece: PieceSpec, rank: int) -> list[tuple[int, int]]:
+        """Outputs of the whole piece that the rank has, of each weight that is joined in it."""
+        found, first = [], 0
+        for tensor in piece.tensors:
+            start, stop = self._ranges[rank][_divided(tensor)]
+            found.append((first + start, first + stop))
+            first += tensor.shape[0]
+        return found
 
-    def _gate_up(self, rank: int) -> list[tuple[int, int]]:
-        size, inner = self._config.ffn_size, self._own.ffn_size
-        return [(start + rank * inner, start + (rank + 1) * inner) for start in (0, size)]
-
-    def _bounds(self) -> list[tuple[int, int]]:
-        """Outputs of q, k and v in a share."""
-        q, kv = self._own.q_size, self._own.kv_size
-        return [(0, q), (q, q + kv), (q + kv, q + 2 * kv)]
-
-    def _divide(self, bias: Tensor) -> list[Tensor]:
-        return [bias[start:stop].cpu() for start, stop in self._bounds()]
-
-    def _divide_rows(self, weight: Weight) -> list[Weight]:
-        return [rows(weight, start, stop) for start, stop in self._bounds()]
-
-    def _in_order(self, shares: Sequence[Sequence[T]]) -> list[T]:
-        """q, k and v of each share: q of all ranks, then k and v of the first of those with the same heads."""
-        distinct = shares[:: self._copies]
-        return [*(share[0] for share in shares), *(share[1] for share in distinct), *(share[2] for share in distinct)]
+    def _in_order(self, piece: PieceSpec, shares: Sequence[T], part: Callable[[T, int, int], T]) -> list[T]:
+        """The outputs of each joined weight of all ranks, one weight after the other. Ranks with the same key-value heads give
+        theirs once."""
+        found, first = [], 0
+        for tensor in piece.tensors:
+            divided = _divided(tensor)
+            start, stop = self._ranges[0][divided]
+            distinct = shares[:: self._copies] if divided == "key_value" else shares
+            found += [part(share, first, first + stop - start) for share in distinct]
+            first += stop - start
+        return found
 
     def _prepare(self, weight: Weight) -> LinearWeight:
         """The weight in the format of the ranks' device, where it is."""
@@ -141,6 +127,26 @@ class PieceSplit:
         if packed is not None:
             return packed
         return DenseWeight((weight.values if isinstance(weight, Dense) else weight.dequantize()).to(dtype))
+
+
+def divided_pieces(config: DecoderSpec) -> dict[str, PieceSpec]:
+    """The pieces of a layer that are divided among ranks, by attribute."""
+    pieces = (piece for number in range(config.num_layers) for piece in config.pieces(number))
+    return {piece.attribute: piece for piece in pieces if piece.outputs is not None or piece.inputs is not None}
+
+
+def _divided(tensor: TensorSpec) -> Divided:
+    assert tensor.outputs is not None
+    return tensor.outputs
+
+
+def _attribute(name: str) -> str:
+    """The attribute of a layer that a piece belongs to: that of `layers.3.qkv_bias` is `qkv_bias`."""
+    return name.rpartition(".")[2]
+
+
+def _slice(vector: Tensor, start: int, stop: int) -> Tensor:
+    return vector[start:stop].cpu()
 
 
 def can_join(pieces: Mapping[str, Piece]) -> bool:
@@ -239,7 +245,7 @@ class RankWeights(StreamedWeights):
 
 
 def load_from(
-    spec: RankSpec, config: ModelConfig, name: str, start: Callable[[StreamedWeights], None]
+    spec: RankSpec, config: DecoderSpec, name: str, start: Callable[[StreamedWeights], None]
 ) -> tuple[LoadedModel, Ranks]:
     """Like `load_parallel`, with weights from elsewhere: `start` begins to put all parts of the whole model in any order.
     `config` is the configuration of the whole model. Returns when all ranks have loaded."""
@@ -260,7 +266,7 @@ def load_from(
     return LoadedModel(name, model.config, model, tokenizer_from_tensor(data)), ranks
 
 
-def build_shard(streamed: StreamedWeights, config: ModelConfig, spec: RankSpec, shard: Shard) -> DecoderModel:
+def build_shard(streamed: StreamedWeights, config: DecoderSpec, spec: RankSpec, shard: Shard) -> DecoderModel:
     """The model of one rank from its share of all parts."""
     pieces = [piece for part in range(1, streamed.parts.count) for piece in streamed.wait(part).values()]
     matrices = {id(piece): piece for piece in pieces if not isinstance(piece, Tensor)}.values()
@@ -272,7 +278,7 @@ def build_shard(streamed: StreamedWeights, config: ModelConfig, spec: RankSpec, 
     return model
 
 
-def receive_model(connection: Connection, config: ModelConfig, spec: RankSpec, shard: Shard) -> DecoderModel:
+def receive_model(connection: Connection, config: DecoderSpec, spec: RankSpec, shard: Shard) -> DecoderModel:
     """The model of a rank from 1 on, from the parts that `RankWeights` sends."""
     parts = Parts.of(config)
     streamed = StreamedWeights(parts)
@@ -288,10 +294,11 @@ def receive_model(connection: Connection, config: ModelConfig, spec: RankSpec, s
 
 def serve_weights(connection: Connection, model: DecoderModel) -> None:
     """Send the divided pieces of each part that rank 0 asks for, until the connection closes. On a thread of a rank."""
+    divided = divided_pieces(model.config)
     with contextlib.suppress(EOFError, OSError):
         while True:
             pieces = part_of(model, connection.recv())
-            send_pieces(connection, {name: piece for name, piece in pieces.items() if _is_divided(name, piece)})
+            send_pieces(connection, {name: piece for name, piece in pieces.items() if _attribute(name) in divided})
 
 
 class RankExport(ExportedWeights):
@@ -351,7 +358,3 @@ def to_device(pieces: Mapping[str, Piece], device: torch.device) -> dict[str, Pi
         return dict(pieces)
     form = PartForm(tuple(piece_form(name, piece) for name, piece in pieces.items()), sum="")
     return assemble(form, [tensor for piece in pieces.values() for tensor in piece_tensors(piece)], device)
-
-
-def _is_divided(name: str, piece: Piece) -> bool:
-    return name.endswith(BIAS) if isinstance(piece, Tensor) else name in MATRICES

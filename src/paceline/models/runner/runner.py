@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -262,7 +262,7 @@ def early_exit(runner: ModelRunner, num_layers: int) -> ModelRunner:
 def first_layers(whole: DecoderModel, num_layers: int) -> DecoderModel:
     """The first layers of a model, followed by its final norm and head, with the same weights."""
     model = copy.copy(whole)
-    model.config = replace(whole.config, num_layers=num_layers)
+    model.config = whole.config.first_layers(num_layers)
     model.layers = whole.layers[:num_layers]
     model._native = None
     model.norms_after = [*whole.norms_after[: num_layers - 1], whole.norms_after[-1]]

@@ -5,10 +5,17 @@ from typing import TYPE_CHECKING
 from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
-    from paceline.models.shards.shards import Shard, ShardedWeights, check_split, shard_config
+    from paceline.models.shards.shards import Shard, ShardedWeights, check_split, rank_ranges, shard_config
 
-__all__ = ["Shard", "ShardedWeights", "check_split", "shard_config"]
+__all__ = ["Shard", "ShardedWeights", "check_split", "rank_ranges", "shard_config"]
 
 __getattr__ = lazy_face(
-    __name__, {"Shard": "shards", "ShardedWeights": "shards", "check_split": "shards", "shard_config": "shards"}
+    __name__,
+    {
+        "Shard": "shards",
+        "ShardedWeights": "shards",
+        "check_split": "shards",
+        "rank_ranges": "shards",
+        "shard_config": "shards",
+    },
 )

@@ -16,7 +16,9 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidConfig
 from paceline.kernels.formats.weights import Weight, columns, rows
-from paceline.models.families import ModelConfig
+from paceline.models.families.layers import LayerSpec
+from paceline.models.families.spec import DecoderSpec
+from paceline.models.families.tensors import Divided
 from paceline.models.weights import Weights
 
 LARGEST_GROUP = 16
@@ -32,17 +34,22 @@ class Shard:
     reduce: Callable[[Tensor], Tensor]
 
 
-def can_split(config: ModelConfig, size: int) -> bool:
+def can_split(config: DecoderSpec, size: int) -> bool:
     kv_heads = config.num_kv_heads
     shares_heads = kv_heads % size == 0 or size % kv_heads == 0
     return config.num_heads % size == 0 and config.ffn_size % size == 0 and shares_heads
 
 
-def check_split(config: ModelConfig, size: int) -> None:
+def check_split(config: DecoderSpec, size: int) -> None:
     """Raise `InvalidConfig` unless heads and feed-forward layer can be split evenly over `size` ranks."""
-    if config.num_experts and size > 1:
+    if config.experts is not None and size > 1:
         raise InvalidConfig(
             f"tensor_parallel_size {size}: models with experts ({config.architecture}) run on one device; use size 1"
+        )
+    if config.heads.has_output_bias and size > 1:  # every rank would add it
+        raise InvalidConfig(
+            f"tensor_parallel_size {size}: models with a bias on the output of attention ({config.architecture}) run on one "
+            "device; use size 1"
         )
     if can_split(config, size):
         return
@@ -53,49 +60,54 @@ def check_split(config: ModelConfig, size: int) -> None:
     )
 
 
-def shard_config(config: ModelConfig, size: int) -> ModelConfig:
+def shard_config(config: DecoderSpec, size: int) -> DecoderSpec:
     """Configuration of one rank's share."""
-    return replace(
-        config,
-        num_heads=config.num_heads // size,
-        num_kv_heads=max(config.num_kv_heads // size, 1),
-        ffn_size=config.ffn_size // size,
-    )
+    layers = {layer: _share(layer, size) for layer in set(config.layers)}
+    return replace(config, layers=tuple(layers[layer] for layer in config.layers))
+
+
+def _share(layer: LayerSpec, size: int) -> LayerSpec:
+    heads, ffn = layer.attention, layer.ffn
+    own = replace(heads, num=heads.num // size, num_kv=max(heads.num_kv // size, 1))
+    return replace(layer, attention=own, ffn=replace(ffn, width=ffn.width // size))
+
+
+def rank_ranges(config: DecoderSpec, size: int, rank: int) -> dict[Divided, tuple[int, int]]:
+    """The outputs or inputs of a weight that a rank has, for each way in which weights are divided. `config` is the
+    configuration of the whole model."""
+    own = shard_config(config, size)
+    query, inner = rank * own.heads.q_size, rank * own.ffn_size
+    # If ranks share a key-value head, the queries of this rank read head `rank * KV // size`
+    key = rank * config.num_kv_heads // size * config.head_dim
+    return {
+        "query": (query, query + own.heads.q_size),
+        "key_value": (key, key + own.heads.kv_size),
+        "inner": (inner, inner + own.ffn_size),
+    }
 
 
 class ShardedWeights:
     """`Weights` of one rank: slices of the weights of the whole model."""
 
-    def __init__(self, weights: Weights, config: ModelConfig, shard: Shard) -> None:
+    def __init__(self, weights: Weights, config: DecoderSpec, shard: Shard) -> None:
         """`config` is the configuration of the whole model."""
-        self._weights = weights
-        own, width = shard_config(config, shard.size), config.head_dim
-        query, inner = shard.rank * own.q_size, shard.rank * own.ffn_size
-        # if ranks share a key-value head, the queries of this rank read head `rank * KV // size`
-        key = shard.rank * config.num_kv_heads // shard.size * width
-        self._outputs = {
-            "q_proj": (query, query + own.q_size),
-            "k_proj": (key, key + own.kv_size),
-            "v_proj": (key, key + own.kv_size),
-            "gate_proj": (inner, inner + own.ffn_size),
-            "up_proj": (inner, inner + own.ffn_size),
-        }
-        self._inputs = {"o_proj": self._outputs["q_proj"], "down_proj": self._outputs["up_proj"]}
+        self._weights, self._config = weights, config
+        self._ranges = rank_ranges(config, shard.size, shard.rank)
 
     def names(self) -> frozenset[str]:
         return self._weights.names()
 
     def matrix(self, name: str) -> Weight:
-        weight, role = self._weights.matrix(name), name.split(".")[-2]
-        if role in self._outputs:
-            return rows(weight, *self._outputs[role])
-        if role in self._inputs:
-            return columns(weight, *self._inputs[role])
+        weight, tensor = self._weights.matrix(name), self._config.tensor(name)
+        if tensor is not None and tensor.outputs is not None:
+            return rows(weight, *self._ranges[tensor.outputs])
+        if tensor is not None and tensor.inputs is not None:
+            return columns(weight, *self._ranges[tensor.inputs])
         return weight
 
     def vector(self, name: str) -> Tensor:
-        values, role = self._weights.vector(name), name.split(".")[-2]
-        if role in self._outputs:  # a bias
-            start, stop = self._outputs[role]
+        values, tensor = self._weights.vector(name), self._config.tensor(name)
+        if tensor is not None and tensor.outputs is not None:  # a bias
+            start, stop = self._ranges[tensor.outputs]
             return values[start:stop]
         return values

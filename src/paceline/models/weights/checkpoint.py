@@ -17,7 +17,7 @@ from paceline.kernels.formats.quantized import Quantization, QuantizedWeight, qu
 from paceline.kernels.formats.weights import Dense, FourBit, Grouped, Weight, grouped
 from paceline.model_files import read_json
 from paceline.model_files.tokenizer import Tokenizer
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 
 DraftKind = Literal["eagle", "medusa", "distilled"]
 ROUTER = ".mlp.gate.weight"
@@ -41,7 +41,7 @@ class Weights(Protocol):
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
     name: str
-    config: ModelConfig
+    config: DecoderSpec
     weights: Weights
     read_tokenizer: Callable[[], Tokenizer]
     """Reads the tokenizer, which takes about a second."""

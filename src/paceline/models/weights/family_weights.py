@@ -1,8 +1,8 @@
 """Weights of families that store them differently from Llama and Qwen3-MoE, under the names and in the form of those.
 
-gemma3_text  norm weights are stored as w - 1
-gpt_oss      `experts.gate_up_proj` has all experts, gate and up in alternating columns, transposed or as MXFP4;
-             the router is called `router` instead of `gate`
+norms        the weights of norms are stored as w - 1 (gemma3_text)
+experts      `experts.gate_up_proj` has all experts, gate and up in alternating columns, transposed or as MXFP4;
+             the router is called `router` instead of `gate` (gpt_oss)
 
 MXFP4: 4-bit floats in groups of 32 with a power of two each, as in gpt-oss checkpoints.
 
@@ -18,7 +18,8 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Dense, FourBit, Weight
-from paceline.models.families import ModelConfig
+from paceline.models.families.registry import family_of
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights.checkpoint import Weights
 
 GROUP = 32
@@ -52,17 +53,15 @@ class ShapedWeights(Weights, Protocol):
     def shape(self, name: str) -> tuple[int, ...]: ...
 
 
-def family_weights(config: ModelConfig, stored: StoredWeights) -> ShapedWeights:
+def family_weights(config: DecoderSpec, stored: StoredWeights) -> ShapedWeights:
     """The weights of a folder under the names that a decoder reads."""
-    if config.architecture == "gemma3_text":
-        return _GemmaWeights(stored)
-    if config.architecture == "gpt_oss":
-        return _GptOssWeights(stored)
-    return stored
+    form = family_of(config).stored
+    weights: ShapedWeights = stored if form.experts == "separate" else _JoinedExperts(stored)
+    return weights if form.norms == "w" else _ShiftedNorms(weights)
 
 
-class _GemmaWeights:
-    def __init__(self, stored: StoredWeights) -> None:
+class _ShiftedNorms:
+    def __init__(self, stored: ShapedWeights) -> None:
         self._stored = stored
 
     def names(self) -> frozenset[str]:
@@ -84,7 +83,7 @@ _ROWS = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)
 """Outputs of the stored matrix that belong to a part."""
 
 
-class _GptOssWeights:
+class _JoinedExperts:
     def __init__(self, stored: StoredWeights) -> None:
         self._stored = stored
 

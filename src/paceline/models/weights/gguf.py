@@ -16,7 +16,9 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Dense, Grouped, Weight
 from paceline.model_files import GGUFReader, Metadata
 from paceline.model_files.tokenizer import tokenizer_from_gguf
-from paceline.models.families import ModelConfig
+from paceline.models.families.read import read_gguf_config
+from paceline.models.families.registry import family_of
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights.checkpoint import Checkpoint
 from paceline.models.weights.shapes import check_weights
 
@@ -63,7 +65,7 @@ def open_gguf(path: Path) -> Checkpoint:
         check_tensor(reader, name)
     if "rope_freqs.weight" in tensors:
         factors = _frequency_factors(reader)
-    config = ModelConfig.from_gguf(
+    config = read_gguf_config(
         reader.metadata, tensors["token_embd.weight"].shape[0], "output.weight" not in tensors, factors
     )
     weights = GGUFWeights(reader, config)
@@ -93,8 +95,9 @@ def _frequency_factors(reader: GGUFReader) -> tuple[float, ...]:
 class GGUFWeights:
     """`Weights` over an open GGUF file."""
 
-    def __init__(self, reader: GGUFReader, config: ModelConfig) -> None:
+    def __init__(self, reader: GGUFReader, config: DecoderSpec) -> None:
         self._reader, self._config = reader, config
+        self._has_adjacent_pairs = family_of(config).has_adjacent_pairs
         self._stored = {_hf_name(name): name for name in reader.tensors if name != "rope_freqs.weight"}
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -108,7 +111,7 @@ class GGUFWeights:
         raw = self._reader.bytes_at(info.offset, num_bytes(info.type, info.shape[0] * info.shape[1]))
         weight = unpack(info.type, torch.from_numpy(raw), info.shape)
         # NOTE: Llama files store rotary pairs of q and k in adjacent rows; Qwen files, like our kernels, half a head apart.
-        if self._config.architecture in ("llama", "mistral") and name.endswith(("q_proj.weight", "k_proj.weight")):
+        if self._has_adjacent_pairs and name.endswith(("q_proj.weight", "k_proj.weight")):
             return _take_rows(weight, _half_split_rows(info.shape[0], self._config.head_dim))
         return weight
 

@@ -24,7 +24,8 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Dense, FourBit, Grouped, Weight
 from paceline.model_files import Metadata, read_json
 from paceline.model_files.tokenizer import tokenizer_from_folder
-from paceline.models.families import DTYPES, SCALES, FourBitScheme, ModelConfig, four_bit_scheme, with_scales
+from paceline.models.families.prequantized import DTYPES, SCALES, FourBitScheme, four_bit_scheme, with_scales
+from paceline.models.families.read import read_config
 from paceline.models.weights.checkpoint import Checkpoint
 from paceline.models.weights.family_weights import StoredWeights, family_weights
 from paceline.models.weights.shapes import check_weights
@@ -159,7 +160,7 @@ def open_folder(folder: Path) -> Checkpoint:
             f"{folder} has no config.json: give a folder saved by `save_pretrained`, or a .gguf file"
         )
     values = read_json(folder / "config.json")
-    config, scheme = ModelConfig.from_hf(values), four_bit_scheme(Metadata("config.json", values))
+    config, scheme = read_config(values), four_bit_scheme(Metadata("config.json", values))
     stored = FolderWeights(folder)
     weights = family_weights(config, stored if scheme is None else FourBitWeights(stored, scheme))
     check_weights(config, weights.shape)

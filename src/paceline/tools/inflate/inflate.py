@@ -17,7 +17,7 @@ from paceline.kernels.formats.weights import Dense
 from paceline.kernels.rope import LinearScaling, Llama3Scaling
 from paceline.model_files.hub import Inflation
 from paceline.model_files.tokenizer import Tokenizer
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.loading import inflate, open_checkpoint
 from paceline.models.weights import Checkpoint, QuantizedWeights
 
@@ -118,10 +118,10 @@ def _quantization_config(checkpoint: Checkpoint) -> dict[str, Any]:
     return {"quantization_config": scheme}
 
 
-def hf_config(config: ModelConfig) -> dict[str, Any]:
+def hf_config(config: DecoderSpec) -> dict[str, Any]:
     """config.json of a Llama of this shape, as transformers 4 and 5 read it."""
     scaling: dict[str, Any] | None
-    match config.rope_scaling:
+    match config.rotary[0].scaling:
         case None:
             scaling = None
         case LinearScaling(factor):
@@ -150,7 +150,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": config.rms_eps,
-        "rope_theta": config.rope_theta,
+        "rope_theta": config.rotary[0].theta,
         "rope_scaling": scaling,
         "max_position_embeddings": config.max_position,
         "tie_word_embeddings": config.tie_embeddings,
@@ -159,7 +159,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def write_tokenizer(tokenizer: Tokenizer, config: ModelConfig, folder: Path) -> None:
+def write_tokenizer(tokenizer: Tokenizer, config: DecoderSpec, folder: Path) -> None:
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), "utf-8")
     content = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_position}
     content |= tokenizer.special_tokens

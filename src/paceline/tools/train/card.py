@@ -23,7 +23,7 @@ from paceline.core.version import VERSION
 from paceline.kernels.formats.weights import Dense
 from paceline.model_files.hub import find_model
 from paceline.models.drafts import open_draft_folder
-from paceline.models.families import ModelConfig
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.loading import open_checkpoint
 from paceline.models.weights import Checkpoint
 from paceline.tools.inflate import hf_config
@@ -293,7 +293,7 @@ def _vocabulary(checkpoint: Checkpoint, offsets: Tensor | None) -> dict[str, Ten
     return {"lm_head.weight": values[ids].to(torch.bfloat16), "d2t": ids - torch.arange(len(ids)), "t2d": is_drafted}
 
 
-def _config(draft: Any, target: ModelConfig, name: str, speculative_tokens: int) -> dict[str, Any]:
+def _config(draft: Any, target: DecoderSpec, name: str, speculative_tokens: int) -> dict[str, Any]:
     layer = hf_config(target) | {
         "intermediate_size": draft["ffn_size"],
         "num_hidden_layers": 1,

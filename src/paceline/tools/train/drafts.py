@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from paceline.models.families.layers import Heads
 from paceline.tools.train.layers import FeedForward, FusionLayer, Layer, LayerShape, RMSNorm, causal, initialize
 from paceline.tools.train.target import States, Target
 
@@ -87,16 +88,16 @@ class Draft(nn.Module):
 
 def shape_settings(shape: LayerShape) -> dict[str, Any]:
     return {
-        "num_heads": shape.num_heads,
-        "num_kv_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
+        "num_heads": shape.heads.num,
+        "num_kv_heads": shape.heads.num_kv,
+        "head_dim": shape.heads.head_dim,
         "ffn_size": shape.ffn_size,
     }
 
 
 def shape_from(settings: dict[str, Any]) -> LayerShape:
-    names = ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "rms_eps")
-    return LayerShape(**{name: settings[name] for name in names})
+    heads = Heads(settings["num_heads"], settings["num_kv_heads"], settings["head_dim"])
+    return LayerShape(settings["hidden_size"], heads, settings["ffn_size"], settings["rms_eps"])
 
 
 def widen(draft: Draft, shape: LayerShape, ffn_size: int) -> LayerShape:

@@ -12,20 +12,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.models.families.layers import Heads
+from paceline.models.families.spec import DecoderSpec
+
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [B, H, S, hd], k and v [B, KV, S, hd] -> [B, H, S, hd]"""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
+    """What a trained layer computes: attention of `heads`, and a dense feed-forward layer of silu(gate) * up."""
+
     hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    heads: Heads
     ffn_size: int
     rms_eps: float
-    attention_bias: bool = False
-    qk_norm: bool = False
+
+    @classmethod
+    def of(cls, config: DecoderSpec) -> "LayerShape":
+        return cls(config.hidden_size, config.heads, config.ffn_size, config.rms_eps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,14 +64,14 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     def __init__(self, shape: LayerShape, input_size: int) -> None:
         super().__init__()
-        self.head_dim = shape.head_dim
-        q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(input_size, q_size, shape.attention_bias)
-        self.k_proj = nn.Linear(input_size, kv_size, shape.attention_bias)
-        self.v_proj = nn.Linear(input_size, kv_size, shape.attention_bias)
-        self.o_proj = nn.Linear(q_size, shape.hidden_size, bias=False)
-        self.q_norm = RMSNorm(shape.head_dim, shape.rms_eps) if shape.qk_norm else None
-        self.k_norm = RMSNorm(shape.head_dim, shape.rms_eps) if shape.qk_norm else None
+        heads = shape.heads
+        self.head_dim = heads.head_dim
+        self.q_proj = nn.Linear(input_size, heads.q_size, heads.has_bias)
+        self.k_proj = nn.Linear(input_size, heads.kv_size, heads.has_bias)
+        self.v_proj = nn.Linear(input_size, heads.kv_size, heads.has_bias)
+        self.o_proj = nn.Linear(heads.q_size, shape.hidden_size, bias=False)
+        self.q_norm = RMSNorm(heads.head_dim, shape.rms_eps) if heads.has_qk_norm else None
+        self.k_norm = RMSNorm(heads.head_dim, shape.rms_eps) if heads.has_qk_norm else None
 
     def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """[B, S, input_size] -> [B, S, D]"""

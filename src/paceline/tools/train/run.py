@@ -20,10 +20,10 @@ from paceline.tools.train.drafts import (
     merge_lora,
     widen,
 )
-from paceline.tools.train.layers import DraftVocabulary, most_frequent
+from paceline.tools.train.layers import DraftVocabulary, LayerShape, most_frequent
 from paceline.tools.train.plan import TrainPlan
 from paceline.tools.train.saved_draft import WEIGHTS, load_draft, save_draft
-from paceline.tools.train.target import Target, identity, layer_shape
+from paceline.tools.train.target import Target, identity
 from paceline.tools.train.text import TrainingText
 from paceline.tools.train.text_files import TextFile
 from paceline.tools.train.trainer import MAX_POINTS, LearningRate, Trainer, TrainStatus
@@ -167,8 +167,8 @@ def make_draft(
         if plan.draft_vocab is not None:
             return saved.draft, most_frequent(text, target.config.vocab_size, plan.draft_vocab)
         return saved.draft, saved.vocabulary
-    shape = layer_shape(target.config)
-    plain = replace(shape, attention_bias=False, qk_norm=False)
+    shape = LayerShape.of(target.config)
+    plain = replace(shape, heads=replace(shape.heads, has_bias=False, has_qk_norm=False))
     vocabulary = most_frequent(text, target.config.vocab_size, plan.draft_vocab)
     if plan.kind == "medusa":
         return MedusaDraft(shape.hidden_size, plan.medusa_heads), vocabulary

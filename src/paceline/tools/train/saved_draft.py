@@ -39,7 +39,7 @@ def save_draft(
         "vocab_size": c.vocab_size,
         "draft_vocab_size": None if vocabulary.ids is None else len(vocabulary.ids),
         "rms_eps": c.rms_eps,
-        "rope_theta": c.rope_theta,
+        "rope_theta": c.rotary[0].theta,
         "max_position": c.max_position,
         "target": identity,
         **draft.settings(),

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.rope import rotary_table
 from paceline.model_files.tokenizer import Tokenizer, fingerprint
-from paceline.models.families import ModelConfig
+from paceline.models.families.layers import DenseFeedForward, Heads, LayerSpec
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights import Checkpoint
 from paceline.tools.train.layers import Layer, LayerShape, RMSNorm, Rotary, causal
 
 CACHE_STEP = 128
 """The attended length of a decoding step is a multiple of this."""
 TRAINABLE = ("llama", "mistral", "qwen2", "qwen3")
-"""Architectures of targets that drafts can be trained for."""
+"""Examples of architectures of targets that drafts can be trained for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,12 +39,13 @@ class Target(nn.Module):
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         config = checkpoint.config
-        if config.architecture not in TRAINABLE:
+        if not can_train(config):
             raise UnsupportedModel(
                 f"drafts cannot be trained for {config.architecture} targets; possible: {', '.join(TRAINABLE)}"
             )
         self.name, self.config, self.device, self.dtype = checkpoint.name, config, device, dtype
-        self.layers = nn.ModuleList(Layer(layer_shape(config)) for _ in range(config.num_layers))
+        shape = LayerShape.of(config)
+        self.layers = nn.ModuleList(Layer(shape) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_eps)
         weights = checkpoint.weights
         state = {
@@ -58,7 +60,8 @@ class Target(nn.Module):
         head = embedding if config.tie_embeddings else weights.matrix("lm_head.weight").dequantize()
         self.register_buffer("head", head, persistent=False)
         self.to(device, dtype).requires_grad_(False).eval()
-        cos, sin = rotary_table(config.head_dim, config.rope_theta, config.rope_scaling, config.max_position)
+        rotary = config.rotary[0]
+        cos, sin = rotary_table(rotary.size, rotary.theta, rotary.scaling, config.max_position)
         self._compiled: list[Any] = []
         self._compiled_shape: tuple[int, int] | None = None
         self.rotary = Rotary(cos.repeat(1, 2).to(device), sin.repeat(1, 2).to(device))  # not rounded to `dtype`
@@ -120,17 +123,12 @@ class Target(nn.Module):
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
 
-def layer_shape(config: ModelConfig) -> LayerShape:
-    return LayerShape(
-        hidden_size=config.hidden_size,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        ffn_size=config.ffn_size,
-        rms_eps=config.rms_eps,
-        attention_bias=config.attention_bias,
-        qk_norm=config.qk_norm,
-    )
+def can_train(config: DecoderSpec) -> bool:
+    """Whether `Layer` computes what the layers of a target compute, but for their window."""
+    heads = config.heads
+    plain = Heads(heads.num, heads.num_kv, heads.head_dim, has_bias=heads.has_bias, has_qk_norm=heads.has_qk_norm)
+    layers = {LayerSpec(plain, DenseFeedForward(config.ffn_size), window=layer.window) for layer in config.layers}
+    return layers == set(config.layers) and config.embedding_scale == 1.0
 
 
 def identity(name: str, tokenizer: Tokenizer) -> dict[str, str]:

@@ -16,8 +16,9 @@ from paceline.core.errors import EngineClosed, PacelineError, UnsupportedModel
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
 from paceline.model_files import quick_checksum
+from paceline.models.families.flat import config_from_json
 from paceline.models.loading import LoadedModel, StreamedModel, StreamedWeights, check_memory, open_checkpoint
-from paceline.models.manifest.manifest import ExportedWeights, Manifest, config_from_json, piece_tensors, weight_form
+from paceline.models.manifest.manifest import ExportedWeights, Manifest, piece_tensors, weight_form
 from paceline.models.manifest.parts import Parts, tokenizer_from_tensor
 from paceline.models.parallel import RankExport, Ranks, RankSpec, load_from, load_parallel
 from paceline.models.weights import Checkpoint

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from paceline.speculation.proposers.model.draft_model import DraftModelProposer
 from paceline.speculation.rows.rows import RowContext
 from tests.exactness.suite import mixed_requests, next_logits, plain_text
 from tests.fakes import TINY, MixedDepth, draft_model, request, run, tiny_engine, tiny_model
+from tests.specs import changed
 
 MODEL = tiny_model()
 VOCAB = TINY.vocab_size
@@ -312,7 +312,7 @@ def test_any_history_drafts_like_a_new_model(num_blocks: int, max_rows: int, max
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 def test_smaller_vocabulary(verification: str) -> None:
     """Prompts and outputs hold tokens that the draft does not have."""
-    small = tiny_model(config=replace(TINY, vocab_size=30))
+    small = tiny_model(config=changed(TINY, vocab_size=30))
     drafting = proposer(model=small)
     engine = tiny_engine(MODEL, drafting, MixedDepth(5))
     requests = mixed_requests(8, VOCAB, verification=verification)
@@ -324,7 +324,7 @@ def test_smaller_vocabulary(verification: str) -> None:
 
 
 def test_only_known_tokens_are_drafted() -> None:
-    drafting = proposer(model=tiny_model(config=replace(TINY, vocab_size=30)))
+    drafting = proposer(model=tiny_model(config=changed(TINY, vocab_size=30)))
     sampled = SamplingParams(logit_bias=dict.fromkeys(range(30, 40), 100.0), repetition_penalty=1.5)
     for i, verification in enumerate(("coupled", "rejection")):
         one = drafts(drafting, progress([35, 3, 39, 2], 6, i, sampled, verification=verification))[i]
@@ -335,14 +335,14 @@ def test_only_known_tokens_are_drafted() -> None:
 
 
 def test_larger_vocabulary() -> None:
-    padded = tiny_model(config=replace(TINY, vocab_size=48))
+    padded = tiny_model(config=changed(TINY, vocab_size=48))
     drafting = DraftModelProposer(ModelRunner(padded, 64), 64, VOCAB, VOCAB)
     requests = mixed_requests(6, VOCAB)
     assert run(tiny_engine(MODEL, drafting, depth=4), requests).tokens == plain_text(MODEL, requests)
 
 
 def test_shorter_window_ends_the_drafts_but_not_the_text() -> None:
-    drafting = proposer(model=tiny_model(config=replace(TINY, max_position=32)))
+    drafting = proposer(model=tiny_model(config=changed(TINY, max_position=32)))
     one = request("r", LONG[:10], max_tokens=60, temperature=0.0)
     result = run(tiny_engine(MODEL, drafting, depth=4), [one])
     assert result.tokens == plain_text(MODEL, [one])

@@ -14,7 +14,9 @@ from paceline.kernels.linear import linear
 from paceline.kernels.rope import RopeScaling, rotary_table
 from paceline.model_files import Metadata
 from paceline.models.decoder import DecoderModel
-from paceline.models.families import ModelConfig, rope_from_hf
+from paceline.models.families.read import read_config
+from paceline.models.families.rope import rope_from_hf
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.heads import Bits, DraftVocabulary, embedding_for, prepare_draft
 from paceline.models.weights import Weights
 
@@ -51,7 +53,7 @@ class EagleConfig:
         return 2 * self.num_kv_heads * self.head_dim * bytes_per_value
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], target: ModelConfig) -> "EagleConfig":
+    def read(cls, config: Mapping[str, Any], target: DecoderSpec) -> "EagleConfig":
         """Reads config.json in the layout of Paceline or of `speculators`."""
         if "speculators_model_type" in config:
             return cls._published(config, target)
@@ -65,11 +67,11 @@ class EagleConfig:
             ffn_size=fields.count("ffn_size", 1 << 20),
             rms_eps=fields.number("rms_eps", 0.0, 1.0),
             rope_theta=fields.number("rope_theta", 1.0, 1e12),
-            rope_scaling=target.rope_scaling,
+            rope_scaling=target.rotary[0].scaling,
         )
 
     @classmethod
-    def _published(cls, config: Mapping[str, Any], target: ModelConfig) -> "EagleConfig":
+    def _published(cls, config: Mapping[str, Any], target: DecoderSpec) -> "EagleConfig":
         if "norm_before_residual" not in config:
             raise UnsupportedModel(
                 "config.json lacks norm_before_residual: both values are in use, add the one the head was trained with"
@@ -86,7 +88,7 @@ class EagleConfig:
                 f"the layer of the EAGLE head is of type {layer.get('model_type', 'llama')!r:.40}"
                 f"{' with biases' if layer.get('attention_bias') else ''}; supported: llama without biases, for any target"
             )
-        shape = ModelConfig.from_hf({"model_type": "llama", **layer})
+        shape = read_config({"model_type": "llama", **layer})
         theta, scaling = rope_from_hf(layer)
         depth = target.num_layers
         return cls(

@@ -1,0 +1,163 @@
+"""What a family reads from config.json or from the metadata of a GGUF file, and the parts of a `DecoderSpec` from it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.errors import UnsupportedModel
+from paceline.kernels.formats.activation import Activation
+from paceline.kernels.rope import FrequencyFactors
+from paceline.model_files import Metadata
+from paceline.models.families.layers import DenseFeedForward, FeedForward, Heads, Norms, Rotary, Windows, make_layers
+from paceline.models.families.rope import rope_from_hf, scaling_from_gguf
+from paceline.models.families.spec import DecoderSpec
+
+# Largest values that a checkpoint may declare; each is several times that of the largest published model.
+VOCABULARY, WIDTH, LAYERS, HEADS, HEAD_DIM, POSITIONS, EXPERTS = 1 << 22, 1 << 20, 4096, 4096, 4096, 1 << 24, 4096
+
+
+class Fields:
+    """The values of one config.json. `require` refuses options that the forward pass does not support, by name."""
+
+    bos_key, eos_key = "bos_token_id", "eos_token_id"
+
+    def __init__(self, architecture: str, values: Metadata, config: Mapping[str, Any]) -> None:
+        """`config` has the values as they are in the file."""
+        self.architecture, self.values, self.config = architecture, values, config
+        self.hidden_size = values.count("hidden_size", WIDTH)
+        self.num_heads = values.count("num_attention_heads", HEADS)
+        self.vocab_size = values.count("vocab_size", VOCABULARY)
+        self.num_layers = values.count("num_hidden_layers", LAYERS)
+        self.num_kv_heads = values.count("num_key_value_heads", HEADS, self.num_heads)
+        self.head_dim = values.count("head_dim", HEAD_DIM, max(1, self.hidden_size // self.num_heads))
+        self.rms_eps = values.number("rms_norm_eps", 0.0, 1.0, 1e-6)
+        self.max_position = values.count("max_position_embeddings", POSITIONS, 2048)
+
+    def require(self, *options: tuple[str, object, str]) -> None:
+        """Raise `UnsupportedModel` for an option (key, supported value, meaning of other values) with another value."""
+        for key, expected, meaning in options:
+            found = self.config.get(key)
+            if found is not None and found != expected:
+                raise UnsupportedModel(f"config.json has {key}={found!r:.80}: {meaning} is not supported")
+
+    def require_plain(self, has_attention_bias: bool = False, has_experts: bool = False) -> None:
+        """Refuse the options of Llama's config.json that change what a layer computes."""
+        self.require(
+            ("hidden_act", "silu", "an activation other than silu"),
+            ("mlp_bias", False, "a bias in the feed-forward layers"),
+            ("attention_bias", has_attention_bias, "an attention bias outside Qwen2"),
+            ("partial_rotary_factor", 1.0, "a rotary embedding over a part of the head"),
+        )
+        if not has_experts:
+            self.require(("num_local_experts", None, "a mixture of experts in this family"))
+
+    def heads(
+        self,
+        has_bias: bool = False,
+        has_output_bias: bool = False,
+        has_qk_norm: bool = False,
+        has_sinks: bool = False,
+        score_scale: float | None = None,
+    ) -> Heads:
+        sizes = self.num_heads, self.num_kv_heads, self.head_dim
+        return Heads(*sizes, score_scale, has_bias, has_output_bias, has_qk_norm, has_sinks)
+
+    def dense(self, activation: Activation = "silu") -> DenseFeedForward:
+        return DenseFeedForward(self.values.count("intermediate_size", WIDTH), activation)
+
+    def rotary(self, default_theta: float = 10000.0) -> Rotary:
+        return Rotary(self.head_dim, *rope_from_hf(self.config, default_theta))
+
+    def window(self, default: int | None = None) -> int:
+        return self.values.count("sliding_window", POSITIONS, default)
+
+    def windows(self, full_layers: Sequence[int] = (), default: int | None = None) -> Windows:
+        """The window of config.json in all layers but `full_layers`, or but those that `layer_types` lists, if it is there."""
+        window = self.window(default)
+        full = self.full_layers() if self.values.raw("layer_types") else full_layers
+        return [None if number in full else window for number in range(self.num_layers)]
+
+    def full_layers(self) -> tuple[int, ...]:
+        """Layers without a window, from `layer_types`."""
+        kinds = self.values.array("layer_types", str, self.num_layers)
+        unknown = sorted({*kinds} - {"full_attention", "sliding_attention"})
+        if unknown:
+            raise UnsupportedModel(f"config.json has layers of the type {unknown[0][:60]!r}, which is not supported")
+        return tuple(number for number, kind in enumerate(kinds) if kind == "full_attention")
+
+    def decoder(
+        self,
+        heads: Heads,
+        ffn: FeedForward,
+        windows: Windows | None = None,
+        rotary: tuple[Rotary, ...] = (),
+        norms: Norms = "pre",
+        embedding_scale: float = 1.0,
+        ties_by_default: bool = False,
+    ) -> DecoderSpec:
+        """A model whose layers are alike but for their window. Layers with a window use the second of two rotary embeddings."""
+        rotary = rotary or (self.rotary(),)
+        windows = self.chosen_windows(windows)
+        return DecoderSpec(
+            architecture=self.architecture,
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            rms_eps=self.rms_eps,
+            max_position=self.max_position,
+            rotary=rotary,
+            layers=make_layers(heads, ffn, norms, windows, len(rotary)),
+            tie_embeddings=self.ties(ties_by_default),
+            embedding_scale=embedding_scale,
+            bos_id=self.values.token_id(self.bos_key),
+            eos_ids=self.values.token_ids(self.eos_key),
+        )
+
+    def chosen_windows(self, windows: Windows | None) -> Windows:
+        return windows or [None] * self.num_layers
+
+    def ties(self, default: bool) -> bool:
+        return self.values.flag("tie_word_embeddings", default)
+
+
+class GGUFFields(Fields):
+    """The values of a GGUF header, whose keys are without the architecture. Those that it does not have are in its tensors: the
+    size of the vocabulary, whether the head is the embedding, and the scaling of the rotary embedding of Llama 3."""
+
+    bos_key, eos_key = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
+
+    def __init__(
+        self,
+        architecture: str,
+        values: Metadata,
+        vocab_size: int,
+        tie_embeddings: bool,
+        frequency_factors: tuple[float, ...] | None,
+    ) -> None:
+        self.architecture, self.values, self.config = architecture, values, {}
+        self._is_tied, self._factors = tie_embeddings, frequency_factors
+        self.vocab_size = vocab_size
+        self.hidden_size = values.count("embedding_length", WIDTH)
+        self.num_heads = values.count("attention.head_count", HEADS)
+        self.head_dim = values.count("attention.key_length", HEAD_DIM, max(1, self.hidden_size // self.num_heads))
+        if values.count("rope.dimension_count", HEAD_DIM, self.head_dim) != self.head_dim:
+            raise UnsupportedModel("rotary embeddings over a part of the head (rope.dimension_count) are not supported")
+        self.num_layers = values.count("block_count", LAYERS)
+        self.num_kv_heads = values.count("attention.head_count_kv", HEADS, self.num_heads)
+        self.rms_eps = values.number("attention.layer_norm_rms_epsilon", 0.0, 1.0)
+        self.max_position = values.count("context_length", POSITIONS)
+
+    def dense(self, activation: Activation = "silu") -> DenseFeedForward:
+        return DenseFeedForward(self.values.count("feed_forward_length", WIDTH), activation)
+
+    def rotary(self, default_theta: float = 10000.0) -> Rotary:
+        theta = self.values.number("rope.freq_base", 1.0, 1e12, default_theta)
+        scaling = FrequencyFactors(self._factors) if self._factors else scaling_from_gguf(self.values)
+        return Rotary(self.head_dim, theta, scaling)
+
+    def chosen_windows(self, windows: Windows | None) -> Windows:
+        """The window of the header in all layers, for every family."""
+        key = "attention.sliding_window"
+        window = self.values.count(key, POSITIONS) if key in self.values else None
+        return [window] * self.num_layers
+
+    def ties(self, default: bool) -> bool:
+        return self._is_tied

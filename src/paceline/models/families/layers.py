@@ -1,0 +1,119 @@
+"""What a layer of a decoder computes, and with which sizes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.core.errors import UnsupportedModel
+from paceline.kernels.formats.activation import Activation
+from paceline.kernels.rope import FrequencyFactors, RopeScaling
+
+Norms = Literal["pre", "pre_and_post"]
+"""Where a layer has RMS norms: before attention and the feed-forward layer, or also at the outputs of both."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """A rotary embedding of `size` values of a head."""
+
+    size: int
+    theta: float
+    scaling: RopeScaling | None = None
+
+    def __post_init__(self) -> None:
+        if self.size % 2:
+            raise UnsupportedModel(f"heads of {self.size} values have no rotary pairs: the size must be even")
+        if isinstance(self.scaling, FrequencyFactors) and len(self.scaling.factors) != self.size // 2:
+            found = len(self.scaling.factors)
+            raise UnsupportedModel(f"rope_freqs.weight has {found} factors, and the heads have {self.size // 2} pairs")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Attention of query heads to the cached keys and values of as many or fewer heads."""
+
+    num: int
+    num_kv: int
+    head_dim: int
+    score_scale: float | None = None
+    """Factor of the scores. If None, it is head_dim ** -0.5."""
+    has_bias: bool = False
+    """Whether q, k and v have biases."""
+    has_output_bias: bool = False
+    has_qk_norm: bool = False
+    """Whether each head of q and k has an RMS norm before the rotation."""
+    has_sinks: bool = False
+    """Whether the softmax of a head has one more score, without a value."""
+
+    def __post_init__(self) -> None:
+        if self.num % self.num_kv:
+            raise UnsupportedModel(f"{self.num} heads do not divide into {self.num_kv} key-value heads")
+
+    @property
+    def q_size(self) -> int:
+        return self.num * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.num_kv * self.head_dim
+
+    @property
+    def scale(self) -> float:
+        """Factor of the scores."""
+        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
+
+
+@dataclass(frozen=True, slots=True)
+class DenseFeedForward:
+    """activation(gate) * up, and a product back to the hidden size."""
+
+    width: int
+    activation: Activation = "silu"
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedExperts:
+    """A router, which chooses `per_token` of `num` feed-forward layers of `width` for each token."""
+
+    num: int
+    per_token: int
+    width: int
+    activation: Activation = "silu"
+    normalizes: bool = True
+    """Whether the weights of a token's experts add up to 1; otherwise those of all experts do."""
+    has_bias: bool = False
+    """Whether the router and the experts have biases."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.per_token <= self.num:
+            raise UnsupportedModel(f"{self.per_token} of {self.num} experts per token are not possible")
+
+
+Attention = Heads
+"""Kinds of attention. A further kind, such as attention to a compressed cache, is added as a union: `Heads | Latent`."""
+FeedForward = DenseFeedForward | RoutedExperts
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    attention: Attention
+    ffn: FeedForward
+    norms: Norms = "pre"
+    window: int | None = None
+    """Number of tokens that a token attends to, itself included. None if it attends to all."""
+    rotary: int = 0
+    """Number of the layer's rotary embedding in `DecoderSpec.rotary`."""
+
+
+Windows = Sequence[int | None]
+"""The window of each layer. None if the layer attends to all tokens."""
+
+
+def make_layers(
+    heads: Heads, ffn: FeedForward, norms: Norms, windows: Windows, num_rotary: int
+) -> tuple[LayerSpec, ...]:
+    """Layers that differ in their window. Those with one use the second of two rotary embeddings."""
+    made = {
+        window: LayerSpec(heads, ffn, norms, window, int(num_rotary > 1 and window is not None)) for window in windows
+    }
+    return tuple(made[window] for window in windows)

@@ -1,0 +1,47 @@
+"""Reads the description of a model from a Hugging Face config.json or from GGUF metadata.
+
+Features that the forward pass does not support are rejected here, by name, before any weight is read.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from paceline.core.errors import UnsupportedModel
+from paceline.model_files import Metadata
+from paceline.models.families.fields import HEADS, Fields, GGUFFields
+from paceline.models.families.prequantized import check_scheme
+from paceline.models.families.registry import families, gguf_families
+from paceline.models.families.spec import DecoderSpec
+
+
+def read_config(config: Mapping[str, Any]) -> DecoderSpec:
+    """The model of a config.json, as written by transformers 4 or 5."""
+    values = Metadata("config.json", config)
+    name = values.text("model_type", "unknown")
+    _check_architecture(name, families())
+    check_scheme(values)
+    return families()[name].describe(Fields(name, values, config))
+
+
+def read_gguf_config(
+    metadata: Mapping[str, Any],
+    vocab_size: int,
+    tie_embeddings: bool,
+    frequency_factors: tuple[float, ...] | None = None,
+) -> DecoderSpec:
+    """The model of GGUF metadata, and of tensors where the metadata is incomplete.
+
+    `frequency_factors` is the tensor rope_freqs.weight, which holds the rope scaling of Llama 3 files.
+    """
+    name = Metadata("the GGUF header", metadata).text("general.architecture", "unknown")
+    _check_architecture(name, gguf_families())
+    values = Metadata("the GGUF header", {key.removeprefix(f"{name}."): value for key, value in metadata.items()})
+    if "expert_count" in values and values.count("expert_count", HEADS, least=0):
+        raise UnsupportedModel("mixture-of-experts models are supported as safetensors folders, not as GGUF files")
+    family = gguf_families()[name]
+    return family.describe(GGUFFields(family.name, values, vocab_size, tie_embeddings, frequency_factors))
+
+
+def _check_architecture(name: str, supported: Collection[str]) -> None:
+    if name not in supported:
+        raise UnsupportedModel(f"architecture {name!r:.80} is not supported; supported: {', '.join(supported)}")

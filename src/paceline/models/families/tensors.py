@@ -1,0 +1,117 @@
+"""Names and shapes of the weights of a layer, how they are joined in memory, and how they are divided among ranks.
+
+All of it follows from the `LayerSpec`. Names are those of Hugging Face checkpoints of Llama and Qwen3-MoE; weights that a
+family stores otherwise are read under these names (`models/weights/family_weights.py`).
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+from paceline.models.families.layers import LayerSpec, RoutedExperts
+
+Divided = Literal["query", "key_value", "inner"]
+"""What a rank has a share of: query heads, key-value heads, or the width of the feed-forward layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A stored weight of a layer."""
+
+    name: str
+    """Without the layer, as in `self_attn.q_proj.weight`."""
+    shape: tuple[int, ...]
+    outputs: Divided | None = None
+    """How the outputs are divided among ranks. None if a rank has all of them."""
+    inputs: Divided | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSpec:
+    """Weights of a layer that are one tensor or matrix in memory, joined along their outputs."""
+
+    attribute: str
+    """The attribute of a layer that has it."""
+    tensors: tuple[TensorSpec, ...]
+    is_norm: bool = False
+
+    @property
+    def is_matrix(self) -> bool:
+        return len(self.tensors[0].shape) > 1
+
+    @property
+    def outputs(self) -> Divided | None:
+        return self.tensors[0].outputs
+
+    @property
+    def inputs(self) -> Divided | None:
+        return self.tensors[0].inputs
+
+
+@lru_cache(maxsize=64)
+def layer_pieces(hidden_size: int, layer: LayerSpec) -> tuple[PieceSpec, ...]:
+    """The pieces of a layer in the order in which they are transferred: norms, biases, matrices."""
+    heads, ffn = layer.attention, layer.ffn
+    norms = {"input_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+    if layer.norms == "pre_and_post":
+        norms |= {
+            "post_attention_norm": "pre_feedforward_layernorm",
+            "attention_norm": "post_attention_layernorm",
+            "feed_forward_norm": "post_feedforward_layernorm",
+        }
+    pieces = [_norm(attribute, name, hidden_size) for attribute, name in norms.items()]
+    if heads.has_qk_norm:
+        pieces += [_norm(f"{part}_norm", f"self_attn.{part}_norm", heads.head_dim) for part in "qk"]
+    if heads.has_sinks:
+        pieces.append(PieceSpec("sinks", (TensorSpec("self_attn.sinks", (heads.num,)),)))
+    parts: tuple[tuple[str, int, Divided], ...] = (
+        ("q", heads.q_size, "query"),
+        ("k", heads.kv_size, "key_value"),
+        ("v", heads.kv_size, "key_value"),
+    )
+    if heads.has_bias:
+        biases = (TensorSpec(f"self_attn.{part}_proj.bias", (size,), divided) for part, size, divided in parts)
+        pieces.append(PieceSpec("qkv_bias", tuple(biases)))
+    if heads.has_output_bias:
+        pieces.append(PieceSpec("output_bias", (TensorSpec("self_attn.o_proj.bias", (hidden_size,)),)))
+    owners = ["mlp"]
+    if isinstance(ffn, RoutedExperts):
+        owners = [f"mlp.experts.{number}" for number in range(ffn.num)]
+        if ffn.has_bias:
+            gate_up = (TensorSpec(f"{owner}.{part}_proj.bias", (ffn.width,)) for owner in owners for part in _GATE_UP)
+            down = (TensorSpec(f"{owner}.down_proj.bias", (hidden_size,)) for owner in owners)
+            pieces += [
+                PieceSpec("router_bias", (TensorSpec("mlp.gate.bias", (ffn.num,)),)),
+                PieceSpec("gate_up_bias", tuple(gate_up)),
+                PieceSpec("down_bias", tuple(down)),
+            ]
+    qkv = (TensorSpec(f"self_attn.{part}_proj.weight", (size, hidden_size), divided) for part, size, divided in parts)
+    gate_up = (
+        TensorSpec(f"{owner}.{part}_proj.weight", (ffn.width, hidden_size), "inner")
+        for owner in owners
+        for part in _GATE_UP
+    )
+    down = (TensorSpec(f"{owner}.down_proj.weight", (hidden_size, ffn.width), inputs="inner") for owner in owners)
+    output = TensorSpec("self_attn.o_proj.weight", (hidden_size, heads.q_size), inputs="query")
+    pieces += [
+        PieceSpec("qkv", tuple(qkv)),
+        PieceSpec("output", (output,)),
+        PieceSpec("gate_up", tuple(gate_up)),
+        PieceSpec("down", tuple(down)),
+    ]
+    if isinstance(ffn, RoutedExperts):
+        pieces.append(PieceSpec("router", (TensorSpec("mlp.gate.weight", (ffn.num, hidden_size)),)))
+    return tuple(pieces)
+
+
+_GATE_UP = ("gate", "up")
+
+
+def _norm(attribute: str, name: str, size: int) -> PieceSpec:
+    return PieceSpec(attribute, (TensorSpec(f"{name}.weight", (size,)),), is_norm=True)
+
+
+@lru_cache(maxsize=64)
+def layer_tensors(hidden_size: int, layer: LayerSpec) -> dict[str, TensorSpec]:
+    """The weights of a layer by name."""
+    return {tensor.name: tensor for piece in layer_pieces(hidden_size, layer) for tensor in piece.tensors}
