@@ -76,6 +76,7 @@ def test_every_round_has_a_span() -> None:
     assert format(generate.parent.span_id, "016x") == SPAN
     assert generate.attributes is not None
     assert dict(generate.attributes) == {
+        "paceline.request_id": "r",
         "paceline.category": "code",
         "paceline.prompt_tokens": len(PROMPT),
         "paceline.choices": 1,

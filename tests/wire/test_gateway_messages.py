@@ -13,6 +13,7 @@ from paceline.wire.codec import MalformedMessage
 from paceline.wire.gateway_messages import (
     TO_GATEWAY,
     TO_TARGET_WORKER,
+    EncodedSubmit,
     Output,
     Outputs,
     SetFlags,
@@ -108,9 +109,10 @@ def test_invalid_sampling_parameters_are_malformed(changes: dict[str, Any]) -> N
 
 
 def test_request_that_a_worker_could_not_decode_is_rejected() -> None:
-    check_size(FULL)
+    encoded = check_size(FULL)
+    assert TO_TARGET_WORKER.encode(EncodedSubmit(9, 7, encoded)) == TO_TARGET_WORKER.encode(Submit(9, 7, FULL))
     check_limits(FULL)
-    for name in ("cache_salt", "category", "trace"):
+    for name in ("id", "cache_salt", "category", "trace"):
         with pytest.raises(InvalidRequest, match=name):
             check_size(replace(FULL, **{name: "x" * 5000}))
     with pytest.raises(InvalidRequest, match="cannot be sent"):

@@ -102,6 +102,7 @@ class RequestTrace:
         # Spans have wall-clock times; steps have times of the engine's clock
         self._offset = time.time_ns() - int(1e9 * self._submitted)
         attributes: dict[str, str | int] = {
+            "paceline.request_id": request.id,
             "paceline.category": request.category,
             "paceline.prompt_tokens": len(request.prompt_ids),
             "paceline.choices": len(request.unfinished),

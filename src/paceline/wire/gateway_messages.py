@@ -170,6 +170,7 @@ TO_TARGET_WORKER: Codec[FromGateway] = Codec(FromGateway)
 def check_limits(request: Request) -> None:
     """Raise `InvalidRequest` if a field is longer than other messages of the protocol can carry."""
     for name, text, limit in (
+        ("id", request.id, MAX_NAME),
         ("category", request.category, MAX_NAME),
         ("cache_salt", request.cache_salt, MAX_SALT),
         ("resume_key", request.resume_key, MAX_NAME),

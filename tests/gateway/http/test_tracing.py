@@ -40,14 +40,15 @@ def test_a_request_has_a_span_and_the_engine_gets_its_context(body: dict[str, An
     traced = TracedServer()
     assert traced.server.post("/v1/completions", body).status_code == 200
     (span,) = traced.spans()
+    (request,) = traced.server.target.requests
     assert (span.name, span.kind, span.parent) == ("POST /v1/completions", SpanKind.SERVER, None)
     assert dict(span.attributes or {}) == {
+        "paceline.request_id": request.id,
         "http.request.method": "POST",
         "url.path": "/v1/completions",
         "http.route": "/v1/completions",
         "http.response.status_code": 200,
     }
-    (request,) = traced.server.target.requests
     version, trace, parent, flags = request.trace.split("-")
     assert (version, trace, parent) == ("00", f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}")
     assert int(flags, 16) & 1

@@ -39,6 +39,14 @@ def test_a_request_is_validated_once(body: dict[str, Any], monkeypatch: pytest.M
     assert isinstance(request, ValidatedRequest)
 
 
+def test_a_request_has_the_id_of_its_answer() -> None:
+    server = served()
+    chat, first = server.post(CHAT, BODY).json(), server.target.requests[0]
+    assert first.id == chat["id"]
+    text = server.post("/v1/completions", {"prompt": ["a", "b"]}).json()
+    assert [request.id for request in server.target.requests[1:]] == [f"{text['id']}/0", f"{text['id']}/1"]
+
+
 def test_prompts_of_one_body_share_a_seed() -> None:
     server = served()
     server.post("/v1/completions", {"prompt": ["a", "b"]})

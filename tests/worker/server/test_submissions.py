@@ -98,14 +98,20 @@ def setup() -> Iterator[Setup]:
     made.backend._grammars.close()
 
 
-def test_requests_get_ids_of_the_worker(setup: Setup) -> None:
-    """Two gateways may use the same id."""
+FIRST, SECOND = "r#1@67", "r#2@67"
+"""Ids in the engine of two attempts of the request `r`."""
+
+
+def test_an_attempt_has_its_own_id_in_the_engine(setup: Setup) -> None:
+    """The engine may have two attempts of a request, and two gateways may use the same id."""
     setup.submit(1)
     setup.submit(2)
-    assert list(setup.loop.listeners) == ["0", "1"]
+    setup.server._handle(b"h", Submit(setup.server.epoch, 1, request("r", PROMPT, **GREEDY)))
+    assert list(setup.loop.listeners) == [FIRST, SECOND, "r#1@68"]
+    setup.server._drop(b"h")
     assert setup.jobs == [1, 2]
     setup.handle(Cancel([1, 7]))
-    assert list(setup.loop.listeners) == ["1"]
+    assert list(setup.loop.listeners) == [SECOND]
     setup.server._drop(PEER)
     assert setup.loop.listeners == {}
     assert setup.jobs == []
@@ -116,7 +122,7 @@ def test_a_request_starts_when_its_grammar_is_compiled(setup: Setup) -> None:
     assert setup.loop.listeners == {}
     assert setup.listener.woken.wait(WAIT)
     setup.backend.poll(0.0)
-    assert list(setup.loop.listeners) == ["0"]
+    assert list(setup.loop.listeners) == [FIRST]
 
 
 def test_a_request_that_is_cancelled_before_its_grammar_is_compiled_does_not_start(setup: Setup) -> None:
@@ -146,17 +152,17 @@ def test_a_request_that_cannot_start_fails_alone(setup: Setup, error: Exception,
 def test_a_recalled_stream_ends_and_its_tokens_expire(setup: Setup) -> None:
     setup.submit(1, resume_key="key", seed=7)
     setup.submit(2, resume_key="other")
-    setup.loop.listeners["0"](StepOutput("0", 0, 0, (5, 6), (Origin.PLAIN,) * 2))
+    setup.loop.listeners[FIRST](StepOutput(FIRST, 0, 0, (5, 6), (Origin.PLAIN,) * 2))
     assert setup.tokens(3, "unknown") == TokensReply(3, None, [])
     assert setup.tokens(4, "key") == TokensReply(4, 7, [[5, 6]])
-    assert list(setup.loop.listeners) == ["1"]
+    assert list(setup.loop.listeners) == [SECOND]
     assert [(attempt, kind) for attempt, kind, _ in setup.failures] == [(1, FailureKind.FAILED)]
     setup.backend.poll(1.0)
     setup.backend.poll(1.0 + KEEP_SECONDS)
     assert setup.tokens(5, "key").choices == [[5, 6]]
     setup.backend.poll(1.0 + KEEP_SECONDS + engine_backend.EXPIRY_SECONDS)
     assert setup.tokens(6, "key") == TokensReply(6, None, [])
-    assert list(setup.loop.listeners) == ["1"]
+    assert list(setup.loop.listeners) == [SECOND]
 
 
 def test_tokens_of_a_gateway_that_takes_no_messages_are_kept(setup: Setup) -> None:
@@ -164,7 +170,7 @@ def test_tokens_of_a_gateway_that_takes_no_messages_are_kept(setup: Setup) -> No
     setup.submit(1, resume_key="key", seed=7)
     setup.listener.is_gone = True
     for token in (5, 6):
-        setup.loop.listeners["0"](StepOutput("0", 0, 0, (token,), (Origin.PLAIN,)))
+        setup.loop.listeners[FIRST](StepOutput(FIRST, 0, 0, (token,), (Origin.PLAIN,)))
         setup.server._sessions.send_events()
     assert setup.jobs == [1]
     setup.listener.is_gone = False

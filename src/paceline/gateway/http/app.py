@@ -226,7 +226,7 @@ CLIENT_DISCONNECTED = 499
 
 
 class TracingMiddleware:
-    """Makes a span for every sampled POST request. Routes read its context from `state.trace`."""
+    """Makes a span for every sampled POST request. Routes read its context from `state.trace` and set `state.request_id`."""
 
     def __init__(self, app: ASGIApp, tracing: Tracing) -> None:
         self._app, self._tracing = app, tracing
@@ -260,11 +260,14 @@ class TracingMiddleware:
             _finish(span, scope, status)
 
 
-def _finish(span: Span, scope: Mapping[str, object], status: int) -> None:
+def _finish(span: Span, scope: Scope, status: int) -> None:
     route = getattr(scope.get("route"), "path", None)
     if route is not None:  # a path without a route is not a span name: clients could create any number of names
         span.update_name(f"POST {route}")
         span.set_attribute("http.route", route)
+    request_id = scope["state"].get("request_id")
+    if request_id is not None:
+        span.set_attribute("paceline.request_id", request_id)
     span.set_attribute("http.response.status_code", status)
     if status >= 500:
         span.set_status(Status(StatusCode.ERROR))

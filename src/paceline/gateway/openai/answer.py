@@ -97,7 +97,10 @@ class Answer(ABC):
     object: str
     chunk_object: str
 
-    def __init__(self, requests: Sequence[Request], context: AnswerContext, body: GenerationBody) -> None:
+    def __init__(
+        self, answer_id: str, requests: Sequence[Request], context: AnswerContext, body: GenerationBody
+    ) -> None:
+        """`answer_id` is one of `new_id`, with which the ids of the requests begin."""
         options = body.stream_options or StreamOptions()
         self._tokenizer = tokenizer = context.tokenizer
         self._has_token_ids = body.return_token_ids
@@ -119,8 +122,13 @@ class Answer(ABC):
         }
         self._position = StreamPosition(self._num_unfinished) if options.resumable else None
         self._is_first_chunk = True
-        self._set_id(f"{self.prefix}-{secrets.token_hex(12)}")
+        self._set_id(answer_id)
         self._chunk_tail = b'],"usage":null' if self._include_usage and not self._is_usage_continuous else b"]"
+
+    @classmethod
+    def new_id(cls) -> str:
+        """A random id of an answer of this kind."""
+        return f"{cls.prefix}-{secrets.token_hex(12)}"
 
     def _set_id(self, answer_id: str) -> None:
         self._head = {"id": answer_id, **self._head}

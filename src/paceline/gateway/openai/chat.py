@@ -67,9 +67,14 @@ class ChatAnswer(Answer):
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(
-        self, requests: Sequence[Request], context: AnswerContext, body: ChatBody, tool_use: ToolUse | None = None
+        self,
+        answer_id: str,
+        requests: Sequence[Request],
+        context: AnswerContext,
+        body: ChatBody,
+        tool_use: ToolUse | None = None,
     ) -> None:
-        super().__init__(requests, context, body)
+        super().__init__(answer_id, requests, context, body)
         (self._request,) = requests
         self._prompt_logprobs: list[dict[int, Any] | None] | None = None
         self._has_prompt_logprobs = body.prompt_logprobs is not None

@@ -37,8 +37,10 @@ class CompletionAnswer(Answer):
 
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, requests: Sequence[Request], context: AnswerContext, body: CompletionBody) -> None:
-        super().__init__(requests, context, body)
+    def __init__(
+        self, answer_id: str, requests: Sequence[Request], context: AnswerContext, body: CompletionBody
+    ) -> None:
+        super().__init__(answer_id, requests, context, body)
         self._body = body
         texts = [
             prompt if isinstance(prompt, str) else context.tokenizer.decode(prompt, skip_special=False)
@@ -157,7 +159,7 @@ class VerifyAnswer(Answer):
     prefix, object, chunk_object = "verify", "verify", "verify"
 
     def __init__(self, request: Request, context: AnswerContext, body: VerifyBody, max_model_len: int) -> None:
-        super().__init__([request], context, body)
+        super().__init__(request.id, [request], context, body)
         self._room = min(request.sampling.max_tokens, max_model_len - len(request.prompt_ids)) - len(body.output)
         self._tokens: list[int] = []
         self._accepted = 0

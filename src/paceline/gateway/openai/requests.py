@@ -159,17 +159,20 @@ def build_requests(
     http: HttpRequest,
     body: GenerationBody,
     session: RequestSession,
+    answer_id: str,
     prompts: Sequence[tuple[int, ...]],
     sampling: SamplingParams,
     topic: str | None = None,
 ) -> list[Request]:
-    """One engine request per prompt. `topic` is the text that decides the category; None means the prompt's end."""
+    """One engine request per prompt. Its id is `answer_id`, followed by the number of the prompt if there are several. `topic`
+    is the text that decides the category. If it is None, the end of the prompt decides."""
+    http.state.request_id = answer_id
     category = read_category(http, body)
     if category:
         category = session.gateway.categories.fold(category, session.key.id)
     return [
         Request(
-            id=session.gateway.next_request_id(),
+            id=answer_id if len(prompts) == 1 else f"{answer_id}/{number}",
             prompt_ids=prompt,
             sampling=sampling,
             speculation=speculation_params(body, session.is_strict),
@@ -178,7 +181,7 @@ def build_requests(
             cache_salt=session.key.salt_cache(body.cache_salt or ""),
             trace=getattr(http.state, "trace", ""),
         )
-        for prompt in prompts
+        for number, prompt in enumerate(prompts)
     ]
 
 

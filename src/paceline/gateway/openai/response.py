@@ -131,6 +131,7 @@ async def respond(session: RequestSession, answer: Answer, body: GenerationBody,
         session.replace_request(_with_key(session.requests[0], answer.id, session.key))
         return GenerationResponse(session, answer, is_stream=True)
     event = LastEvent.parse(last)
+    # The request keeps its own id: the one that it continues may still run under the id of the answer
     request = _with_key(session.requests[0], event.answer_id, session.key)
     reply = await asyncio.wrap_future(session.gateway.target.request_tokens(request.resume_key))
     if reply is None or not _covers(reply, event, request.sampling.n):

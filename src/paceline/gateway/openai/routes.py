@@ -96,9 +96,10 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
         json_schema=tool_use.json_schema if tool_use else response_schema(body),
         extra_stops=tool_use.stops if tool_use else (),
     )
-    bare = build_requests(http, body, session, [prompt], sampling, last_user_text(body.messages))
+    answer_id, topic = ChatAnswer.new_id(), last_user_text(body.messages)
+    bare = build_requests(http, body, session, answer_id, [prompt], sampling, topic)
     requests = await session.validate(bare, body.timeout, "tools" if tool_use else "response_format", "messages")
-    answer = ChatAnswer(requests, model.context, body, tool_use)
+    answer = ChatAnswer(answer_id, requests, model.context, body, tool_use)
     return await respond(session, answer, body, http)
 
 
@@ -121,8 +122,10 @@ async def _complete(model: _Model, body: CompletionBody, http: Request) -> Respo
         seed=draw_seed(),
         json_schema=response_schema(body),
     )
-    requests = await session.validate(build_requests(http, body, session, prompts, sampling), body.timeout)
-    answer = CompletionAnswer(requests, model.context, body)
+    answer_id = CompletionAnswer.new_id()
+    bare = build_requests(http, body, session, answer_id, prompts, sampling)
+    requests = await session.validate(bare, body.timeout)
+    answer = CompletionAnswer(answer_id, requests, model.context, body)
     return await respond(session, answer, body, http)
 
 
@@ -141,7 +144,7 @@ async def _verify(model: _Model, body: VerifyBody, http: Request) -> Response:
         seed=0,  # a greedy text has no noise
         json_schema=response_schema(body),
     )
-    bare = build_requests(http, body, session, [tuple(body.prompt)], sampling)
+    bare = build_requests(http, body, session, VerifyAnswer.new_id(), [tuple(body.prompt)], sampling)
     round_ = replace(
         bare[0],
         committed=(tuple(body.output),) if body.output else (),

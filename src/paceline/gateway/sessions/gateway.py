@@ -9,7 +9,6 @@ Step outputs of one session, from the gateway to the response.
 
 import asyncio
 import hashlib
-import itertools
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -147,7 +146,6 @@ class Gateway:
         self.samples = SampleRing(learning.max_samples, learning.max_tokens) if learning.is_collecting else None
         """Samples for `paceline learn`. None if this server collects no samples."""
         self.is_draining = False
-        self._next_number = itertools.count()
         self._schemas = ThreadPoolExecutor(SCHEMA_THREADS, "paceline-schemas")
         self._streams: set[OutputStream] = set()
         self._by_request: dict[str, OutputStream] = {}
@@ -167,9 +165,6 @@ class Gateway:
     @property
     def is_ready(self) -> bool:
         return self.target.is_ready and not self.is_draining
-
-    def next_request_id(self) -> str:
-        return f"http-{next(self._next_number)}"
 
     async def validate(self, request: Request) -> ValidatedRequest:
         """The request with its seed. Raises `InvalidRequest`. A JSON schema compiles to a grammar, on another thread."""

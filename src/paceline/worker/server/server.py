@@ -1,6 +1,5 @@
 """A target worker: serves the requests of gateways with a backend."""
 
-import itertools
 import logging
 from dataclasses import replace
 
@@ -47,7 +46,6 @@ class WorkerServer:
         self._clock = clock or WallClock()
         self._lifecycle = Lifecycle(listener, self._clock)
         self._sessions = GatewaySessions(listener, self._clock)
-        self._numbers = itertools.count()
         self._is_serving = backend.is_serving
         self._is_drain_announced = False
         backend.attach(self._lifecycle)
@@ -131,7 +129,7 @@ class WorkerServer:
         session = self._sessions.heard(peer)
         match message:
             case Submit():
-                self._submit(session, message)
+                self._submit(peer, session, message)
             case Cancel():
                 for attempt in message.attempts:
                     self._cancel(session, attempt)
@@ -156,11 +154,12 @@ class WorkerServer:
         text = f"{self.name} has protocol version {VERSION}, not {hello.version}: upgrade the older one"
         self._listener.send(peer, self.backend.welcome() if hello.version == VERSION else Goodbye(text))
 
-    def _submit(self, session: GatewaySession, message: Submit) -> None:
+    def _submit(self, peer: Peer, session: GatewaySession, message: Submit) -> None:
         if not self._accepts(session, message):
             return
-        # Two gateways may use the same id
-        job = session.submit(message.attempt, replace(message.request, id=f"{next(self._numbers)}"))
+        # The engine may still have another attempt of the request, and two gateways may use the same id
+        request_id = f"{message.request.id}#{message.attempt}@{peer.hex()}"
+        job = session.submit(message.attempt, replace(message.request, id=request_id))
         job.start(lambda: self.backend.submit(job, message))
 
     def _accepts(self, session: GatewaySession, message: Submit) -> bool:
