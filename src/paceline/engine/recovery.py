@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from paceline.core.output import StepOutput
-from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.core.request import SamplingParams, SpeculationParams, ValidatedRequest
 from paceline.core.sequence import Sequence
 from paceline.engine.commit import Requests
 from paceline.engine.failures import is_isolated
@@ -111,7 +111,7 @@ class EngineRecovery:
     def _is_working(self) -> bool:
         """Whether the engine can compute a request that is known to be good."""
         sampling = SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True)
-        request = Request(PROBE_ID, (0,), sampling, SpeculationParams(enabled=False))
+        request = ValidatedRequest(PROBE_ID, (0,), sampling, SpeculationParams(enabled=False))
         failures, outputs = self._requests.pop_failures(), list[StepOutput]()
         with suppress(Exception):
             self._requests.add(request)
