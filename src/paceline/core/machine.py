@@ -21,6 +21,8 @@ from pathlib import Path
 
 from paceline.core.errors import InvalidConfig
 
+logger = logging.getLogger(__name__)
+
 GIB = 1 << 30
 """Bytes of a GiB."""
 _ROOT = Path("/")
@@ -173,9 +175,6 @@ def device_shares(claims: Sequence[MemoryClaim]) -> dict[str, float]:
             share = (SHARED_MEMORY - given) * claim.weight / weight if claim.given is None else claim.given
             shares[claim.name] = min(share, shares.get(claim.name, 1.0))
     return shares
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

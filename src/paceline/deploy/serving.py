@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     from paceline.targets import TargetClient
     from paceline.telemetry import Tracing
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelConnection:
@@ -94,8 +96,6 @@ def start_workers(served: ServerConfig | GatewayConfig) -> Iterator[Sequence[Mod
         with running_engine(served.engine, served.trace_endpoint, served.log_level) as process:
             yield [ModelConnection(served, partial(process.connect, served.price))]
 
-
-logger = logging.getLogger(__name__)
 
 COMMAND = (sys.executable, "-m", "paceline.tools.learn.run")
 POLL = 0.5

@@ -35,6 +35,8 @@ from paceline.wire.draft_messages import (
 from paceline.wire.lifecycle import Lifecycle
 from paceline.wire.transport import Listener, Peer
 
+logger = logging.getLogger(__name__)
+
 MESSAGES_PER_ITERATION = 256
 
 
@@ -147,9 +149,6 @@ class TargetInbox:
         for code, sequences in failed.items():
             self._scheduler.close(target, sequences)
             self._sender.error(peer, code, "open these again", sequences)
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ from paceline.engine.failures import is_isolated
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.selector import ExecutorSelector
 
+logger = logging.getLogger(__name__)
+
 S = TypeVar("S")
 R = TypeVar("R")
 
@@ -64,8 +66,6 @@ def recover(
                 found.has_succeeded |= computed
     return found
 
-
-logger = logging.getLogger(__name__)
 
 PROBE_ID = "paceline-probe"
 """Id of the request that shows whether the engine works at all."""

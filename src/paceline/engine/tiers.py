@@ -26,6 +26,8 @@ from paceline.model_files import weights_checksum
 from paceline.models.blocks import HostBlocks, block_bytes, cache_fingerprint
 from paceline.models.runner import ModelRunner
 
+logger = logging.getLogger(__name__)
+
 MAX_WAIT_SECONDS = 10.0
 """Longest time that a sequence waits for its blocks; used if the time to compute them is unknown."""
 MIN_WAIT_SECONDS = 0.05
@@ -264,8 +266,6 @@ class Tiers(StepHook):
             self._counts, **{name: getattr(self._counts, name) + count for name, count in added.items()}
         )
 
-
-logger = logging.getLogger(__name__)
 
 DISK_HOST_BYTES = GIB
 """Size of the host tier if only a disk is configured: blocks pass through it. Larger if one sequence of full length needs more,

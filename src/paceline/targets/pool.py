@@ -45,6 +45,8 @@ from paceline.wire.keys import KeyPair
 from paceline.wire.transport import CommandQueue
 from paceline.wire.worker_spec import Directory, Member
 
+logger = logging.getLogger(__name__)
+
 REPLY_SECONDS = 2.0
 """Time that workers have to answer a `TokensRequest`."""
 
@@ -103,8 +105,6 @@ class TokensRequests:
 def _num_tokens(answer: TokensReply) -> int:
     return sum(map(len, answer.choices))
 
-
-logger = logging.getLogger(__name__)
 
 DIRECTORY_SECONDS = 0.5
 """Interval of directory look-ups."""

@@ -33,6 +33,8 @@ from paceline.wire.transfer_messages import (
 )
 from paceline.wire.transport import Wakeup
 
+logger = logging.getLogger(__name__)
+
 KEEP_ALIVE_SECONDS = 1.0
 """Interval of keep-alive messages to clients that wait."""
 PROGRESS_MS = 1
@@ -217,9 +219,6 @@ class ServeLoop:
             self._shared_memory.disconnect(client)
         if self._staging is not None:
             self._staging.release_all(client)
-
-
-logger = logging.getLogger(__name__)
 
 
 class TransferServer:

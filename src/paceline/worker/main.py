@@ -44,6 +44,8 @@ from paceline.worker.handoff import Handoffs, PrefillService
 from paceline.worker.server import AlternatingDraftTrial, DraftSwaps, EngineBackend, WorkerHung, WorkerServer
 from paceline.worker.upstream import make_upstream_worker
 
+logger = logging.getLogger("paceline.worker.main")  # `__name__` is `__main__` here
+
 DRAFT_SPIN_SECONDS = 0.001
 """How long threads of a draft worker wait for the next pass before they sleep: longer than the pauses between passes. A pass of
 one sequence then takes 1.13 ms instead of 1.36 on eight cores of a GPU server."""
@@ -190,7 +192,6 @@ def build_draft_worker(spec: WorkerSpec, security: Security | None, weights: Wei
     return worker
 
 
-logger = logging.getLogger("paceline.worker.main")  # `__name__` is `__main__` here
 SWITCH_SECONDS = 0.0005
 """Longest wait of a thread for the interpreter lock. With the default of 5 ms, the first token of a request would wait until
 the engine's thread has prepared its drafts, and a finished pass until a batch of requests is received."""

@@ -27,6 +27,8 @@ from paceline.kernels.formats.layout import META, GpuModel, gpu_model
 from paceline.model_files.hub import pick_draft
 from paceline.models.loading import open_checkpoint
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class CompileRequest:
@@ -141,8 +143,6 @@ def _replace(path: Path, content: object) -> None:
     draft.write_text(json.dumps(content))
     draft.replace(path)
 
-
-logger = logging.getLogger(__name__)
 
 SPARE_CORES = 2
 """Cores left for the process that reads the weights."""

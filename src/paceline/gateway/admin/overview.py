@@ -19,6 +19,8 @@ from paceline.gateway.metrics import RecentValues
 from paceline.gateway.sessions import Gateway
 from paceline.policy.cost.cost import dollars_per_hour, recent_cost
 
+logger = logging.getLogger(__name__)
+
 MAX_EVENTS = 50
 FLAG_NAMES = {"enabled": "speculation", "method": "method", "max_depth": "maximum depth"}
 
@@ -84,8 +86,6 @@ def _flag_changes(before: SpeculationFlags, now: SpeculationFlags) -> list[tuple
 def _words(name: str) -> str:
     return name.replace("_", " ")
 
-
-logger = logging.getLogger(__name__)
 
 INTERVAL = 1.0
 """Seconds between samples."""

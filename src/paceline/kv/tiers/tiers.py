@@ -18,6 +18,8 @@ from typing import Protocol
 from paceline.core.errors import InvalidConfig
 from paceline.kv.tiers.block import HEADER_BYTES, BadBlock, TieredBlock, check_contents, pack_header, unpack_header
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class _Entry:
@@ -235,8 +237,6 @@ class TierTraffic:
     dropped: int = 0
     """Blocks not stored: all slots were in use, or the disk failed."""
 
-
-logger = logging.getLogger(__name__)
 
 SUFFIX, UNFINISHED = ".kv", ".tmp"
 MODE = 0o600

@@ -44,6 +44,8 @@ from paceline.tools.orchestrate.servers import (
     VllmEndpoint,
 )
 
+logger = logging.getLogger(__name__)
+
 METHOD = "endpoint"
 _CALLS = TrafficClass(METHOD, "")
 """The key of the breaker of calls, which are not told apart by category."""
@@ -176,8 +178,6 @@ async def find_endpoint(client: HttpClient, model: str | None = None, tokenizer:
         )
     return OpenAIEndpoint(client, name, tokenizer)
 
-
-logger = logging.getLogger(__name__)
 
 DRAFT_TIMEOUT = 5.0
 """Longest wait for a draft, in seconds. The round is then a plain step."""

@@ -50,6 +50,8 @@ from paceline.wire.transfer_messages import MemoryRegion
 from paceline.wire.transport import Connection
 from paceline.wire.worker_spec import PeerAddress
 
+logger = logging.getLogger(__name__)
+
 MAX_BUFFERS = 8
 """Buffers of a part. A fetch has fewer chunks in flight, and the remaining buffers are being copied to the device."""
 
@@ -116,9 +118,6 @@ class StagedPart:
         """Wait for all copies and return the checksum of the tensors."""
         with self._stream:
             return memory_checksum(self.tensors)
-
-
-logger = logging.getLogger(__name__)
 
 
 class SharedParts:

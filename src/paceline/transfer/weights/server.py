@@ -36,6 +36,8 @@ from paceline.wire.keys import Security
 from paceline.wire.transfer_messages import TransferHandle
 from paceline.wire.transport import Listener, Peer
 
+logger = logging.getLogger(__name__)
+
 FIRST_RATE = 8e9
 """Bytes per second at first, while the worker serves requests and the effect is not known."""
 MIN_RATE = 50e6
@@ -124,8 +126,6 @@ class SendRate:
             self.rate *= FASTER
         self.rate = min(self.rate, self._limit)
 
-
-logger = logging.getLogger(__name__)
 
 MAX_CLIENTS = 32
 """Clients with a part in transfer."""

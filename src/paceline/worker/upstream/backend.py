@@ -40,6 +40,8 @@ from paceline.worker.server import BackendReport, Control, Submission, WorkerFai
 from paceline.worker.upstream.bodies import check
 from paceline.worker.upstream.connection import UpstreamConnection
 
+logger = logging.getLogger(__name__)
+
 
 class KvRelay:
     """Used by one thread, which calls `poll` often. Gateways see a worker that publishes its own events."""
@@ -67,8 +69,6 @@ class KvRelay:
         self._subscriber.close()
         self._publisher.close()
 
-
-logger = logging.getLogger(__name__)
 
 GRACE = 10.0
 """Seconds that the server has to exit after SIGTERM."""

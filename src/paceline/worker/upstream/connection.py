@@ -20,6 +20,8 @@ from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.worker.upstream.bodies import completion_body
 
+logger = logging.getLogger(__name__)
+
 TOKEN_ID = "token_id:"
 FINISH_REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 
@@ -130,7 +132,6 @@ def parse_cache_tokens(metrics: str) -> int | None:
     return tokens or None
 
 
-logger = logging.getLogger(__name__)
 logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every call
 
 TOO_MANY_REQUESTS = 429
