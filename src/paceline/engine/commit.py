@@ -1,6 +1,7 @@
-"""Commits a verified step: appends its tokens, frees the blocks of rejected drafts, and ends sequences.
+"""The requests of an engine, and the commit of a verified step to their sequences.
 
-The requests of an engine, from their arrival to the end of their last sequence.
+`Requests` keeps each request from its arrival to the end of its last sequence. `Committer` appends the tokens of a verified
+step, frees the blocks of rejected drafts, and ends sequences.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""A failure of one request, and the text that its owner receives.
+"""Limits the effects of a failure: one request fails, a proposer's error costs drafts alone, and a long step is noticed.
 
-Calls proposers so that a failure costs drafts and never text.
-
-How long the current step should take, from the steps before it.
+`RequestFailure` is the failure of one request, with the text that its owner receives. `ProposerGuard` calls proposers so that
+their errors cost drafts and never text. `StepTimePrediction` predicts how long the current step should take, from the steps
+before it.
 """
 
 import logging

@@ -1,10 +1,8 @@
 """Steps whose passes the host launches: any batch, any proposer, any device.
 
-Hidden states of committed tokens, for proposers that draft from them.
-
-The rules by which a pass picks tokens itself, without returning its logits.
-
-Rows of a pass from a schedule and its drafts, and cache moves for accepted tree paths.
+`HostExecutor` runs these steps. The functions before it prepare and read a pass: its rows from a schedule and its drafts, the
+rules by which the pass picks tokens itself without returning its logits, the hidden states of committed tokens for proposers
+that draft from them, and the cache moves for accepted tree paths.
 """
 
 from collections.abc import Mapping

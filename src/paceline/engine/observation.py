@@ -1,6 +1,7 @@
-"""The cost of drafting between two observed steps: drafting by method, draft prefill, the network, and an idle device.
+"""What the depth policy observes of a committed step: the outcome of its drafts, and the cost of drafting.
 
-What the depth policy observes of a committed step.
+`DraftCostMeter` collects the cost between two observed steps: drafting by method, draft prefill, the network, and an idle
+device. `observe_rounds` and `observe_step` make the policy's observations from the verified rounds and from these costs.
 """
 
 from collections import defaultdict

@@ -1,6 +1,7 @@
 """Continues after a failed step without the requests that make it fail.
 
-Finds the sequence that makes a step fail, by running the step again for halves of the batch.
+`recover` finds the sequence that makes a step fail: it runs the step again for halves of the batch. `EngineRecovery` applies
+this to an engine: it ends the requests that fail alone, and a probe request shows whether the engine works at all.
 """
 
 import logging

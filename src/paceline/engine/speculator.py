@@ -1,6 +1,7 @@
 """The engine's side of speculation: it collects drafts from proposers, learns from rounds and decides the next depths.
 
-The depth of the next draft of every sequence: limits of request, server and breaker, then the depth policy.
+`DepthDecisions` decides the depth of the next draft of every sequence: first the limits of the request, the server and the
+breaker apply, then the depth policy.
 """
 
 from collections import Counter, defaultdict

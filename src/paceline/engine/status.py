@@ -1,6 +1,6 @@
-"""The status of an engine, for reports.
+"""The status of an engine for reports, and the speculation flags that change while it runs.
 
-Speculation flags that change while an engine runs.
+`StatusReporter` makes the status. `RunTimeFlags` holds the flags.
 """
 
 from typing import Protocol

@@ -1,6 +1,6 @@
 """Moves cached blocks between the device and the tiers below it.
 
-Builds the cache tiers of an engine from its configuration.
+`make_tiers` builds the tiers of an engine from its configuration.
 """
 
 import logging

@@ -1,11 +1,13 @@
-"""Statistics of an engine for reports: time by part of a step, and speculation by traffic class. No decision uses them,
+"""The traffic of an engine by class and by method: statistics, draft trials and the default method.
+
+`TrafficStatistics` counts time by part of a step and speculation by traffic class, for reports. No decision uses these counts,
 except the breaker and the drift test of each class, which the engine reads here.
 
-The traffic class of every sequence, which is another one while a draft on trial drafts for it.
+`TrialTraffic` gives the traffic class of every sequence. While a draft on trial drafts for a sequence, its class is another
+one, so that the draft in use keeps what was learned of it.
 
-Chooses the method of requests that name none, if an engine has an in-engine draft and a draft pool. Pure.
-
-The rule compares the goodput that steps had with each method at about the present load. Goodput is the tokens per second of one
+`DefaultMethod` chooses the method of requests that name none, if an engine has an in-engine draft and a draft pool. It is pure.
+It compares the goodput that steps had with each method at about the present load. Goodput is the tokens per second of one
 sequence, over windows of steps in which all sequences had that method. Nothing is inferred from parts of a step: the time that
 a step needs in addition to drafts and passes differs between methods, since an in-engine draft runs inside CUDA graphs and a
 pool does not.

@@ -4,9 +4,8 @@ The length and the last two tokens of each sequence stay on the device and every
 the next step before it has read the outcome of the last. The host keeps the block tables, the depths and the active slots, and
 copies them to the device with every step.
 
-Device memory of steps of one shape.
-
-The inputs of a graph step that the host writes: active slots, draft limits and block tables.
+`RoundBuffers` is the device memory of steps of one shape. `ControlBuffer` holds the inputs of a step that the host writes:
+active slots, draft limits and block tables.
 """
 
 from collections.abc import Callable, Iterator

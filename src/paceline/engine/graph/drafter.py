@@ -1,7 +1,7 @@
-"""The interface of what drafts inside a graph step.
+"""What drafts inside a graph step: the interface `GraphDrafter`, and the draft prefills of its sequences.
 
-Draft prefills of sequences that join a batch, or whose drafts are behind. They run at the same time as the target's pass, in
-their own stream.
+`DraftPrefills` computes the drafts' caches of sequences that join a batch, or whose drafts are behind. Draft prefills run at
+the same time as the target's pass, in their own stream.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -6,9 +6,8 @@ step computes prompts and the slots in one pass. For any other step the executor
 sequences back to the host executor. The tokens are the same either way: they depend on the model, the noise and the committed
 tokens alone.
 
-Drafts of a graph step: what each slot may draft, and draft prefills that run at the same time as the step.
-
-Warm-up: kernels and the graphs that any traffic needs before the first request, the other graphs in idle moments.
+`BatchDrafts` decides what each slot may draft, and starts draft prefills that run at the same time as the step. The warm-up
+computes kernels and the graphs that any traffic needs before the first request, and the other graphs in idle moments.
 """
 
 from collections import deque

@@ -1,6 +1,7 @@
-"""Decides what the next graph step computes: a token of every slot, its drafts, and prompts in the same pass.
+"""Decides what the next graph step computes, and when the host submits it.
 
-When the host submits the next graph step: as late as the device allows, so that requests that arrive meanwhile are in it.
+`GraphScheduler` schedules a token of every slot, its drafts, and prompts in the same pass. `SubmitPacer` delays the submit for
+as long as the device allows, so that requests that arrive meanwhile are in the step.
 """
 
 from collections import deque

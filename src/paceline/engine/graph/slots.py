@@ -1,6 +1,7 @@
-"""The sequences of a batch on the device: their lengths, last tokens and sampling parameters, by slot.
+"""The slots of a batch on the device: which sequence is in which slot, and the state of each slot.
 
-Which sequence is in which slot of the graph executor.
+`DeviceSlots` holds lengths, last tokens and sampling parameters by slot. `SlotTable` assigns the sequences of the graph
+executor to slots.
 """
 
 import heapq

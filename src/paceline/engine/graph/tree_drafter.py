@@ -1,9 +1,8 @@
 """Draft trees of an EAGLE head, grown inside a graph step from the hidden states of the step before.
 
-A draft tree grown on the device: the head computes the new hidden states, then each level from the best nodes of the last.
-
-Drafted positions follow the committed ones of their sequence, `width` of them a level. A row attends to its ancestors among
-them, and the context is read once for all branches.
+`TreeGrowth` grows a tree on the device: the head computes the new hidden states, then each level from the best nodes of the
+last. Drafted positions follow the committed ones of their sequence, `width` of them a level. A row attends to its ancestors
+among them, and the context is read once for all branches. `TreeDrafter` connects this growth to the graph step.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,9 +1,8 @@
-"""Export of KV blocks of prompts that this engine computes for another worker, layer by layer during the forward pass.
+"""The engine's side of a hand-off: KV blocks of a prompt that one worker computes and another worker decodes.
 
-Import of KV blocks that another worker computed into this engine's cache.
-
-The parts of a hand-off: blocks by segment and layer, and hidden states for a draft. The sender and the receiver derive them
-alike.
+`HandoffPlan` names the parts of a hand-off: blocks by segment and layer, and hidden states for a draft. The sender and the
+receiver derive them alike. `KvExports` exports the blocks of prompts that this engine computes, layer by layer during the
+forward pass. `KvImports` imports blocks that another worker computed into this engine's cache.
 """
 
 import itertools

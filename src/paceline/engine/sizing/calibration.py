@@ -1,17 +1,14 @@
-"""Measures the time of target passes on this machine, before the first request.
+"""Measures target passes and drafts on this machine before the first request.
 
-Measures what a draft model costs in graph steps, before the first request.
+The depth policy needs the time of target passes and of a draft model in graph steps. Without these times it would have to draft
+at a loss to learn them. Under load such probes are rare, and a server whose first traffic is heavy would decode plainly for
+minutes.
 
-Without these times the depth policy would have to draft at a loss to learn them. Under load such probes are rare, and a server
-whose first traffic is heavy would decode plainly for minutes.
+An EAGLE head is measured in host steps and in graph steps. HAZARD: the first draft of a process is slow. As the only known cost
+it would keep the depth policy from drafting for a long time.
 
-Measures what an EAGLE head costs, in host steps and in graph steps, before the first request.
-
-The first draft of a process is slow. As the only known cost it would keep the depth policy from drafting for a long time.
-
-Decides at start whether the shipped head is faster than plain decoding on this CPU, for `draft: auto`.
-
-On a CPU the cost of further rows differs by a factor of three between processors.
+`measure_gain` decides at start whether the shipped head is faster than plain decoding on this CPU, for `draft: auto`. On a CPU
+the cost of further rows differs by a factor of three between processors.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Sizes of an engine: its limits and the share of memory of each part.
+"""Sizes of an engine: its default limits, and the share of memory of each part.
 
-Default limits of an engine, chosen from its device and its models.
+`resolve_limits` chooses the limits that a configuration leaves open, from the device and the models:
 
 | limit | GPU | CPU |
 |---|---|---|
@@ -9,7 +9,8 @@ Default limits of an engine, chosen from its device and its models.
 | draft tokens of a step | 512 with the rule `goodput` | no limit of its own |
 | depth | 8; 31 for trees that a graph step drafts | 8 |
 
-Computes whether the target and the draft fit the device, and how many tokens of KV cache remain.
+`memory_fit` computes whether the target and the draft fit the device, and how many tokens of KV cache remain. `size_engine`
+applies both to the models of an engine.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,7 @@
 """Builds an engine from a configuration: loads the models, checks that they match, and calibrates the assembled engine.
 
-Assembles an engine from loaded models: sizes, runner, proposers, validator, speculator, scheduler and graph executor.
+`assemble` makes the parts of an engine from loaded models: sizes, runner, proposers, validator, speculator, scheduler and graph
+executor.
 """
 
 import logging

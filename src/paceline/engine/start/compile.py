@@ -1,8 +1,7 @@
 """Compilation of an engine's kernels in other processes, while this process reads the weights.
 
-What the process `compile_kernels` receives and prints, as JSON.
-
-The folder of compiled kernels, and which engines it is complete for.
+`CompileRequest` and `CompileReport` are what the process `compile_child` receives and prints, as JSON. `KernelCache` is the
+folder of compiled kernels, and it records which engines the folder is complete for.
 """
 
 import hashlib

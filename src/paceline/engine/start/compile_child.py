@@ -3,7 +3,7 @@
 The process builds the engine on the device `meta` and warms it up. Nothing is computed and no weights are read: every launch
 only names the kernel that a GPU would need. Forked processes compile these kernels meanwhile, one for each core.
 
-Compilation of an engine's kernels into a folder, on a machine with or without a GPU.
+`compile_into` compiles an engine's kernels into a folder, on a machine with or without a GPU.
 """
 
 import json

@@ -1,8 +1,7 @@
-"""What the scheduler decided for one step.
+"""What the scheduler, the executors and the committer exchange about one step.
 
-The interface of the two executors, and what every step returns.
-
-Why a step ran on the host: the labels of `ExecutorSelector.counts`.
+`Schedule` is what the scheduler decided for the step. `StepExecutor` is the interface of the two executors, and `StepResult` is
+what every step returns. `HostReason` says why a step ran on the host: its values are the labels of `ExecutorSelector.counts`.
 """
 
 from collections.abc import Mapping

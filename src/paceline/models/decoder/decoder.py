@@ -1,6 +1,7 @@
-"""Weights of a decoder as a pass reads them: fused matrices on a device, norms, and the rotary table.
+"""The weights of a decoder as a pass reads them, and the hidden states that a pass returns.
 
-Hidden states of chosen rows of a pass, by layer.
+`DecoderWeights` holds fused matrices on a device, norms, and the rotary table. `HiddenStates` holds the states of chosen rows
+of a pass, by layer.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

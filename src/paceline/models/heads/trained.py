@@ -1,6 +1,7 @@
-"""A distilled draft: a small Llama trained on its target's outputs, which uses its target's embedding and head.
+"""Drafts that are trained for one target: a distilled draft, and Medusa heads.
 
-Medusa: heads on the target's last hidden state. Head k predicts the token k positions further on; there is no cache.
+`DistilledModel` is a small Llama trained on its target's outputs, which uses its target's embedding and head. `MedusaModel` has
+heads on the target's last hidden state. Head k predicts the token k positions further on; there is no cache.
 """
 
 from collections.abc import Mapping

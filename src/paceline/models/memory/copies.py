@@ -1,8 +1,8 @@
-"""Copies of weights from host memory to a GPU through pinned memory.
+"""Copies of weights from files to host memory, and from host memory to a GPU.
 
-Reads files into the page cache in large blocks and several threads, ahead of the code that maps them.
-
-A mapped file is read in pages at the place of its first access, which leaves most of a disk's bandwidth unused.
+`StagedCopies` copies from host memory to a GPU through pinned memory. `ReadAhead` reads files into the page cache in large
+blocks and several threads, ahead of the code that maps them. A mapped file is read in pages at the place of its first access,
+which leaves most of a disk's bandwidth unused.
 """
 
 import os

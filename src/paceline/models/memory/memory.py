@@ -1,7 +1,4 @@
-"""Checksum of tensors in memory, computed on the device that they are on.
-
-Zeroed memory for caches.
-"""
+"""Memory of tensors: zeroed memory for caches, and the checksum of tensors on the device that they are on."""
 
 import math
 import mmap

@@ -1,8 +1,7 @@
 """Runs a tensor-parallel model on GPUs, from rank 0.
 
-Rank 0's side of device work that all ranks do: passes, and moves of accepted paths.
-
-Inputs of device work in one vector of 64-bit numbers, in which rank 0 sends them to the other ranks.
+`Leader` is rank 0's side of device work that all ranks do: passes, and moves of accepted paths. Rank 0 sends the inputs of this
+work to the other ranks in one vector of 64-bit numbers; the `_values` and `_inputs` functions write and read it.
 """
 
 from collections.abc import Sequence

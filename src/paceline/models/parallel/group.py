@@ -1,6 +1,6 @@
 """The ranks that compute a model together, as one of them sees it: sums over all ranks.
 
-Sums over ranks that share one GPU, through device memory that all of them map by CUDA IPC.
+Ranks that share one GPU sum through device memory that all of them map by CUDA IPC.
 """
 
 from collections.abc import Callable

@@ -1,14 +1,13 @@
 """Processes of the other ranks of a tensor-parallel model. This process is rank 0.
 
 Rank 0 schedules and samples. It announces each pass to the other ranks, over one socket per rank, and all ranks compute the
-pass together. The inputs travel with the announcement; on GPUs they follow from device to device, see `gpu/ranks/leader.py`. In
-a pass the ranks exchange tensors only by sums. A second socket per rank carries weights, so that they delay no pass. A rank
-exits when its sockets close, so none outlives rank 0.
+pass together. The inputs travel with the announcement; on GPUs they follow from device to device, see `gpu.py`. In a pass the
+ranks exchange tensors only by sums. A second socket per rank carries weights, so that they delay no pass. A rank exits when its
+sockets close, so none outlives rank 0.
 
-Ends this process if its GPU waits for a rank that has exited.
-
-A sum over ranks in a CUDA graph has no time limit: without the other rank the device waits forever, and so does every thread
-that waits for the device. An error cannot be raised there. Without a GPU, or between passes, a lost rank raises `RankLost`.
+`RankMonitor` ends this process if its GPU waits for a rank that has exited. A sum over ranks in a CUDA graph has no time limit:
+without the other rank the device waits forever, and so does every thread that waits for the device. An error cannot be raised
+there. Without a GPU, or between passes, a lost rank raises `RankLost`.
 """
 
 import contextlib

@@ -1,8 +1,7 @@
 """Loads and runs a tensor-parallel model, from rank 0.
 
-What the runners of a tensor-parallel model on CPUs and on GPUs have in common: the caches of the other ranks.
-
-A KV cache of a tensor-parallel model, from rank 0. Every rank has the part of its key-value heads.
+`ParallelRunner` runs it on CPUs. `RankCache` is a KV cache of such a model: every rank has the part of its key-value heads.
+`RankCacheOwner` is what the runners on CPUs and on GPUs have in common: the caches of the other ranks.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
-"""Weights that rank 0 sends to the other ranks, and that it collects from them to send to another worker.
+"""The weights of a tensor-parallel model: rank 0 sends them to the other ranks, and collects them to send to another worker.
 
-Parts of a model divided among ranks, and joined again: weights as they are in memory, see `weight_parts.py`.
-
-Workers exchange weights in the format of one rank. A rank's share is the one that `ShardedWeights` reads from a checkpoint.
+`PieceSplit` divides parts of a model among ranks and joins them again: weights as they are in memory, see
+`models/manifest/parts.py`. Workers exchange weights in the format of one rank. A rank's share is the one that `ShardedWeights`
+reads from a checkpoint.
 """
 
 import contextlib

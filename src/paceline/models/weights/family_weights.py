@@ -4,10 +4,9 @@ norms        the weights of norms are stored as w - 1 (gemma3_text)
 experts      `experts.gate_up_proj` has all experts, gate and up in alternating columns, transposed or as MXFP4;
              the router is called `router` instead of `gate` (gpt_oss)
 
-MXFP4: 4-bit floats in groups of 32 with a power of two each, as in gpt-oss checkpoints.
-
-A code has a sign, two exponent bits and a mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4 or 6. Twice the value is a whole number: 8-bit
-codes with a scale of 2^(e - 1) are exact. They take twice the memory of the file on a CPU; a GPU packs them again.
+`unpack_mxfp4` reads MXFP4: 4-bit floats in groups of 32 with a power of two each, as in gpt-oss checkpoints. A code has a sign,
+two exponent bits and a mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4 or 6. Twice the value is a whole number: 8-bit codes with a scale
+of 2^(e - 1) are exact. They take twice the memory of the file on a CPU; a GPU packs them again.
 """
 
 import re

@@ -1,6 +1,6 @@
 """A Hugging Face folder as a checkpoint: config.json, one or many safetensors files, tokenizer files.
 
-4-bit weights in safetensors folders: w = (code - zero) * scale, with one scale and zero per group of inputs.
+`FourBitWeights` reads 4-bit weights in such folders: w = (code - zero) * scale, with one scale and zero per group of inputs.
 
     awq                 X.qweight [K, N/8] and X.qzeros [K/G, N/8]: eight outputs per word, in the order 0 2 4 6 1 3 5 7
     gptq                X.qweight [K/8, N]: eight inputs per word; X.qzeros [K/G, N/8]: eight outputs per word, stored as

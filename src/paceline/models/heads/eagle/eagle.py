@@ -4,7 +4,7 @@ Slot i joins the hidden state of token i with the embedding of token i + 1 and p
 token is g = fc([h_l1; h_l2; h_l3]), from three inner states of the target. The state of a drafted token is the layer's output
 in the previous slot. Inference only; call it under `torch.inference_mode`.
 
-The native calls of an EAGLE head over one cache.
+`EagleRunner` runs the head over one cache. Where `native_head` returns native code, the layer is one native call.
 """
 
 from collections.abc import Mapping, Sequence
