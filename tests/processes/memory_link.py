@@ -8,7 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 from paceline.core.clock import VirtualClock
-from paceline.drafting import connection
+from paceline.wire import link
 from paceline.wire.codec import Codec, MalformedMessage
 from paceline.wire.draft_messages import TO_DRAFT_WORKER, TO_TARGET, FromDraft, FromTarget
 from paceline.wire.keys import Security
@@ -84,5 +84,5 @@ def connections_in_memory(listener: MemoryListener, clock: VirtualClock) -> Iter
             return MemoryConnection(listener, clock)
         return Connection(address, codec, security)
 
-    with patch.object(connection, "Connection", connect):
+    with patch.object(link, "Connection", connect):
         yield

@@ -7,11 +7,11 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from paceline.core.errors import PacelineError
 from paceline.core.status import DrafterStatus, GoodputSums
 from paceline.model_files.tokenizer import Fingerprint, describe_mismatch
+from paceline.policy.health import Liveness, LivenessRules, PeerState
 from paceline.policy.pairing.pairing import DraftView, RoundTrip
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import (
@@ -28,6 +28,7 @@ from paceline.wire.draft_messages import (
     Pong,
 )
 from paceline.wire.keys import Security
+from paceline.wire.link import LinkRules, PeerLink
 from paceline.wire.transport import Connection
 
 logger = logging.getLogger(__name__)
@@ -47,13 +48,8 @@ MAX_FAULTS = 3
 RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 60.0
 
 
-class ConnectionState(Enum):
-    JOINING = "joining"
-    READY = "ready"
-    LOST = "suspected"
-    """Lost or faulty. The handshake is repeated after a pause."""
-    REFUSED = "refused"
-    """The draft does not fit the target. The handshake is repeated, because the worker may restart with another draft."""
+LINK = LinkRules(HELLO_SECONDS, PING_SECONDS)
+LIVENESS = LivenessRules(HUNG_SECONDS, counts_from_ping=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,32 +84,40 @@ class DraftConnection:
         self, where: DraftAddress, tokenizer: Fingerprint, name: str, on_lost: Callable[["DraftConnection"], None]
     ) -> None:
         self.where = where
-        self.state = ConnectionState.JOINING
         self.refusal = ""
         """The reason why the draft does not fit the target. Empty if it fits, or if the handshake is not complete."""
         self.counters = DraftCounters()
         self.goodput = GoodputSums()
         self.load = Load()
-        self.epoch = 0
         self.round_trip = RoundTrip()
-        self._tokenizer, self._name, self._on_lost = tokenizer, name, on_lost
-        self._transport: Connection[FromDraft] = self._connect()
-        self._next_hello = self._next_ping = self._busy_until = 0.0
-        self._unanswered_since: float | None = None
-        """Time of the first ping without an answer."""
+        self._tokenizer, self._on_lost = tokenizer, on_lost
+        self._liveness = Liveness(LIVENESS)
+        hello = Hello(VERSION, PROCESS_EPOCH, tokenizer, name)
+        self._link: PeerLink[FromDraft] = PeerLink(
+            where.address, TO_TARGET, where.security, hello, Ping, LINK, self._liveness
+        )
+        self._busy_until = 0.0
         self._awaited_at = 0.0
         """Time of the last answer that was waited for."""
-        self._last_ping: tuple[int, float] = (0, 0.0)
         self._fault_score, self._last_fault = 0.0, ""
         self._retry_seconds = RETRY_SECONDS
 
     @property
+    def state(self) -> PeerState:
+        return self._liveness.standing
+
+    @property
     def is_ready(self) -> bool:
-        return self.state is ConnectionState.READY
+        return self.state is PeerState.READY
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the worker's process. 0 before the handshake."""
+        return self._liveness.epoch or 0
 
     @property
     def transport(self) -> Connection[FromDraft]:
-        return self._transport
+        return self._link.connection
 
     @property
     def trip_seconds(self) -> float:
@@ -134,7 +138,7 @@ class DraftConnection:
         percent = self.load.paused_hit_percent
         return DrafterStatus(
             name=self.where.name,
-            state=self.state.value,
+            state=(PeerState.SUSPECTED if self.state is PeerState.LOST else self.state).value,
             sequences=sequences,
             queue_seconds=self._queue_seconds,
             round_trip=self.round_trip.measured or 0.0,
@@ -148,21 +152,21 @@ class DraftConnection:
         )
 
     def send(self, message: Message, now: float) -> None:
-        if not self._transport.send(message):
+        if not self._link.send(message):
             self.lose(now, "its queue is full")
 
     def receive(self, now: float, was_awaited: bool) -> FromDraft | None:
         """The next message for the proposer, if one has arrived. `was_awaited` says that the caller has waited for it."""
-        while (message := self._transport.receive()) is not None:
-            self._unanswered_since = None
+        while (message := self._link.receive()) is not None:
+            self._liveness.observe_answer(None, now)
             if isinstance(message, MalformedMessage):
                 self.record_fault(f"sent a malformed message ({message})")
             elif isinstance(message, Hello):
                 self._handle_hello(message, now)
             elif isinstance(message, Pong):
                 self.load = message.load
-                if message.nonce == self._last_ping[0]:
-                    self.observe_round_trip(now - self._last_ping[1], now, was_awaited)
+                if (seconds := self._link.round_trip(message.nonce, now)) is not None:
+                    self.observe_round_trip(seconds, now, was_awaited)
             elif isinstance(message, Drafts | Busy) and message.epoch != self.epoch:
                 continue  # from an earlier process
             else:
@@ -179,46 +183,38 @@ class DraftConnection:
 
     def check_alive(self, now: float) -> None:
         """Send the next ping now, because a draft did not arrive in time."""
-        self._next_ping = min(self._next_ping, now)
+        if self.is_ready:
+            self._link.send_before(now)
 
     def is_silent(self, now: float) -> bool:
         """Whether a ping is unanswered for so long that no answer is expected soon."""
-        unanswered = self._unanswered_since
-        return unanswered is not None and now - unanswered > max(SILENT_SECONDS, 4.0 * self.trip_seconds)
+        return self._liveness.silent_seconds(now) > max(SILENT_SECONDS, 4.0 * self.trip_seconds)
 
     def needs_awaited_ping(self, now: float) -> bool:
         """Whether a ping is in flight and the last answer that was waited for is long ago."""
-        return self.is_ready and self._unanswered_since is not None and now - self._awaited_at > AWAITED_PING_SECONDS
+        return self.is_ready and self._liveness.is_awaited and now - self._awaited_at > AWAITED_PING_SECONDS
 
     def maintain(self, now: float) -> None:
         """Send a due `Hello` or `Ping`, and detect a loss. Call it after all messages were received."""
-        if self._transport.was_disconnected():
+        self._link.poll()
+        if self._liveness.is_disconnected:
             if self.is_ready:
                 self.lose(now, "the connection broke")
-            elif self.state is ConnectionState.REFUSED:  # the worker may return with another draft
-                self._next_hello = min(self._next_hello, now + HELLO_SECONDS)
-        if self._unanswered_since is not None and now - self._unanswered_since > HUNG_SECONDS:
-            self.lose(now, f"no answer for {now - self._unanswered_since:.1f} s")
+            elif self.state is PeerState.REFUSED:  # the worker may return with another draft
+                self._link.send_before(now + HELLO_SECONDS)
+        if self._liveness.state(now) is PeerState.SUSPECTED:
+            self.lose(now, f"no answer for {self._liveness.silent_seconds(now):.1f} s")
         if self._fault_score >= MAX_FAULTS:
             self._fault_score = 0.0
             self.lose(now, f"it {self._last_fault}", self._retry_seconds)
             self._retry_seconds = min(2.0 * self._retry_seconds, MAX_RETRY_SECONDS)
-        if not self.is_ready:
-            if now >= self._next_hello:
-                if self.state is ConnectionState.LOST:
-                    self.state = ConnectionState.JOINING
-                self._next_hello = now + HELLO_SECONDS
-                self._transport.send(Hello(VERSION, PROCESS_EPOCH, self._tokenizer, self._name))
-        elif now >= self._next_ping:
-            self._next_ping = now + PING_SECONDS
-            self._last_ping = (self._last_ping[0] + 1, now)
-            # Only a ping is always answered: a sequence may be closed before its draft is complete
-            self._unanswered_since = now if self._unanswered_since is None else self._unanswered_since
-            self.send(Ping(self._last_ping[0]), now)
+        # Only a ping is always answered: a sequence may be closed before its draft is complete
+        if self._link.send_due(now, self.is_ready) is False and self.is_ready:
+            self.lose(now, "its queue is full")
 
     def repeat_hello(self, now: float) -> None:
         """The worker does not know this target any more."""
-        self.state, self._next_hello, self._unanswered_since = ConnectionState.JOINING, now, None
+        self._link.repeat_handshake(PeerState.JOINING, now)
         self._on_lost(self)
 
     def mark_busy(self, until: float) -> None:
@@ -247,12 +243,12 @@ class DraftConnection:
                 reason,
             )
         self.refusal = reason
-        self.state, self._next_hello, self._unanswered_since = ConnectionState.REFUSED, now + MAX_RETRY_SECONDS, None
+        self._link.repeat_handshake(PeerState.REFUSED, now + MAX_RETRY_SECONDS)
         self._on_lost(self)
 
     def lose(self, now: float, reason: str, pause: float = HELLO_SECONDS) -> None:
         """Stop using the worker, and repeat the handshake after `pause` seconds."""
-        if self.state is ConnectionState.LOST:
+        if self.state is PeerState.LOST:
             return
         logger.warning(
             "draft worker %s (%s) is lost: %s; next attempt in %.0f s",
@@ -262,21 +258,16 @@ class DraftConnection:
             pause,
         )
         self.counters.losses += 1
-        self.state, self._next_hello, self._unanswered_since = ConnectionState.LOST, now + pause, None
-        # A new socket, because the messages queued on the old socket are obsolete
-        self._transport.close()
-        self._transport = self._connect()
+        self._link.repeat_handshake(PeerState.LOST, now + pause)
+        self._link.reconnect()  # the messages queued on the old socket are obsolete
         self._on_lost(self)
 
     def close(self) -> None:
-        self._transport.close()
+        self._link.close()
 
     @property
     def _queue_seconds(self) -> float:
         return self.load.waiting * self.pass_seconds
-
-    def _connect(self) -> Connection[FromDraft]:
-        return Connection(self.where.address, TO_TARGET, self.where.security)
 
     def _handle_hello(self, hello: Hello, now: float) -> None:
         if hello.version != VERSION:
@@ -286,11 +277,11 @@ class DraftConnection:
             self.refuse(now, "the worker sent no checksums of its tokenizer")
         elif (mismatch := describe_mismatch(self._tokenizer, hello.tokenizer)) is not None:
             self.refuse(now, mismatch)
-        elif self.state is not ConnectionState.LOST:
-            if self.epoch and hello.epoch != self.epoch:
+        elif self.state is not PeerState.LOST:
+            if self._liveness.observe_answer(hello.epoch, now):
                 logger.info("draft worker %s has restarted", self.where.name)
-            self.state, self.epoch, self.refusal = ConnectionState.READY, hello.epoch, ""
-            self._next_ping = now
+            self.refusal = ""
+            self._link.send_before(now)
 
 
 class DraftConnections:

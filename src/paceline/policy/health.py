@@ -1,4 +1,5 @@
-"""Health of workers: whether a worker may serve streams, whether its canaries agree, and when it is restarted. Pure."""
+"""Health of workers: whether a peer answers, whether a worker may serve streams, whether its canaries agree, and when it is
+restarted. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -13,6 +14,82 @@ MAX_WRONG_CANARIES = 2
 
 UNMEASURED_STEP_SECONDS = 60.0
 """Longest step that may compile kernels or capture graphs: the first ones of a size."""
+
+
+class PeerState(Enum):
+    JOINING = "joining"
+    """The handshake is not complete."""
+    READY = "ready"
+    SUSPECTED = "suspected"
+    """Ready, but silent or disconnected since its last answer."""
+    LOST = "lost"
+    """Not used any more. The handshake is repeated after a pause."""
+    REFUSED = "refused"
+    """It does not fit. The handshake is repeated, because the peer may restart with another configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessRules:
+    silent_seconds: float
+    """Longest silence of a peer that is not suspected."""
+    counts_from_ping: bool = False
+    """Whether a silence begins with the first ping that has no answer. Otherwise it begins with the last answer."""
+
+
+class Liveness:
+    """Whether a peer answers. Times are seconds on the caller's clock."""
+
+    def __init__(self, rules: LivenessRules) -> None:
+        self._rules = rules
+        self.epoch: int | None = None
+        """Epoch of the peer's process. None before the first handshake."""
+        self.standing = PeerState.JOINING
+        """The result of the handshake, or the last decision about the peer. It is never `SUSPECTED`."""
+        self.is_disconnected = False
+        """Whether the connection broke since the last answer."""
+        self._silent_since: float | None = None
+
+    def observe_sent(self, now: float) -> None:
+        """A ping was sent."""
+        if self._rules.counts_from_ping and self._silent_since is None:
+            self._silent_since = now
+
+    def observe_answer(self, epoch: int | None, now: float) -> bool:
+        """An answer arrived. It completes the handshake with the process of this epoch, unless `epoch` is None. Returns whether
+        the peer has restarted."""
+        self._silent_since = None if self._rules.counts_from_ping else now
+        self.is_disconnected = False
+        if epoch is None:
+            return False
+        restarted = self.epoch is not None and self.epoch != epoch
+        self.epoch, self.standing = epoch, PeerState.READY
+        return restarted
+
+    def disconnected(self) -> None:
+        """The connection broke. A ready peer is suspected until its next answer."""
+        self.is_disconnected = True
+
+    def decide(self, standing: PeerState) -> None:
+        """The peer must repeat the handshake. It is lost, refused or joining until then."""
+        self.standing, self.is_disconnected, self._silent_since = standing, False, None
+
+    def forgive(self, seconds: float) -> None:
+        """Do not count the last `seconds`, in which the observer was suspended."""
+        if self._silent_since is not None:
+            self._silent_since += seconds
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether a ping has no answer yet, if silences are counted from pings."""
+        return self._rules.counts_from_ping and self._silent_since is not None
+
+    def silent_seconds(self, now: float) -> float:
+        """Length of the current silence. 0 before the handshake and after the connection broke."""
+        return 0.0 if self._silent_since is None or self.is_disconnected else now - self._silent_since
+
+    def state(self, now: float) -> PeerState:
+        is_silent = self.is_disconnected or self.silent_seconds(now) > self._rules.silent_seconds
+        return PeerState.SUSPECTED if is_silent and self.standing is PeerState.READY else self.standing
 
 
 class WorkerState(Enum):
@@ -74,16 +151,13 @@ class WorkerHealth:
     """Health of one worker. Times are seconds on the caller's clock."""
 
     def __init__(self, config: HealthConfig) -> None:
-        self._config = config
-        self._last_heartbeat: float | None = None
-        self._progress: StepProgress | None = None
+        self.liveness = Liveness(LivenessRules(config.heartbeat * config.misses))
         self._steps = StallDetector(config.stall)
         self._num_wrong_canaries = 0
-        self._is_disconnected = False
 
     @property
     def epoch(self) -> int | None:
-        return None if self._progress is None else self._progress.epoch
+        return self.liveness.epoch
 
     @property
     def is_in_doubt(self) -> bool:
@@ -92,9 +166,7 @@ class WorkerHealth:
 
     def heartbeat(self, progress: StepProgress, now: float) -> bool:
         """Returns whether the worker has restarted since the last heartbeat."""
-        last, self._progress = self._progress, progress
-        self._last_heartbeat, self._is_disconnected = now, False
-        restarted = last is not None and last.epoch != progress.epoch
+        restarted = self.liveness.observe_answer(progress.epoch, now)
         if restarted:
             self._num_wrong_canaries = 0
         self._steps.observe(progress, now)
@@ -102,32 +174,30 @@ class WorkerHealth:
 
     def silent_seconds(self, now: float) -> float:
         """Time since the last heartbeat; 0 before the first one and after the connection broke."""
-        return 0.0 if self._last_heartbeat is None or self._is_disconnected else now - self._last_heartbeat
+        return self.liveness.silent_seconds(now)
 
     def forgive(self, seconds: float) -> None:
         """The gateway was suspended for `seconds` and requested no heartbeats: they do not count."""
-        if self._last_heartbeat is not None:
-            self._last_heartbeat += seconds
+        self.liveness.forgive(seconds)
         self._steps.forgive(seconds)
 
     @property
     def is_disconnected(self) -> bool:
         """Whether the connection broke since the last heartbeat."""
-        return self._is_disconnected
+        return self.liveness.is_disconnected
 
     def disconnected(self) -> None:
         """The connection broke. The worker is suspected until its next heartbeat."""
-        self._is_disconnected = True
+        self.liveness.disconnected()
 
     def canary(self, agrees: bool) -> None:
         self._num_wrong_canaries = 0 if agrees else self._num_wrong_canaries + 1
 
     def state(self, now: float) -> WorkerState:
-        if self._last_heartbeat is None or self._progress is None:
+        state = self.liveness.state(now)
+        if state is PeerState.JOINING:
             return WorkerState.JOINING
-        if self._is_disconnected or now - self._last_heartbeat > self._config.heartbeat * self._config.misses:
-            return WorkerState.SUSPECTED
-        if self._steps.is_stalled(now):
+        if state is PeerState.SUSPECTED or self._steps.is_stalled(now):
             return WorkerState.SUSPECTED
         return WorkerState.UNHEALTHY if self._num_wrong_canaries >= MAX_WRONG_CANARIES else WorkerState.READY
 
