@@ -15,6 +15,7 @@ from paceline.core.pool_config import PoolConfig
 from paceline.core.request import Request, ValidatedRequest
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
+from paceline.policy.health import LivenessRules
 from paceline.targets.pool import TargetPool
 from paceline.telemetry.tracing import Tracing
 from paceline.wire.gateway_messages import TO_TARGET_WORKER, FromGateway, Submit
@@ -168,7 +169,7 @@ def pool_of(*workers: WorkerThread, wait: bool = True, **options: Any) -> Iterat
 def disappear(worker: WorkerThread, pool: TargetPool) -> None:
     """The worker's messages are lost from now on. The pool soon suspects it, and no other worker, however slow."""
     worker.listener.is_cut = True
-    pool.targets()[worker.worker.name].health._config = STRICT
+    pool.targets()[worker.worker.name].health.liveness._rules = LivenessRules(STRICT.heartbeat * STRICT.misses)
 
 
 class StreamReader:

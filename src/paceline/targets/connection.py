@@ -25,7 +25,7 @@ from paceline.wire.gateway_messages import (
     Welcome,
 )
 from paceline.wire.keys import KeyPair, Security
-from paceline.wire.transport import Connection
+from paceline.wire.link import LinkRules, PeerLink
 from paceline.wire.worker_spec import Member
 
 STATUS_SECONDS = 0.5
@@ -58,16 +58,18 @@ class TargetConnection:
         """Prompt tokens of the streams that the worker has started."""
         self.num_cached_tokens = 0
         """Prompt tokens found in the worker's cache."""
-        self._connection: Connection[FromTargetWorker] = Connection(member.address, TO_GATEWAY, security)
-        self._config = health
-        self._hello = Hello(VERSION, epoch, None)
-        self._next_heartbeat = 0.0
+        self._link: PeerLink[FromTargetWorker] = PeerLink(
+            member.address,
+            TO_GATEWAY,
+            security,
+            Hello(VERSION, epoch, None),
+            HeartbeatRequest,
+            LinkRules(health.heartbeat, health.heartbeat, pings_with_hello=True),
+            self.health.liveness,
+        )
         self._next_status = 0.0
         self._num_foreign = 0
         """Sequences of other gateways there, as of the last heartbeat."""
-        self._nonce = 0
-        self._requested: float | None = None
-        """Time of the last heartbeat request. None before the handshake, which takes longer than a round trip."""
 
     @property
     def name(self) -> str:
@@ -126,43 +128,35 @@ class TargetConnection:
     @property
     def socket(self) -> "zmq.Socket[bytes]":
         """Socket to wait on."""
-        return self._connection.socket
+        return self._link.connection.socket
 
     def submit(self, message: Submit | EncodedSubmit, stream: Stream) -> bool:
         """Returns False if the send queue is full."""
         self.streams[message.attempt] = stream
-        self._first_nonces[message.attempt] = self._nonce + 1
+        self._first_nonces[message.attempt] = self._link.nonce + 1
         return self.send(message)
 
     def send(self, message: FromGateway | EncodedSubmit) -> bool:
         """Returns False if the send queue is full."""
-        return self._connection.send(message)
+        return self._link.send(message)
 
     def receive(self) -> FromTargetWorker | MalformedMessage | None:
-        return self._connection.receive()
+        return self._link.receive()
 
     def poll(self, now: float) -> None:
         """Send the heartbeat and status requests that are due, and update `state`. Call it after all messages are read."""
-        if self._connection.was_disconnected():
-            self.health.disconnected()
-        if now >= self._next_heartbeat:
-            self._next_heartbeat = now + self._config.heartbeat
-            if self.welcome is None:
-                self.send(self._hello)
-            self._nonce += 1
-            self._requested = None if self.welcome is None else now
-            self.send(HeartbeatRequest(self._nonce))
-            if now >= self._next_status:
-                self._next_status = now + STATUS_SECONDS
-                self.send(StatusRequest())
+        self._link.poll()
+        if self._link.send_due(now, self.welcome is not None) is not None and now >= self._next_status:
+            self._next_status = now + STATUS_SECONDS
+            self.send(StatusRequest())
         self.state = self.health.state(now)
 
     def handle_heartbeat(self, heartbeat: Heartbeat, now: float) -> bool:
         """Returns whether the worker has restarted since the last heartbeat and lost its streams."""
         self.heartbeat = heartbeat
         self._num_foreign = max(0, heartbeat.running + heartbeat.waiting - self._num_own)
-        if heartbeat.nonce == self._nonce and self._requested is not None:
-            seconds = now - self._requested
+        seconds = self._link.round_trip(heartbeat.nonce, now)
+        if seconds is not None:
             self.round_trip = seconds if self.round_trip is None else 0.8 * self.round_trip + 0.2 * seconds
         progress = StepProgress(heartbeat.epoch, heartbeat.steps, heartbeat.is_busy, heartbeat.step_seconds)
         restarted = self.health.heartbeat(progress, now)
@@ -191,4 +185,4 @@ class TargetConnection:
         return streams
 
     def close(self) -> None:
-        self._connection.close()
+        self._link.close()
