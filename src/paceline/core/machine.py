@@ -1,11 +1,9 @@
-"""The processor, cores and memory that this process may use, its priority, and its garbage collector.
+"""What this process may use of its machine: processor, cores, memory, priority, garbage collector and device memory.
 
 The limits of a container's control groups (v1 or v2) apply. `os.cpu_count` and `/proc/meminfo` report the whole node: a pod
 that trusts them starts too many threads, or exceeds its memory limit and is killed.
 
-The division of a device's memory among its workers.
-
-Durations of the phases of a start: one log line for each.
+`device_shares` divides a device's memory among its workers. `phase` logs the duration of each phase of a start in one line.
 """
 
 import gc

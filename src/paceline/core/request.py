@@ -1,8 +1,7 @@
-"""A request, before and after validation.
+"""A request before and after validation, with its parameters.
 
-Sampling parameters of one request.
-
-Speculation settings of one request, and those an operator changes at run time.
+`SamplingParams` and `SpeculationParams` are the settings of one request. `SpeculationFlags` are those that an operator changes
+at run time.
 """
 
 import secrets

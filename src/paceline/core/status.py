@@ -1,8 +1,8 @@
-"""Status of drafts: draft workers as a target sees them, and the draft inside an engine.
+"""Status of engines, drafts and workers, as they are reported to gateways and shown to operators.
 
-Status of one engine, which a target worker reports to gateways.
-
-Status of the workers of a cluster, as the gateway shows them to operators.
+`EngineStatus` is the status of one engine, which a target worker reports to gateways. `DrafterStatus` is a draft worker as a
+target sees it, and `DraftStatus` is a draft inside an engine whose weights can be exchanged. `ClusterStatus` lists the workers
+of a cluster, as the gateway shows them to operators.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,7 @@
-"""A fixed number of cache blocks, counted by reference, the unreferenced ones kept as a prefix cache until needed.
+"""The blocks of a paged KV cache, and the block tables of sequences. Target and draft have separate instances.
 
-The block tables of sequences. Target and draft have separate instances.
+`BlockPool` holds a fixed number of blocks, counted by reference. It keeps unreferenced blocks as a prefix cache until they are
+needed. `BlockTables` holds the blocks of each sequence.
 """
 
 from collections import OrderedDict

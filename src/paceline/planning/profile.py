@@ -1,8 +1,7 @@
-"""Figures of a profile: a number or a curve, with where it comes from.
+"""The profile of a worker: what its steps cost, what it holds, and what it is paid for.
 
-The profile of a worker: what its steps cost, what it holds, and what it is paid for.
-
-Profiles as JSON files, and the profiles that ship with the package.
+A figure of a profile is a number or a curve (`ProfileValue`, `ProfileCurve`), with where it comes from. Profiles are JSON
+files, and some ship with the package.
 """
 
 import json

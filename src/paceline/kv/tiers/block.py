@@ -1,6 +1,7 @@
-"""A cached block below the device: its metadata, and its file format of a header page and the contents.
+"""A cached block below the device, and the decision whether loading it is faster than computing it again.
 
-Decides whether loading a block is faster than computing it again. Pure: measurements in, a decision out.
+`TieredBlock` is the metadata of a block. Its file has a header page and the contents. `LoadRates` decides from measurements
+alone; it is pure.
 """
 
 import struct

@@ -1,8 +1,8 @@
-"""The host tier: which block each slot holds, and blocks that are being fetched into it.
+"""The tiers of cached blocks below the device: host memory, files on disk, and the order of eviction.
 
-Files of the disk tier: one per block, kept across restarts, verified on every read.
-
-The order of eviction in one tier: the least recently used chain first, from its tail.
+`HostTier` knows which block each slot of host memory holds, and which blocks are being fetched into it. `DiskFolder` has one
+file per block. The files are kept across restarts and verified on every read. `EvictionIndex` is the order of eviction in one
+tier: the least recently used chain first, from its tail.
 """
 
 import contextlib

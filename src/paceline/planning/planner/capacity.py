@@ -1,6 +1,7 @@
-"""Capacity of a target worker: the requests per second at which it meets an objective, by simulation. Pure.
+"""What a target worker can serve, by simulation, and where its drafts are cheapest. Pure.
 
-Where drafts are cheapest: nowhere, on the device of the target, or in a pool that several targets share. Pure.
+`WorkerCapacity` is the requests per second at which a worker meets an objective. `placements` lists where drafts can be made:
+nowhere, on the device of the target, or in a pool that several targets share.
 """
 
 from dataclasses import dataclass, replace

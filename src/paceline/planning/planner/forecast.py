@@ -1,6 +1,7 @@
-"""Forecasts of a rate: several methods, of which the one with the smallest error so far is used. Pure.
+"""Forecasts of a rate, and what a planner remembers of past observations. Pure.
 
-What a planner remembers of past observations: lengths of requests, load by interval, and misses. Pure.
+`Forecast` has several methods, and uses the one with the smallest error so far. `Lengths` holds the lengths of requests, and
+`LoadHistory` the load by interval and the misses.
 """
 
 import math

@@ -5,7 +5,7 @@ is expected until a worker that starts now is ready. That load runs through a qu
 requests that it makes wait. A factor on the load explains the misses that were seen. The reaction loop adds workers for a queue
 that the present ones cannot clear in time.
 
-Settings of the planner, and its decisions with their reasons.
+`PlannerConfig` holds the settings. A `Decision` has the sizes and their reasons.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Clusters that a plan chooses from: how many workers of each role, and where drafts are made.
+"""The plan of a cluster: the cheapest one that meets an objective within limits, with the reason. Pure.
 
-The plan: the cheapest cluster that meets an objective within limits, with the reason. Pure.
+A `ClusterCandidate` says how many workers of each role there are, and where drafts are made. `plan` chooses one.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The prefix cache of a simulated worker: which blocks it holds, and the KV events that say so.
 
-A prompt as the router sees it: a length and numbers of its blocks, without tokens.
+`PromptBlocks` is a prompt as the router sees it: a length and numbers of its blocks, without tokens.
 """
 
 from collections import OrderedDict

@@ -1,6 +1,6 @@
-"""The result of a simulation, and the report made from it.
+"""The result of a simulation, the report made from it, and the objectives of a service.
 
-Objectives of a service: the latencies that a request must meet.
+An `Objective` holds the latencies that a request must meet.
 """
 
 import math

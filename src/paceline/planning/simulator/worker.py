@@ -1,6 +1,6 @@
-"""A worker with continuous batching, which computes chunks of prompts in the steps of the sequences that decode.
+"""A simulated worker with continuous batching, which computes chunks of prompts in the steps of the sequences that decode.
 
-Segments: the steps of a worker between two events.
+The steps of a worker between two events are one segment: `DecodeSegment` or `PromptSegment`.
 """
 
 from bisect import bisect_left, bisect_right

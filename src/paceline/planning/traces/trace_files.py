@@ -1,6 +1,7 @@
-"""Synthetic traffic: a rate, lengths, shared prefixes and bursts.
+"""Traces of requests: synthetic ones, and those in files.
 
-Traces in files: CSV of the Azure LLM inference traces, JSON lines of Mooncake, and request logs of this server.
+`TrafficPattern` is synthetic traffic: a rate, lengths, shared prefixes and bursts. `load_trace` reads CSV of the Azure LLM
+inference traces, JSON lines of Mooncake, and request logs of this server.
 """
 
 import csv

@@ -14,11 +14,9 @@ ends and such bends are tried. The nodes of one traffic class come by position, 
 several classes of one method every D up to `EVERY_DEPTH` is a pass, and some larger ones. Several methods take turns,
 each trying fewer, until no method gains.
 
-The two shapes of a target pass, and the best drafts for each.
-
-A ragged batch has a row for each scheduled token. A padded batch, which passes on a GPU use, has as many rows for every slot as
-for the sequence with the most drafts: an unused row costs as much as a used one. In a padded batch every sequence therefore
-drafts as deep as the deepest, within its own limit.
+A target pass has one of two shapes. A ragged batch has a row for each scheduled token. A padded batch, which passes on a GPU
+use, has as many rows for every slot as for the sequence with the most drafts: an unused row costs as much as a used one. In a
+padded batch every sequence therefore drafts as deep as the deepest, within its own limit.
 """
 
 from bisect import bisect_left, bisect_right

@@ -9,7 +9,8 @@ before the first drafts of a batch of that scale, one soon after, later one in 2
 repeated until drafting wins or ends; while drafting is clearly faster, baselines are rare from the third on. One depth does not
 show the cost of another: a method that has long drafted to one depth drafts one more or one less in every 16th step.
 
-Plain steps taken only to be timed. While a batch drafts, only they measure what decoding without drafts takes.
+`Baselines` decides which steps are plain only to be timed: while a batch drafts, only they measure what decoding without drafts
+takes.
 """
 
 from collections import Counter

@@ -1,4 +1,6 @@
-"""Depth policies that know nothing of cost: a fixed depth, and two published rules to compare with `goodput`.
+"""Depth policies that know nothing of cost, and `make_depth`, which makes the policy that a configuration names.
+
+`fixed` drafts to one depth. `threshold` and `additive` are published rules, to compare with `goodput`.
 
 In `threshold` the mean of accepted / drafted over the last 100 rounds (at least 10) moves K. Above 0.9, K grows by 1 up to 10.
 Above 0.8 it stays. Above 0.6 it falls by 1 if it is over 3. At most 0.6, it falls by 2 down to 1. It starts at 5.
@@ -9,7 +11,7 @@ drafted under the minimum. It leaves K alone until it is the third in a row: the
 The bounds are parameters. The two rules keep state per traffic class, and K moves once a step, so that a large batch does not
 move it faster. At batch 1 they are the published rules exactly.
 
-The depth policy and the circuit breaker that a configuration names.
+`make_breaker` makes the circuit breaker that a configuration names.
 """
 
 from collections import deque

@@ -9,8 +9,7 @@ of passes without context. A common `scale` follows the rest of it and all other
 measurement and moves sizes that were not measured. A warm-up measures single passes: its curve has about the right shape at
 the wrong height. The first plain steps after it move the scale alone; afterwards its sample of a size weighs as one step.
 
-Time of the host between two passes: commit, cache moves, the decision on the next drafts, delivery of tokens.
-
+`HostTime` is the time of the host between two passes: commit, cache moves, the decision on the next drafts, delivery of tokens.
 The device waits for it. The host works longer after a step with drafts, which commits more tokens and is followed by a decision
 on the next drafts. How long it worked after a step is known when the next step begins.
 """

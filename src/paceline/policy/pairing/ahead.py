@@ -1,18 +1,18 @@
-"""Decides whether a draft worker drafts ahead: the passes saved against the passes delayed.
+"""Decides what a draft worker drafts ahead: whether at all, how many outcomes, and which passes are worth their time. Pure.
 
-Of a draft of K tokens, `num_ready` had been drafted when the target requested it: passes saved. A pass begun ahead must end
-before a requested one can start: `delay` passes lost. That is about half a pass on a device of its own, and many where the
-target occupies the device. Over recent rounds drafting ahead pays if
+`DraftingAhead` decides whether to draft ahead: the passes saved against the passes delayed. Of a draft of K tokens, `num_ready`
+had been drafted when the target requested it: passes saved. A pass begun ahead must end before a requested one can start:
+`delay` passes lost. That is about half a pass on a device of its own, and many where the target occupies the device. Over
+recent rounds drafting ahead pays if
 
     sum num_ready  >=  max(sum delay, MIN_READY_SHARE sum K)
 
 Otherwise the worker drafts on demand, and drafts ahead for a few rounds at an interval to measure again.
 
-How many outcomes a draft worker prepares for each sequence: as many as save most passes on demand. Pure.
-
-A pass over r rows takes t(r) = t0 + t1 r, fitted to recent passes. With S sequences and n branches each, the pause between an
-answer and the target's next request has room for m = PAUSE_SHARE pause / t(n S) passes. Every token of a draft of K tokens that
-is ready then saves a pass that the target would wait for. With p_i the probability of outcome i, n maximizes
+`BranchBudget` decides how many outcomes to prepare for each sequence: as many as save most passes on demand. A pass over r rows
+takes t(r) = t0 + t1 r, fitted to recent passes. With S sequences and n branches each, the pause between an answer and the
+target's next request has room for m = PAUSE_SHARE pause / t(n S) passes. Every token of a draft of K tokens that is ready then
+saves a pass that the target would wait for. With p_i the probability of outcome i, n maximizes
 
     p_1 min(K, m - 1) + sum_{1 < i <= n} p_i min(K, m)
 
@@ -20,10 +20,10 @@ where the first outcome is full acceptance: the token that follows it takes a pa
 that n is large; on cores of a host a row costs a good part of a pass, and many incomplete drafts may be better than few
 complete ones. With several sequences all drafts have to be complete: the target waits for the last of them.
 
-Tokens per second of a target's sequences, as its draft worker sees them: what a pass of the draft has to earn. Pure.
-
-While a target waits, one more pass takes t seconds and adds a token that is accepted with probability S, the product of the
-acceptance of all tokens up to it. A sequence that makes r tokens per second makes r t tokens in that time. The pass pays if
+`TargetTokenRate` is the tokens per second of a target's sequences, as its draft worker sees them: what a pass of the draft has
+to earn. While a target waits, one more pass takes t seconds and adds a token that is accepted with probability S, the product
+of the acceptance of all tokens up to it. A sequence that makes r tokens per second makes r t tokens in that time. The pass pays
+if
 
     S  >=  r t
 """

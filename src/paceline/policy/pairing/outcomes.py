@@ -8,11 +8,10 @@ S_j = prod_{i<=j} alpha_i:
 
 All branches cost the same, so the most probable ones are chosen until the nodes are used up.
 
-Probability that the target agrees with a drafted token, by its score gap. It is learned from verified rounds.
-
-The gap of a drafted token is its score less the best score of all other tokens. Under coupled noise a target with nearly the
-draft's logits chooses another token where the gap is small, and rarely where it is large. Gaps fall into a few buckets with
-decaying counts. With m the mean agreement and r_b that of bucket b,
+`ScoreGapAcceptance` is the probability that the target agrees with a drafted token, by its score gap. It is learned from
+verified rounds. The gap of a drafted token is its score less the best score of all other tokens. Under coupled noise a target
+with nearly the draft's logits chooses another token where the gap is small, and rarely where it is large. Gaps fall into a few
+buckets with decaying counts. With m the mean agreement and r_b that of bucket b,
 
     logit P(agrees at position i) = logit alpha_i + logit r_b - logit m
 

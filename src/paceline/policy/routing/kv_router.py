@@ -1,6 +1,6 @@
 """The KV-aware router chooses the worker where a request costs the least time, its own and that of other requests.
 
-Prefixes that requests in flight will leave in a worker's cache, so that no other worker computes them too.
+`Reservations` holds prefixes that requests in flight will leave in a worker's cache, so that no other worker computes them too.
 """
 
 import math

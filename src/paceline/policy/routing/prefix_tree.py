@@ -1,6 +1,6 @@
 """A prefix tree of cached blocks: returns for a prompt how many leading blocks each holder has.
 
-Runs of a prefix tree: consecutive blocks of one chain that the same holders have.
+A `Run` of the tree is a sequence of consecutive blocks of one chain that the same holders have.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """What a request costs on each candidate of the KV router, kept up to date worker by worker.
 
-Per-worker state of the KV router: prompts waiting for prefill, and the cost of evicting cached blocks.
+`PrefillQueue` holds the prompts that wait for prefill at one worker. `EvictionCost` estimates the share of one worker's cache
+that is in use, and so lost if a new prompt evicts it.
 """
 
 import math

@@ -1,12 +1,11 @@
-"""The distribution `p` of one row, and tokens chosen from it.
+"""The distribution `p` of one row, its truncation, and tokens chosen from it.
 
 The order is fixed: logit bias, penalties, grammar mask, min_tokens; then temperature, min-p, top-k, top-p. A row's result does
 not depend on which other rows are in the batch. Everything is float32 except the masses that top-p compares.
 
-Truncation: min-p, then top-k, then top-p over the remaining tokens, in vLLM's order.
-
-Tokens are ranked by score, equal scores by lower id, and a row keeps a prefix of that ranking. Ties at the boundary
-are therefore resolved alike on every path and in every batch. Masses are summed in float64.
+Truncation is min-p, then top-k, then top-p over the remaining tokens, in vLLM's order. Tokens are ranked by score, equal scores
+by lower id, and a row keeps a prefix of that ranking. Ties at the boundary are therefore resolved alike on every path and in
+every batch. Masses are summed in float64.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,17 +1,17 @@
-"""Suffix lookup: continuations of the newest tokens, from the same text and from recent outputs of the same tenant.
+"""Drafts from earlier text: the proposers `suffix` and `ngram`, and the index of substrings that `suffix` reads.
 
-A context of L tokens that was followed c times by a token, and n times by any, gives that token
+`SuffixProposer` drafts continuations of the newest tokens, from the same text and from recent outputs of the same tenant. A
+context of L tokens that was followed c times by a token, and n times by any, gives that token
 
     P = c / (n + ESCAPE / L)
 
 and leaves the rest to the next shorter context that occurred. The probability of a node is the product along its path.
 
-An index of every substring of a text with its number of occurrences, in space linear in the text.
+`SuffixAutomaton` is an index of every substring of a text with its number of occurrences, in space linear in the text. A state
+is a set of substrings that end at the same positions; `length` is the length of the longest. Its suffix link leads to the
+longest suffix that also occurs elsewhere. Appending a token takes amortised constant time plus the update of counts.
 
-A state is a set of substrings that end at the same positions; `length` is the length of the longest. Its suffix link leads to
-the longest suffix that also occurs elsewhere. Appending a token takes amortised constant time plus the update of counts.
-
-The proposer `ngram` (prompt lookup): it drafts what followed the newest tokens when they last occurred in the text.
+`NgramProposer` (prompt lookup) drafts what followed the newest tokens when they last occurred in the text.
 """
 
 from collections import OrderedDict

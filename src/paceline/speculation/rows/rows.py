@@ -1,9 +1,8 @@
-"""One row of logits and all parameters of its distribution.
+"""One row of logits: the parameters of its distribution, and the modifications of its raw logits.
 
-Modifications of the raw logits, also for greedy rows, in this order: logit bias, penalties, grammar mask, `min_tokens`.
-
-The order is vLLM's. The repetition penalty covers prompt and output; presence and frequency penalties count output
-alone. Drafted tokens before a row count as output: if the row is used, they are.
+The modifications hold also for greedy rows, in this order: logit bias, penalties, grammar mask, `min_tokens`. The order is
+vLLM's. The repetition penalty covers prompt and output; presence and frequency penalties count output alone. Drafted tokens
+before a row count as output: if the row is used, they are.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,13 +1,12 @@
-"""A tree grown best first, as in EAGLE-2: the value of a node is the product of the confidences on its path.
+"""A tree grown best first, as in EAGLE-2, and the ranking of tokens at its rows.
 
-The value of a child is at most that of its parent. The best nodes are therefore closed under parents, and a node outside the
-best has no descendant among them.
+The value of a node is the product of the confidences on its path. The value of a child is at most that of its parent. The best
+nodes are therefore closed under parents, and a node outside the best has no descendant among them.
 
-Ranks tokens at a row by the probability that the target picks them, as estimated by a draft.
-
-The pick of the target depends on the rule. Greedy: its arg-max, so rank by log q. Coupled: argmax(log p + G) with noise G that
-is known beforehand, so rank by log q + G. Rejection: rank by log q under the request's sampling parameters; a deterministic
-choice is one-hot and exact. Confidences are the log-softmax of the ranked scores.
+`rank` orders tokens at a row by the probability that the target picks them, as estimated by a draft. The pick of the target
+depends on the rule. Greedy: its arg-max, so rank by log q. Coupled: argmax(log p + G) with noise G that is known beforehand, so
+rank by log q + G. Rejection: rank by log q under the request's sampling parameters; a deterministic choice is one-hot and
+exact. Confidences are the log-softmax of the ranked scores.
 
 For a request with truncation only the `WIDTH` best tokens are ranked: a draft may be approximate.
 """

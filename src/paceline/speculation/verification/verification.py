@@ -2,9 +2,8 @@
 
 `coupled` compares drafts with the target's own picks. `rejection` accepts by probability. By either rule the text has the
 target's distribution. With `coupled` it is the same text as without drafts. Greedy decoding is either rule with a one-hot `p`:
-a token is accepted if it is the arg-max.
-
-The coupled rule: a drafted token is accepted if it equals the target's own pick. Exact for any draft.
+a token is accepted if it is the arg-max. A coupled verdict accepts a drafted token if it equals the target's own pick, which is
+exact for any draft.
 """
 
 from collections.abc import Sequence

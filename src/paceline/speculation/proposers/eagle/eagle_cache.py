@@ -1,6 +1,6 @@
 """The cache of an EAGLE head: the committed tokens of every sequence, combined with the target's hidden states.
 
-Hidden states that a proposer observed and has not computed yet, in bounded memory.
+`PendingStates` keeps, in bounded memory, hidden states that a proposer observed and has not computed yet.
 """
 
 from collections import deque

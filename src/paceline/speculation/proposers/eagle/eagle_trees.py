@@ -1,9 +1,8 @@
 """Trees that an EAGLE head grows level by level along the most probable paths.
 
-Trees grown on the device: every level has the same width, and the host reads all levels at the end.
-
-On a GPU, waiting for a level costs more than computing it. Nodes that are not among the best are dropped when the host chooses
-the draft: the result is the same as that of growing only the best nodes.
+`Beams` grows a tree on the device: every level has the same width, and the host reads all levels at the end. On a GPU, waiting
+for a level costs more than computing it. Nodes that are not among the best are dropped when the host chooses the draft: the
+result is the same as that of growing only the best nodes.
 """
 
 from collections.abc import Sequence
