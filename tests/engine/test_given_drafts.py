@@ -69,13 +69,13 @@ def test_long_prompts_are_computed_in_parts_first() -> None:
 @pytest.mark.parametrize("draft", [(40_000,), (-1,), (1,) * (MAX_DEPTH + 1)])
 def test_invalid_drafts_are_refused(draft: tuple[int, ...]) -> None:
     with pytest.raises(InvalidRequest) as error:
-        engine_of().add(replace(request("r", PROMPT), draft=draft))
+        engine_of().validate(replace(request("r", PROMPT), draft=draft))
     assert error.value.field == "draft"
 
 
 def test_a_draft_needs_a_single_choice() -> None:
     with pytest.raises(InvalidRequest, match="n to 1"):
-        engine_of().add(replace(request("r", PROMPT, n=2), draft=(1,)))
+        engine_of().validate(replace(request("r", PROMPT, n=2), draft=(1,)))
 
 
 def test_a_full_batch_leaves_no_room_for_the_draft() -> None:

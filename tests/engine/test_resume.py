@@ -121,5 +121,5 @@ def test_cached_tokens_stay_prompt_tokens() -> None:
 )
 def test_what_cannot_be_continued_is_refused(committed: tuple[Any, ...], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as error:
-        engine_of().add(replace(request("r", PROMPT, max_tokens=24), committed=committed))
+        engine_of().validate(replace(request("r", PROMPT, max_tokens=24), committed=committed))
     assert error.value.field == "committed"
