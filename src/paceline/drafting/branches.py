@@ -1,11 +1,11 @@
-"""Branches packed into bytes: all of one length, with numbers of fixed width.
+"""The bytes of draft branches and of draft distributions on the wire.
 
-A branch of n tokens is its accepted count (8 bits), the token that follows, and the n tokens drafted after it. Tokens have 16
-bits, or 32 for large vocabularies. All numbers are little-endian. n is 0 while the branch is being drafted.
+`pack` packs branches of one length, with numbers of fixed width. A branch of n tokens is its accepted count (8 bits), the token
+that follows, and the n tokens drafted after it. Tokens have 16 bits, or 32 for large vocabularies. All numbers are
+little-endian. n is 0 while the branch is being drafted.
 
-Draft distributions `q`, small enough to send: the most likely tokens with integer weights.
-
-The token is sampled from the quantised `q`, so rejection stays exact: q(x) = weight(x) / 2^14 is a float32 without rounding.
+A `DraftDistribution` is a draft's distribution `q`, small enough to send: the most likely tokens with integer weights. The
+token is sampled from the quantised `q`, so rejection stays exact: q(x) = weight(x) / 2^14 is a float32 without rounding.
 Encoded: a count (16 bits), then five bytes per entry, token (24 bits) and weight (16 bits), little-endian.
 """
 

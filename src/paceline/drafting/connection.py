@@ -1,7 +1,4 @@
-"""A target's connection to one draft worker: handshake, health, round-trip time and load.
-
-The connections of a target to all draft workers of its pool.
-"""
+"""The connections of a target to the draft workers of its pool: handshake, health, round-trip time and load."""
 
 import logging
 import secrets

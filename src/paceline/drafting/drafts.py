@@ -1,8 +1,7 @@
 """Received drafts as a `DraftBatch` for verification.
 
-How many nodes of a draft continue its chain, and how many are alternatives to the tokens of the chain.
-
-The k-th token of a chain is accepted with probability S_k, the r-th alternative with P(r): a worker sends the most likely
+`TreeSplit` decides how many nodes of a draft continue its chain, and how many are alternatives to the tokens of the chain. The
+k-th token of a chain is accepted with probability S_k, the r-th alternative with P(r): a worker sends the most likely
 alternatives first. S and P are learned from verified rounds and fall with k and r, so the n best nodes are those with the n
 largest of all these values.
 """

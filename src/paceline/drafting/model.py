@@ -1,6 +1,6 @@
 """The backend of a draft worker: a draft model that drafts for branches of many targets, with prompts computed in chunks.
 
-Loading of a draft worker's model: a whole model, or a distilled draft with its target's embedding and head.
+`load_draft_model` loads a whole model, or a distilled draft with its target's embedding and head.
 """
 
 import math

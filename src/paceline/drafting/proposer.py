@@ -1,10 +1,8 @@
 """The proposer `pool`: drafts come from draft workers over the network. A failure there costs speed, never correctness.
 
-The wait for drafts before a pass of the target: as long as the missing drafts are worth it.
-
-The fallback of the proposer `pool`: a local proposer for sequences that are open at no draft worker.
-
-Messages of draft workers: received on the engine's thread and passed to the connection or the sequence they are for.
+`PoolInbox` receives the messages of draft workers on the engine's thread and passes them to the connection or the sequence they
+are for. `DraftWait` makes a pass of the target wait as long as the missing drafts are worth it. `FallbackDrafts` is a local
+proposer for sequences that are open at no draft worker.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
 """Sequences of all targets at a draft worker: admission, and the branches of the next pass.
 
-Recent times of a draft worker's passes.
+`DraftPassTimes` has the recent times of the worker's passes.
 """
 
 import itertools

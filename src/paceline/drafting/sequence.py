@@ -1,7 +1,4 @@
-"""One sequence of the proposer `pool`: where it is open, and the drafts received for it.
-
-All sequences of the proposer `pool`, and the draft workers where they are open.
-"""
+"""The sequences of the proposer `pool`: the draft workers where they are open, and the drafts received for them."""
 
 import math
 from collections import defaultdict

@@ -5,7 +5,8 @@ the next draft. Every other prepared outcome has a branch of its own, forked fro
 outcome becomes the main branch, and all remaining branches are closed. A draft is a function of the text and of noise keyed by
 position, so a draft made ahead equals the draft made on demand.
 
-Interface between a draft worker and the model that drafts for it: one pass computes the next token of many branches.
+`DraftBackend` is the interface between a draft worker and the model that drafts for it: one pass computes the next token of
+many branches.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,10 +1,10 @@
-"""The drafts of a pool during a trial: the draft in use and the new draft.
+"""The drafts of a pool during a trial, the draft in use and the new draft, and the figures of drafting with the pool.
 
 Each sequence is assigned at random to the current draft or to the new draft when it starts. The assignment holds while the
 sequence decodes without drafts, so the tokens and seconds of a draft that does not pay are those of plain decoding, as they
 would be after the trial. What is learned of one draft does not decide how the second draft is used.
 
-Recent figures of drafting with a pool, seen from a target: gain, cost, and symptoms.
+`PoolStatistics` has recent figures as the target sees them: gain, cost, and symptoms.
 """
 
 import logging

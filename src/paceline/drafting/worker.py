@@ -4,7 +4,7 @@ Each iteration receives all messages, answers complete rounds, and runs one pass
 that targets wait for, round-robin over targets, then branches drafted ahead. A round that is drafted on demand starts with the
 next pass, and a target with many sequences does not delay the remaining targets.
 
-Messages of targets to a draft worker: handshake, sequences, rounds and pings. A wrong message is answered with an error.
+`TargetInbox` takes the messages of targets: handshake, sequences, rounds and pings. A wrong message is answered with an error.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """All target workers as one: routes requests to them, watches them, and continues the streams of lost ones.
 
-Questions to all target workers for the tokens of a stream that another gateway began, and their answers.
-
-A thread that reads the cluster's directory at an interval: a worker may join, leave, or return at another address.
+`TokensRequests` asks all workers for the tokens of a stream that another gateway began. `DirectoryWatch` is a thread that reads
+the cluster's directory at an interval: a worker may join, leave, or return at another address.
 """
 
 import itertools

@@ -1,9 +1,9 @@
-"""The status of all target workers as one engine's.
+"""The status of all target workers as one engine's, and the workers of a cluster as rows of a table.
 
 A worker that restarts counts from 0 again, and a worker that is away reports nothing. `ReportHistory` keeps the counts of
 such workers, so that no sum over all workers ever decreases: a rate taken of it would show all of them again.
 
-The workers of a cluster as rows of a table, from what targets report of themselves and of the draft workers.
+`worker_statuses` makes the rows from what targets report of themselves and of the draft workers.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """The connections to all target workers, and the worker lists and flags that the gateway sends over them.
 
-Canary requests: every target worker regularly generates the same few tokens, and the results are compared.
+`Canaries` makes every target worker regularly generate the same few tokens, and compares the results.
 """
 
 import logging

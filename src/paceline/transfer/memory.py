@@ -1,11 +1,10 @@
-"""Memory of a device that other processes of this machine map and read in place, without a copy on the host.
+"""Memory that a worker offers to others: the transfers by id, and device memory that processes of one machine share.
 
-GPU memory shared between processes by CUDA IPC, through the driver's own functions.
+`DeviceMemory` is memory of a device that other processes of this machine map and read in place, without a copy on the host.
+`CudaMemory` shares GPU memory by CUDA IPC, through the driver's own functions. torch can share tensors too, but counts one
+receiver for each send. A worker does not know how many other workers map its memory.
 
-torch can share tensors too, but counts one receiver for each send. A worker does not know how many other workers map its
-memory.
-
-The transfers that a server offers, by id.
+`Registry` has the transfers that a server offers, by id.
 """
 
 import ctypes

@@ -1,9 +1,9 @@
-"""The part of NIXL that Paceline uses: reading memory that another process has registered.
-
-NIXL: the server copies chunks to a staging buffer, and clients read them from there.
+"""The channel NIXL: the server copies chunks to a staging buffer, and clients read them from there.
 
 The parts themselves are not registered with NIXL. There are thousands of them, and a read in progress while its memory is freed
 would crash the server. The staging buffer is registered once and stays at its address.
+
+`NixlAgent` is the part of NIXL that Paceline uses: reading memory that another process has registered.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 """The server side of transfers in a worker.
 
-The loop of a transfer server: reads chunk requests and serves them round-robin.
+`ServeLoop` reads chunk requests and serves them round-robin.
 """
 
 import logging

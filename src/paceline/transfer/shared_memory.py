@@ -1,11 +1,9 @@
-"""Shared memory on one machine, the server side.
+"""Shared memory on one machine as a channel: `SharedMemoryListener` on the server, `SharedMemoryChannel` on the client.
 
 A client creates an anonymous segment (memfd) and passes its descriptor over an abstract Unix socket. There is no name to clean
 up: the kernel frees the segment when the two processes have closed it, however they ended. The segment must be sealed against
 shrinking: a write beyond its end would kill the server with SIGBUS. Messages use the same socket. The kernel reports the
 client's user; keys would add nothing, because a process of the same user can read them.
-
-Shared memory on one machine, the client side.
 """
 
 import fcntl

@@ -1,9 +1,7 @@
-"""Messages that a target worker receives: from gateways, and as a prefill worker from other targets.
+"""Messages between gateways and target workers, and between a target worker and its prefill workers.
 
 A connection can break at any message. Every submission has a number (`attempt`) and every output its first position (`start`):
 the gateway ignores stale outputs, detects missing ones, and continues from the token ids that it has.
-
-Messages that a target worker sends: to gateways, and as a prefill worker to other targets.
 """
 
 from enum import Enum

@@ -4,7 +4,8 @@ A batch is a msgpack array: time, events, rank. An event is a map with its type 
 array of the type and the same fields in order. This module writes maps. It reads maps and arrays, and also batches that are
 maps.
 
-Publishes the events of a worker's cache: numbered batches over ZeroMQ PUB, and a second socket that replays missed ones.
+`KvPublisher` publishes the events of a worker's cache: numbered batches over ZeroMQ PUB, and a second socket that replays
+missed ones.
 """
 
 import threading

@@ -4,7 +4,7 @@ Sending never blocks and every queue is bounded: a message that does not fit is 
 Malformed messages are counted. Only `wait` and `receive` block, up to their timeout. One thread owns an endpoint; other threads
 may call `post` and `wake`.
 
-Wake-up of a thread that waits on sockets, and a queue of commands for it.
+`Wakeup` wakes a thread that waits on sockets. `CommandQueue` is a queue of commands for such a thread.
 """
 
 import math

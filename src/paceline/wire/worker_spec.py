@@ -1,10 +1,8 @@
-"""What a worker's process gets and returns as JSON: its specification, and the error that ended it.
+"""What a worker's process gets and returns as JSON, and the members of a cluster.
 
-The part of a worker's spec that says which server of another engine it serves.
-
-The part of a worker's spec that says where it loads weights from and how it serves them.
-
-The members of a cluster and their addresses.
+`WorkerSpec` specifies the worker. Its part `UpstreamSpec` says which server of another engine it serves, and `WeightSpec` says
+where it loads weights from and how it serves them. `write_error` writes the error that ended the process. A `Directory` has the
+members of a cluster and their addresses.
 """
 
 import json

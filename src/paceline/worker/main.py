@@ -1,7 +1,4 @@
-"""Makes a worker from its specification, and runs it as a process: `python -m paceline.worker.main SPEC`.
-
-Builds target and draft workers from their specifications.
-"""
+"""Makes a worker from its specification, and runs it as a process: `python -m paceline.worker.main SPEC`."""
 
 import logging
 import os

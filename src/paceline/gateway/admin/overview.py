@@ -1,6 +1,6 @@
-"""Data of the dashboard: the current state, and one sample per second of the last five minutes.
+"""Data of the dashboard: the current state, samples of the last five minutes, and a timeline of changes.
 
-The timeline of the dashboard: changes of workers, symptoms and flags, found by comparing samples.
+`Overview` takes one sample per second. `Timeline` has the changes of workers, symptoms and flags, found by comparing samples.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Routes for operation: /health, /ready, /metrics, /admin and the dashboard.
 
-`/admin/learning`: the samples for a learner, and their metrics.
+The routes under `/admin/learning` give a learner its samples and take its metrics.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""Request bodies: the common rules, and the parameters that the two generation endpoints share.
+"""Bodies of chat requests, and the rules and parameters that the two generation endpoints share.
 
-Bodies of chat requests: messages, tools and POST /v1/chat/completions.
+`Body` has the rules of all bodies. `GenerationBody` has the shared parameters. `ChatBody` is the body of POST
+/v1/chat/completions, with messages and tools.
 """
 
 import logging

@@ -1,7 +1,4 @@
-"""Bodies of POST /v1/completions, /tokenize and /detokenize.
-
-Bodies of POST /v1/verify.
-"""
+"""Bodies of POST /v1/completions, /tokenize, /detokenize and /v1/verify."""
 
 from typing import Annotated, ClassVar, Literal
 

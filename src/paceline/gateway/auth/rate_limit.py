@@ -1,10 +1,10 @@
-"""Rate limits of API keys: requests per minute, tokens per minute, and concurrent choices.
+"""Rate limits of API keys (requests per minute, tokens per minute, concurrent choices), and limits of open connections.
 
 An allowance refills continuously up to one minute's amount. A body is charged by its size before any work; on admission the
 exact prompt takes the place of that charge. Output tokens are charged as they are generated, so a request never pays for
 `max_tokens`. Running requests may push an allowance below zero; the next request then waits longer. The caller passes the time.
 
-Limits of open connections: of one address, and of all.
+`ConnectionLimits` limits the open connections of one address, and of all.
 """
 
 import ipaddress

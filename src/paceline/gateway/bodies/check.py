@@ -3,9 +3,9 @@
 `python -m paceline.gateway.bodies.check` is that process. It reads the limits as a line of JSON, then for each body a line
 with its path and size, and the body. It answers each body with a line: null, or the error.
 
-Bounds the number and the depth of the values in a JSON body before it is parsed, and refuses half characters.
-
-Parsing and validating cost far more per value than per byte. The checks here cost a few milliseconds for the largest body.
+`check_shape` bounds the number and the depth of the values in a JSON body before it is parsed. `check_characters` refuses half
+characters. Parsing and validating cost far more per value than per byte. The checks here cost a few milliseconds for the
+largest body.
 """
 
 import json

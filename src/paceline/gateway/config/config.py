@@ -1,8 +1,7 @@
 """The settings of a server, and of a gateway in front of a cluster.
 
-Settings of `paceline learn`: what the gateway collects, and the learner that the server starts.
-
-Sampling parameters of requests that do not set them.
+`LearningConfig` has the settings of `paceline learn`: what the gateway collects, and the learner that the server starts.
+`SamplingDefaults` has the sampling parameters of requests that do not set them.
 """
 
 from collections.abc import Mapping, Sequence

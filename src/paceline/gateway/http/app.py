@@ -1,11 +1,9 @@
 """The HTTP application: routes, middleware, error handlers and the OpenAPI document.
 
-Measures how late the event loop runs its callbacks, and logs where it is stuck.
+`LoopWatchdog` measures how late the event loop runs its callbacks, and logs where it is stuck.
 
-Spans of HTTP requests.
-
-OpenTelemetry's ASGI instrumentation always records client addresses, user agents and query strings. Spans here hold the
-method, path, route and status only.
+`TracingMiddleware` makes the spans of HTTP requests. OpenTelemetry's ASGI instrumentation always records client addresses, user
+agents and query strings. Spans here hold the method, path, route and status only.
 """
 
 import asyncio

@@ -1,9 +1,8 @@
 """ASGI middleware that rejects a request before its route runs: foreign origins, missing keys, bad bodies.
 
-The names under which the server answers, against DNS rebinding.
-
-A web page of evil.example can make its name resolve to this server's address. Its requests then have the server as their own
-origin, and only the `Host` header, which names evil.example, differs from those of other clients.
+`HostMiddleware` accepts only the names under which the server answers, against DNS rebinding. A web page of evil.example can
+make its name resolve to this server's address. Its requests then have the server as their own origin, and only the `Host`
+header, which names evil.example, differs from those of other clients.
 """
 
 import asyncio

@@ -2,12 +2,10 @@
 
 `serve` imports this module while the workers load: the web framework takes a while.
 
-A uvicorn server that drains before it stops.
+`DrainingServer` drains before it stops. The first SIGTERM or Ctrl-C starts to drain: /ready returns 503, new requests are
+rejected, and running requests get `drain_timeout` seconds. A second signal aborts them.
 
-The first SIGTERM or Ctrl-C starts to drain: /ready returns 503, new requests are rejected, and running requests get
-`drain_timeout` seconds. A second signal aborts them.
-
-The files of a TLS certificate and its key.
+`TlsFiles` are the files of a TLS certificate and its key.
 """
 
 import asyncio

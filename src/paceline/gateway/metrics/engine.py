@@ -1,6 +1,6 @@
 """Metrics of the engine, read at every scrape.
 
-vLLM's counters of speculative decoding: `vllm bench serve` prints acceptance from them.
+`VllmCollector` has vLLM's counters of speculative decoding: `vllm bench serve` prints acceptance from them.
 """
 
 from collections.abc import Callable, Iterator, Sequence

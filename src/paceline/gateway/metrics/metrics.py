@@ -3,7 +3,8 @@
 Every label is bounded: one model, fixed outcomes and reasons, 32 positions, 32 categories. Further categories count as
 `other`.
 
-Rates and percentiles over a recent time window. The classes are thread-safe. The caller passes the time.
+`RecentRate` and `RecentValues` are rates and percentiles over a recent time window. They are thread-safe. The caller passes the
+time.
 """
 
 import collections

@@ -1,6 +1,6 @@
 """The parts of responses and stream chunks that the two generation endpoints share: ids, usage, metrics and token origins.
 
-The position of a client in a resumable stream, as the id of the last event that it has seen.
+`StreamPosition` is the position of a client in a resumable stream, as the id of the last event that it has seen.
 """
 
 import re

@@ -1,7 +1,4 @@
-"""Responses and chunks of /v1/completions.
-
-Responses of /v1/verify.
-"""
+"""Responses and chunks of /v1/completions, and responses of /v1/verify."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

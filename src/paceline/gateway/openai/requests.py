@@ -1,6 +1,6 @@
 """Engine requests from request bodies: prompt tokens, sampling parameters, traffic category.
 
-Tools and calls as text of a prompt.
+For a model whose chat template has no tools, tools and calls are written as text of the prompt.
 """
 
 import asyncio

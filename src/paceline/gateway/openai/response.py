@@ -1,6 +1,6 @@
 """The HTTP response of a generation: one JSON body or server-sent events.
 
-Responses of resumable streams: a first one, and one that continues after the last event that its client has seen.
+A resumable stream has a first response, and further ones that continue after the last event that the client has seen.
 """
 
 import asyncio

@@ -1,6 +1,4 @@
-"""How a request uses tools: their place in the prompt, the grammar of a forced call, and the parser of the output.
-
-Tool calls in generated text.
+"""How a request uses tools: their place in the prompt, the grammar of a forced call, and the calls in generated text.
 
 The parser reads two formats. Hermes: `<tool_call>{"name": …, "arguments": {…}}</tool_call>` anywhere in the text. Llama 3:
 `{"name": …, "parameters": {…}}` at the start, optionally after `<|python_tag|>`, several calls separated by `;`. Anything that

@@ -4,7 +4,7 @@ Keys share the target by tokens, after Virtual Token Counters (Sheng et al., OSD
 it was served, divided by its weight, and the waiting key with the smallest counter is next. A key that comes back starts at the
 smallest counter of the waiting keys, so idle time earns nothing. A lower priority number goes first, whatever the counters.
 
-When a rejected client may try again: the Retry-After header.
+`RetryAfter` says when a rejected client may try again: the Retry-After header.
 """
 
 import math

@@ -1,10 +1,7 @@
 """The gateway between HTTP and the target: admission, deadlines, cancellation and draining.
 
-All methods run on one event loop.
-
-Events of all requests, from the target's thread to the event loop.
-
-Step outputs of one session, from the gateway to the response.
+All methods of `Gateway` run on one event loop. `Inbox` passes the events of all requests from the target's thread to that loop.
+`OutputStream` passes the step outputs of one session to its response.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """The session of one HTTP request, from authentication to the last byte of its response.
 
-One log line per generation, written when it ends: key, tokens, times and the reason for the end.
-
-The line has no prompt and no answer unless `log_requests` is `text`.
+`RequestLog` writes one log line per generation when it ends: key, tokens, times and the reason for the end. The line has no
+prompt and no answer unless `log_requests` is `text`.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Loads a model while it is already in use: from peers that have it, otherwise from disk.
+"""A worker's weights: loading them, from peers that have them or otherwise from disk, and serving them to other workers.
 
-A worker's weights: loading them, and serving them to other workers.
+`WeightLoader` loads a model while it is already in use. `WeightManager` owns the loader and the server of a worker.
 """
 
 import logging

@@ -1,8 +1,7 @@
-"""The source that loads weights from another worker.
+"""Loads weights from another worker.
 
-One part of the weights that arrives in chunks: in its own memory on the host, or on its way to a GPU.
-
-Weights in device memory that a worker on the same machine copies itself: no byte of them passes through the host.
+A part arrives in chunks: `HostPart` in its own memory on the host, `StagedPart` on its way to a GPU. `SharedParts` are weights
+in device memory that a worker on the same machine copies itself: no byte of them passes through the host.
 """
 
 import logging

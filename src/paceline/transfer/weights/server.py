@@ -1,6 +1,6 @@
 """The server of a worker's weights for workers that start.
 
-How fast a worker sends its weights, by the effect on the requests that it serves.
+`SendRate` limits how fast a worker sends its weights, by the effect on the requests that it serves.
 """
 
 import logging

@@ -1,6 +1,7 @@
-"""Sources that load parts of a model in parallel, and the queue that assigns parts to them. A source that fails is dropped.
+"""The sources that load parts of a model in parallel, the queue that assigns parts to them, and the messages of peers.
 
-Messages between a worker that loads a model and a worker that has it. The weights themselves are transfers.
+A source that fails is dropped. The messages are those between a worker that loads a model and a worker that has it. The weights
+themselves are transfers.
 """
 
 import logging

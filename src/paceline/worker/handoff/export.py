@@ -1,7 +1,7 @@
 """One prompt that a worker sends to another: copies blocks of its cache to parts of a transfer, or only their numbers.
 
-Host memory of prompts that are sent. It is kept for the next prompts, because pages of new memory cost more than the copy to
-them.
+`StagingPool` is the host memory of prompts that are sent. It is kept for the next prompts, because pages of new memory cost
+more than the copy to them.
 """
 
 from collections import deque

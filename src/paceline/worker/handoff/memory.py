@@ -1,6 +1,7 @@
-"""KV caches in device memory that workers on the same machine read in place: no block passes through the host.
+"""The receiver of a prompt from another worker: the request, and caches that are read in place.
 
-One request whose prompt another worker computes or has cached.
+`RemotePrompt` is one request whose prompt another worker computes or has cached. `PeerCaches` maps KV caches in device memory
+of workers on the same machine: no block passes through the host.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """The server of another engine behind a target worker: gateways see no difference in the protocol.
 
-KV events of another engine's server, published again under the worker's address and keys.
-
-A `vllm serve` process that ends with its worker.
+`ServerProcess` is a `vllm serve` process that ends with its worker. `KvRelay` publishes the KV events of that server again
+under the worker's address and keys.
 """
 
 import json

@@ -1,8 +1,7 @@
 """The HTTP side of an upstream worker: streams of completions, and the server's health, on a thread of their own.
 
-Server-sent events of a completion as step outputs.
-
-What an upstream worker reads from the metrics of its server: the load, and the size of the KV cache.
+`step_output` makes step outputs of the server-sent events of a completion. `parse_load` and `parse_cache_tokens` read the load
+and the size of the KV cache from the metrics of the server.
 """
 
 import asyncio
