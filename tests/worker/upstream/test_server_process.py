@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.worker.upstream.backend import ServerProcess
+from paceline.worker.upstream.process import ServerProcess
 
 SCRIPT = "import sys, time; print(sys.argv, flush=True); time.sleep(60)"
 
@@ -50,7 +50,7 @@ def test_kv_events_go_through_a_private_folder(script: str) -> None:
 def test_the_server_ends_with_a_killed_worker(script: str) -> None:
     code = (
         "import os, signal\n"
-        "from paceline.worker.upstream.backend import ServerProcess\n"
+        "from paceline.worker.upstream.process import ServerProcess\n"
         f"server = ServerProcess({script!r}, 'm', [])\n"
         "print(server._process.pid, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

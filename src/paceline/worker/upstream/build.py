@@ -16,8 +16,9 @@ from paceline.wire.keys import KEY_ROLE_OF, KeyFolder, Security
 from paceline.wire.transport import Listener
 from paceline.wire.worker_spec import UpstreamSpec
 from paceline.worker.server import WorkerServer
-from paceline.worker.upstream.backend import KvRelay, ServerProcess, UpstreamBackend, UpstreamModel
+from paceline.worker.upstream.backend import KvRelay, UpstreamBackend, UpstreamModel
 from paceline.worker.upstream.connection import ServerModel, UpstreamConnection
+from paceline.worker.upstream.process import ServerProcess
 
 if TYPE_CHECKING:
     from paceline.wire.worker_spec import WorkerSpec
