@@ -1,12 +1,7 @@
 """`paceline advise`: which method, how deep, or not at all.
 
-The case that `paceline advise` decides: a target and its methods, from given figures or measured here.
-
-The files that `paceline advise` writes.
-
-The options of `paceline advise`.
-
-Advice as a terminal table and as an HTML page.
+The case is a target and its methods, from given figures or measured here. The command prints the advice as a terminal table and
+writes it as files, one of them an HTML page.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """`paceline bench`: plain and speculative decoding side by side, and inflated targets for it.
 
-Bench reports and profiles as terminal tables.
+`print_report` and `print_profiles` print bench reports and profiles as terminal tables.
 """
 
 import asyncio

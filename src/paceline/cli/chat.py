@@ -1,8 +1,6 @@
-"""`paceline chat`: a conversation in the terminal, with tokens coloured by origin.
+"""`paceline chat`, a conversation in the terminal, and `paceline generate`, one prompt with one or more completions.
 
-`paceline generate`: one prompt, one or more completions.
-
-Colours of tokens by origin: accepted, recovered, bonus or plain.
+`Painter` colours tokens by origin: accepted, recovered, bonus or plain.
 """
 
 import json

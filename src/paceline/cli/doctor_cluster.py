@@ -1,9 +1,8 @@
 """The checks of a cluster file as a whole: models, ranks, drafts, keys, and memory by device. No weights are loaded.
 
-The check of a cluster before a command starts workers, in a process of its own.
-
-The process, `python -m paceline.cli.doctor_cluster`, reads the cluster from standard input and writes its problems. A
-check in the command's process would leave torch, and on a GPU a CUDA context, in a gateway that runs for weeks.
+`check_before_start` checks a cluster before a command starts workers, in a process of its own. The process, `python -m
+paceline.cli.doctor_cluster`, reads the cluster from standard input and writes its problems. A check in the command's process
+would leave torch, and on a GPU a CUDA context, in a gateway that runs for weeks.
 """
 
 import subprocess

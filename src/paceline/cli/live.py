@@ -1,10 +1,8 @@
-"""What the commands on live pools share: options, the running cluster, and the wait until it is as desired.
+"""The commands on live pools: `paceline scale`, `drain`, `apply` and `rollout`.
 
-`paceline scale` and `paceline drain`: the number of workers in a pool, and the end of one worker.
-
-`paceline apply`: makes a running cluster what its file says, after a plan.
-
-`paceline rollout`: replaces the workers of a cluster one at a time.
+`scale` sets the number of workers in a pool, and `drain` ends one worker. `apply` makes a running cluster what its file says,
+after a plan. `rollout` replaces the workers one at a time. The commands share their options, the running cluster, and the wait
+until it is as desired.
 """
 
 import time

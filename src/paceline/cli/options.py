@@ -1,6 +1,6 @@
-"""Settings as command-line options.
+"""Options that several commands share: settings as options, and the files that commands write.
 
-Files that commands write: the option --json, a check of the folders, JSON, and a line about each file.
+The files have the option --json, a check of their folders, and a line about each file written.
 """
 
 import functools

@@ -1,6 +1,6 @@
-"""`paceline planner`: sizes of the pools of a running cluster, advised or carried out.
+"""`paceline planner` sizes the pools of a running cluster, and `paceline plan` says how many workers of each role, and why.
 
-`paceline plan`: how many workers of each role, and why.
+The planner's sizes are advised or carried out.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""`paceline serve`: the OpenAI-compatible server.
+"""`paceline serve`, the OpenAI-compatible server, and `paceline warm`, which compiles its GPU kernels.
 
-`paceline warm`: compiles the GPU kernels of a server into a folder that can be shipped.
+`warm` compiles into a folder that can be shipped.
 """
 
 import json

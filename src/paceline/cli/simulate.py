@@ -1,10 +1,6 @@
 """`paceline simulate`: a trace on a cluster that need not exist.
 
-The files that `paceline simulate` writes.
-
-Reports of simulations, and plans, as terminal tables.
-
-The report of a simulation as one HTML page.
+Reports of simulations, and plans, are terminal tables. The report of a simulation is also an HTML page.
 """
 
 import base64

@@ -1,8 +1,7 @@
-"""`paceline train` and `paceline export`: train a draft for a target, and write an EAGLE head for other engines.
+"""`paceline train`, `paceline export` and `paceline learn`: train drafts for a target.
 
-`paceline learn`: a draft that learns from the traffic of a server.
-
-The fields of a plan as command-line options.
+`train` trains a draft on text that the target generates, `export` writes an EAGLE head for other engines, and `learn` trains a
+draft that learns from the traffic of a server. `add_plan` makes the fields of a plan options of a command.
 """
 
 import inspect

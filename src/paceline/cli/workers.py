@@ -1,6 +1,7 @@
-"""The table of `paceline status`: the workers of a cluster or a server.
+"""The table of `paceline status`, and the cluster that a command works on.
 
-The cluster that a command works on: a file, `cluster.yaml` in this folder, or the one that runs on this machine.
+The table lists the workers of a cluster or a server. The cluster is a file, `cluster.yaml` in this folder, or the one that runs
+on this machine.
 """
 
 import time

@@ -1,10 +1,8 @@
 """Builds a server from its configuration and runs it until a signal stops it.
 
-The connections of a server to the workers of its models: an engine process of its own, or those of a cluster.
-
-Reads the server's configuration from a file, the environment and the command line; later ones take precedence.
-
-The learner of a server is a child process. It is restarted if it fails, and it ends with the server.
+`load_config` reads the configuration from a file, the environment and the command line; later ones take precedence.
+`start_workers` connects the server to the workers of its models: an engine process of its own, or those of a cluster.
+`LearnerProcess` is the learner of a server: a child process that is restarted if it fails, and that ends with the server.
 """
 
 import errno

@@ -1,6 +1,6 @@
-"""Checksums of a model's weights, computed from their files.
+"""Checksums of a model's weights, computed from their files, and the sampling that its authors recommend.
 
-Sampling parameters that a model's authors recommend, for requests that set none.
+Recommended sampling parameters hold for requests that set none.
 """
 
 import hashlib

@@ -2,10 +2,9 @@
 
 A wrong value ends in `UnsupportedModel`, which names the file and the key. Imports without torch.
 
-Reads the header of a GGUF file: metadata, and type, shape and offset of each tensor. Imports without torch.
-
-The reference reader creates an array object per token of the vocabulary, which takes seconds; this reader takes about a tenth
-of a second for 100,000 strings. It supports little-endian files of version 2 and 3.
+`GGUFReader` reads the header of a GGUF file: metadata, and type, shape and offset of each tensor. The reference reader creates
+an array object per token of the vocabulary, which takes seconds; this reader takes about a tenth of a second for 100,000
+strings. It supports little-endian files of version 2 and 3.
 """
 
 import json

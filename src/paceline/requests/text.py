@@ -3,7 +3,7 @@
 The engine returns tokens. Their receiver (a gateway, or `LLM`) makes the text, with the class that the engine uses to find
 stop strings. Engine and receiver see the same tokens in the same order, so that they end a sequence at the same token.
 
-Collects the outputs of a request until it is finished.
+A `Transcript` collects the outputs of a request until it is finished.
 """
 
 from collections.abc import Sequence

@@ -10,7 +10,7 @@ generate
     draft            time of drafting, for the whole batch of the step
     verify           time of the target's pass, for the whole batch
 
-Sends spans to an OTLP collector. A collector that fails is logged once, not at every attempt.
+`CollectorExporter` sends spans to an OTLP collector. A collector that fails is logged once, not at every attempt.
 """
 
 import logging

@@ -4,7 +4,7 @@ It takes the place of `GPUModelRunner._sample` (`replacements.py`). vLLM still a
 to the logits; temperature, truncation and the choice of a token are ours. A draft token is accepted if it is the token that
 vLLM would have sampled without the draft, so that the text with a seed is the same with speculation on and off.
 
-Picks of many rows with our noise, and the accepted part of drafts, on the device of the logits.
+`pick` picks tokens of many rows with our noise, and `accept` finds the accepted part of drafts, on the device of the logits.
 """
 
 import secrets

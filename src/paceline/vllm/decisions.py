@@ -1,19 +1,19 @@
-"""Drafts must pay for most sequences of a batch, not only on average.
+"""Decisions of the plugin that the depth policy does not make: whether a batch drafts, and when to ask the policy.
 
-Every sequence waits for the whole step. If a few sequences with good drafts make each step longer, the remaining sequences
-become slower, and a batch ends with its slowest sequence. A batch therefore drafts only if three of four of its sequences are
-faster with drafts than without.
+`LatencyLimit` requires that drafts pay for most sequences of a batch, not only on average. Every sequence waits for the whole
+step. If a few sequences with good drafts make each step longer, the remaining sequences become slower, and a batch ends with
+its slowest sequence. A batch therefore drafts only if three of four of its sequences are faster with drafts than without.
 
-How long lookups take on this host, measured once at the start: the depth policy cannot learn it before it drafts, and the
-first drafts of a batch take much longer, because they index whole prompts.
+`LookupTime` says how long lookups take on this host, measured once at the start: the depth policy cannot learn it before it
+drafts, and the first drafts of a batch take much longer, because they index whole prompts.
 
-How many tokens a text is likely to have left. vLLM does not pass the limit of a request to the plugin.
+`OutputLengths` estimates how many tokens a text is likely to have left. vLLM does not pass the limit of a request to the
+plugin.
 
-When to leave the depth policy out of a step: while nothing is drafted, decisions may take a small share of the time only.
+`Pause` leaves the depth policy out of a step: while nothing is drafted, decisions may take a small share of the time only.
 
-Drafts that are compared with the text and never verified. They show what drafts are worth while none are returned.
-
-A verified draft slows the step of the whole batch; an unverified draft takes the time of a lookup. A few sequences of the batch
+`UnverifiedDrafts` are compared with the text and never verified. They show what drafts are worth while none are returned. A
+verified draft slows the step of the whole batch; an unverified draft takes the time of a lookup. A few sequences of the batch
 are enough.
 """
 

@@ -3,9 +3,8 @@
 A row continues a sequence if the tokens of the sequence are a prefix of the row. Two sequences with the same tokens are
 interchangeable, because their drafts are the same. A sequence that is in no batch for a while has ended.
 
-What vLLM reports after a step, the rows of its batch with the tokens just sampled, and the chain that it verifies.
-
-How often the drafts of one sequence were right.
+A `Batch` is what vLLM reports after a step: its rows with the tokens just sampled, and the chain that it verifies.
+`DraftRecord` counts how often the drafts of one sequence were right.
 """
 
 from collections.abc import Sequence

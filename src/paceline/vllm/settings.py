@@ -1,6 +1,7 @@
-"""Settings of the plugin, which are the key `paceline` of vLLM's `--additional-config`. Unknown names are refused.
+"""The settings of the plugin, and the versions of vLLM that it accepts.
 
-The versions of vLLM that the plugin accepts. It calls and replaces what other versions may have changed.
+The settings are the key `paceline` of vLLM's `--additional-config`. Unknown names are refused. Other versions are refused
+because they may have changed what the plugin calls and replaces.
 """
 
 import difflib

@@ -1,6 +1,6 @@
 """Live pools: makes the running workers those of the desired state, whatever runs them.
 
-Live pools of local processes. Files of the state folder hold the desired state and the members.
+`ProcessPools` are pools of local processes. Files of the state folder hold the desired state and the members.
 """
 
 import logging

@@ -1,8 +1,7 @@
-"""Runs workers as Ray actors: creates, drains and kills them, and creates those again that died.
+"""Workers as Ray actors, and the actor that makes them those of the desired state, as the supervisor does for processes.
 
-A worker as a Ray actor: what it was created with, what it reports, and the class of the actors.
-
-The actor that makes the workers on Ray those of the desired state, as the supervisor does for processes.
+A `WorkerActor` runs one worker. `ActorRunner` creates, drains and kills the actors, and creates those again that died.
+`PoolsActor` compares them with the desired state, which is in Ray's key-value store.
 """
 
 import logging

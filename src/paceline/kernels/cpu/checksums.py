@@ -1,6 +1,6 @@
-"""CRC-32 as in zlib, optionally while copying. With native kernels it runs at memory speed.
+"""Checksums: CRC-32 as in zlib, optionally while copying, and sums of 64-bit words. Native kernels run at memory speed.
 
-Sums of 64-bit words, each times an odd factor by its place, modulo 2^64. With native kernels they run at memory speed.
+Each word of `word_sum` counts times an odd factor by its place, modulo 2^64.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""All layers of a decoder in one native call: the interpreter costs as much as the products of a small model's decode step.
+"""Native calls of a decoder: all its layers in one call, or a whole pass from token ids to logits or to the picked tokens.
 
-A whole pass of a decoder in one native call, from token ids to logits or to the picked tokens. Small tensors and calls
-between kernels cost as much as a row.
+The interpreter costs as much as the products of a small model's decode step. In a whole pass, small tensors and calls between
+kernels cost as much as a row.
 """
 
 import ctypes

@@ -1,9 +1,7 @@
 """Layout of one forward pass: where its rows are in the paged cache, and what each row attends to.
 
-The GPU that kernels are launched on.
-
-Tensors on the device `meta` have no memory: there, launches only choose which kernels a GPU needs, and nothing is computed.
-`compile_for` names that GPU.
+`gpu_model` is the GPU that kernels are launched on. Tensors on the device `meta` have no memory: there, launches only choose
+which kernels a GPU needs, and nothing is computed. `compile_for` names that GPU.
 """
 
 from collections.abc import Sequence

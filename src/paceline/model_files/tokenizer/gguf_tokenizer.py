@@ -3,7 +3,7 @@
 `tokenizer.ggml.pre` names the pre-tokenizer that the model was trained with. Unknown names are rejected: another split would
 give other tokens.
 
-Reads the tokenizer of a model, without its weights and without torch.
+`load_tokenizer` reads the tokenizer of a model, without its weights and without torch.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Encodes and decodes text with the `tokenizers` library, and holds a model's special tokens and chat template.
 
-Incremental detokenisation: returns text as soon as later tokens cannot change it.
+`TextStream` decodes a growing sequence: it returns text as soon as later tokens cannot change it.
 """
 
 import json

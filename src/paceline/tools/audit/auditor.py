@@ -1,8 +1,7 @@
 """Generates with and without speculation, and checks every token.
 
-Checks of coupled and greedy text: seed and target determine every token, so every token is replayed.
-
-Checks of rejection text: the p and q that verification used, and the distribution of the tokens.
+Seed and target determine every token of coupled and greedy text, so `check_coupled` replays every token. `check_rejection`
+checks the p and q that verification used, and the distribution of the tokens.
 """
 
 import random

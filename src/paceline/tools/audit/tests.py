@@ -1,11 +1,11 @@
-"""A two-sample test on sampled tokens: Kolmogorov-Smirnov on their ranks under the target's distribution.
+"""The statistics of an audit: a two-sample test on sampled tokens, and the divergence of distributions.
 
-The rank of a token is the probability of all likelier tokens plus a random part of its own. It is uniform on (0, 1) for a token
-sampled from p, whatever p is. So the tokens of all prompts and positions form one sample.
+The two-sample test is Kolmogorov-Smirnov on the ranks of tokens under the target's distribution. The rank of a token is the
+probability of all likelier tokens plus a random part of its own. It is uniform on (0, 1) for a token sampled from p, whatever p
+is. So the tokens of all prompts and positions form one sample.
 
-The inputs of verification for every output token: logits or `p`, and the `q` of each tested draft.
-
-Kullback-Leibler divergence of a used distribution from that of a plain pass.
+`VerifyLog` records the inputs of verification for every output token: logits or `p`, and the `q` of each tested draft.
+`divergence` is the Kullback-Leibler divergence of a used distribution from that of a plain pass.
 """
 
 import math

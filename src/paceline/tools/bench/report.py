@@ -1,6 +1,6 @@
 """The result of a bench run, as values and as JSON.
 
-Figures of a set of traces.
+A `Summary` has the figures of a set of traces.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,11 +1,9 @@
 """Runs the same conversations through all contenders in turns, so that load of the machine affects all of them.
 
-Contenders: systems that answer a conversation and report when each token arrived.
-
-Any OpenAI-compatible server as a contender: streamed over HTTP, timed at the client.
-
-A chunk has no token count. The server's `usage` gives the total, which is distributed over the chunks by the length of their
-text. Percentiles per token are exact if every chunk is one token, and close otherwise.
+A contender is a system that answers a conversation and reports when each token arrived. `ServerContender` is any
+OpenAI-compatible server: streamed over HTTP, timed at the client. A chunk has no token count. The server's `usage` gives the
+total, which is distributed over the chunks by the length of their text. Percentiles per token are exact if every chunk is one
+token, and close otherwise.
 """
 
 import asyncio

@@ -1,10 +1,8 @@
 """The loop of a learner: read samples, train, pass two gates, keep or refuse.
 
-The offline gate: whether a candidate is better than the current draft on held-out samples. It is pure.
-
-Whether traffic has changed since a training, by the tokens of its outputs. Pure.
-
-Alpha and tokens per round over the versions of a learner, as a picture.
+`decide_offline` is the offline gate: whether a candidate is better than the current draft on held-out samples. `has_shifted`
+says whether traffic has changed since a training, by the tokens of its outputs. Both are pure. `plot_versions` draws alpha and
+tokens per round over the versions of a learner.
 """
 
 import math

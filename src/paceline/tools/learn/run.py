@@ -1,11 +1,9 @@
 """Builds a learner from its plan and runs it until a signal or the end of its time.
 
-Trials of a draft in a draft pool of a cluster: workers with it start in addition to the current workers.
+`python -m paceline.tools.learn.run` is the learner that a server starts. The first line of standard input is the plan as JSON.
+The end of standard input ends the learner, so that it never outlives the server.
 
-`python -m paceline.tools.learn.run`: the learner that a server starts.
-
-The first line of standard input is the plan as JSON. The end of standard input ends the learner, so that it never outlives the
-server.
+`PoolTrials` tries a draft in a draft pool of a cluster: workers with it start in addition to the current workers.
 """
 
 import json

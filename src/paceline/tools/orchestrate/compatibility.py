@@ -4,10 +4,9 @@ The vocabulary is compared by the text of every token id, the tokenizer by the i
 of a sample conversation. A difference costs only acceptance, because the target verifies every token. It is refused all the
 same, because ids of another vocabulary are noise.
 
-Which tokens end a text, asked of a server that has no route for it.
-
-End tokens are control tokens, whose text is in angle or square brackets. Each such token of the vocabulary is forced as the
-only output of a completion: the server ends the text with `stop` at an end token, and with `length` at any other token.
+`find_end_tokens` asks which tokens end a text, of a server that has no route for it. End tokens are control tokens, whose text
+is in angle or square brackets. Each such token of the vocabulary is forced as the only output of a completion: the server ends
+the text with `stop` at an end token, and with `length` at any other token.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The interface of a server: tokens of text, drafts, and verification of drafts.
 
-JSON over HTTP with one server, and the errors of endpoints.
+`HttpClient` exchanges JSON over HTTP with one server. `EndpointFailed` and `EndpointLacks` are the errors of endpoints.
 """
 
 from abc import ABC, abstractmethod

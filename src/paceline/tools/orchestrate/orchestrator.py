@@ -1,8 +1,7 @@
 """The speculative loop over two endpoints: the first drafts token ids, and the second verifies them in one call.
 
-How deep to draft in each round of each text: the engine's depth rules and circuit breakers over calls of two servers.
-
-Finds out what kind of server is at a URL.
+`RoundControl` decides how deep to draft in each round of each text: the engine's depth rules and circuit breakers over calls of
+two servers. `find_endpoint` finds out what kind of server is at a URL.
 """
 
 import itertools

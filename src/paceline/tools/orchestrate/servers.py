@@ -1,12 +1,7 @@
-"""llama.cpp as an endpoint: its own server (`llama-server`), and that of llama-cpp-python.
+"""The kinds of servers that can be endpoints: llama.cpp, Paceline, vLLM and other OpenAI-compatible servers.
 
-Any other OpenAI-compatible server as a draft endpoint: text in, text out.
-
-A Paceline server as an endpoint.
-
-A vLLM server as an endpoint.
-
-The target's own tokens from log-probabilities, and the accepted part of a draft.
+llama.cpp has two servers: its own (`llama-server`) and that of llama-cpp-python. An `OpenAIEndpoint` only drafts: text in, text
+out. `pick` computes the target's own tokens from log-probabilities, and `accept` the accepted part of a draft.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Plots of bench reports, profiles and advice, as PNG.
-
-Plots of simulations and plans, as PNG.
-"""
+"""Plots of bench reports, profiles, advice, simulations and plans, as PNG."""
 
 import io
 import math

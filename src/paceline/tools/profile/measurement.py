@@ -1,7 +1,6 @@
-"""Shares of a round's time by part, and the distance to the bandwidth floor.
+"""Shares of a round's time by part, the distance to the bandwidth floor, and how long the measurement of a profile takes.
 
-How long the measurement of a profile takes. It is estimated from the times of two passes and corrected while it runs. The
-module is pure.
+`TimeEstimate` estimates the duration from the times of two passes, and corrects it while the measurement runs. It is pure.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
-"""Runs batches of several sizes, without and with drafts, and estimates the time of all measurements of a profile.
+"""Times the passes that a profile needs, and estimates the time of all its measurements.
 
-Times passes over prompts: by rows, attention to earlier tokens, and the prefill of a draft.
+`run_batches` runs batches of several sizes, without and with drafts. Passes over prompts are timed by rows, attention to
+earlier tokens, and the prefill of a draft.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,11 +1,10 @@
-"""Built-in prompts and scenarios: the kind of traffic, its sampling, and the length of answers.
+"""Prompts and scenarios, built in or from files, and the arrivals of answers.
 
-Prompts from a file of JSON lines, one conversation each.
+A `Preset` is a built-in scenario: the kind of traffic, its sampling, and the length of answers. `load_prompts` reads a file of
+JSON lines, one conversation each. A line has `prompt` or `question` (one user turn), `turns` (several, as in Spec-Bench) or
+`messages` (user messages only), and optionally `category`. Other keys are ignored.
 
-A line has `prompt` or `question` (one user turn), `turns` (several, as in Spec-Bench) or `messages` (user messages only), and
-optionally `category`. Other keys are ignored.
-
-The arrivals of one request's tokens, in seconds on one clock.
+`AnswerTimes` has the arrivals of one request's tokens, in seconds on one clock.
 """
 
 import json

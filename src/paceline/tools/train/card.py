@@ -1,8 +1,8 @@
-"""The card of a trained draft: training text, settings and scores, as card.md and training.json.
+"""The files of a trained draft: its card, and an EAGLE head for vLLM.
 
-Writes a trained EAGLE head as a folder in the format of `speculators`, which vLLM loads.
-
-The folder has its own rows of the target's output head; the embedding stays the target's.
+The card has training text, settings and scores, as card.md and training.json. `export_head` writes a head as a folder in the
+format of `speculators`, which vLLM loads. The folder has its own rows of the target's output head; the embedding stays the
+target's.
 """
 
 import json

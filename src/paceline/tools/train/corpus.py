@@ -2,12 +2,9 @@
 
 Some prompts of every file are held out: no draft is trained on them.
 
-The tokens of a chat template around turns.
-
-Built-in kinds of requests, as starts of prompts that the target continues.
-
-A small target alone writes chats on few subjects. The start sets the subject; the target writes the rest. No text here is
-from a benchmark. German sentences are assembled from parts, because a small target writes poor German.
+`TurnTokens` has the tokens of a chat template around turns. Built-in kinds of requests are starts of prompts that the target
+continues. A small target alone writes chats on few subjects. The start sets the subject; the target writes the rest. No text
+here is from a benchmark. German sentences are assembled from parts, because a small target writes poor German.
 """
 
 import json

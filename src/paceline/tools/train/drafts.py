@@ -1,18 +1,14 @@
-"""The interface of drafts in training, and low-rank adaptation.
+"""Drafts in training: their interface, low-rank adaptation, and the distilled, Medusa and EAGLE drafts.
 
 In a round whose last committed token is at position p, a draft predicts the tokens at p+1, p+2, … `Predictions` holds the
 hidden states from which the target's head computes each draft token. A draft token counts only if all before it were
 accepted, so the target's own text is the context of every prediction.
 
-A small Llama in training that uses the target's embedding and head.
-
-Medusa heads in training: head k predicts k tokens ahead from the target's last hidden state.
-
-The EAGLE head in training: one layer over fused target features, applied again to its own output.
-
-Slot i joins the feature of token i with the embedding of token i+1 and predicts token i+2. At depth 0 all features are the
-target's. At depth u slot i reads the head's output of slot i-1 at depth u-1. It attends to what an inference step finds
-in its cache: slots up to i-u with the target's features, then one slot of each earlier depth, then itself.
+A `DistilledDraft` is a small Llama that uses the target's embedding and head. In a `MedusaDraft`, head k predicts k tokens
+ahead from the target's last hidden state. An `EagleDraft` is one layer over fused target features, applied again to its own
+output. Slot i joins the feature of token i with the embedding of token i+1 and predicts token i+2. At depth 0 all features are
+the target's. At depth u slot i reads the head's output of slot i-1 at depth u-1. It attends to what an inference step finds in
+its cache: slots up to i-u with the target's features, then one slot of each earlier depth, then itself.
 """
 
 from abc import abstractmethod

@@ -1,8 +1,9 @@
-"""Differentiable decoder layers. Parameters have the Hugging Face names, so a state dict is a checkpoint.
+"""Differentiable decoder layers, and the vocabulary of a draft.
 
-The residual stream keeps its dtype, float32 for a draft in training, whatever dtype autocast uses for matrix products.
+Parameters have the Hugging Face names, so a state dict is a checkpoint. The residual stream keeps its dtype, float32 for a
+draft in training, whatever dtype autocast uses for matrix products.
 
-The token ids that a draft can predict. Fewer ids make its head, most of a small draft's cost, cheaper.
+`DraftVocabulary` has the token ids that a draft can predict. Fewer ids make its head, most of a small draft's cost, cheaper.
 """
 
 from collections.abc import Callable

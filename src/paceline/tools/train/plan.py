@@ -1,7 +1,4 @@
-"""The options of a training.
-
-The options of `paceline learn`.
-"""
+"""The options of a training (`TrainPlan`) and of `paceline learn` (`LearnPlan`)."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path

@@ -1,8 +1,7 @@
 """The training loop, with checkpoints to resume from.
 
-The target's hidden states of the text, computed at first use and cached if all of them fit.
-
-The optimizer of a draft and its learning-rate schedule.
+`StateCache` computes the target's hidden states of the text at first use, and caches them if all of them fit. `DraftOptimizer`
+and `LearningRate` are the optimizer of a draft and its schedule.
 """
 
 import math
