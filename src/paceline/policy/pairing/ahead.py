@@ -39,7 +39,7 @@ MIN_READY_SHARE = 0.05
 """Share of the requested tokens that must be ready even without delays. Passes take power and slow a target on the same device,
 which is not measured here."""
 WINDOW = 64.0
-"""Rounds in the decaying sums."""
+"""Rounds that the decaying sums of `DraftingAhead` cover."""
 MIN_ROUNDS = 32.0
 """Rounds in the sums before drafting ahead may pause."""
 PROBE_ROUNDS, PROBE_INTERVAL = 4, 400
@@ -113,9 +113,9 @@ class DraftingAhead:
 
 
 BUDGET_WINDOW = 256.0
-"""Passes in the decaying sums."""
+"""Passes that the fit of `BranchBudget` covers."""
 MIN_PASSES = 8.0
-"""Passes in the sums before they say anything."""
+"""Passes in the fit of `BranchBudget` before it is used."""
 PAUSE_SHARE = 0.85
 """Share of a pause that passes may fill: the worker schedules and answers between them, and times vary."""
 NUM_PAUSES = 16
@@ -167,9 +167,9 @@ class BranchBudget:
 
 
 RATE_WINDOW = 32.0
-"""Rounds in the decaying sums."""
+"""Rounds that the rate of `TargetTokenRate` covers."""
 RATE_MIN_ROUNDS = 8.0
-"""Rounds in the sums before they say anything."""
+"""Rounds before the rate of `TargetTokenRate` is used."""
 _KEEP = 1.0 - 1.0 / RATE_WINDOW
 
 

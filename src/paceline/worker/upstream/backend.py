@@ -1,5 +1,7 @@
-"""The server of another engine behind a target worker: gateways see no difference in the protocol. Its KV events are published
-again under the worker's address and keys."""
+"""The server of another engine behind a target worker: gateways see no difference in the protocol.
+
+`KvRelay` publishes the KV events of that server again under the worker's address and keys.
+"""
 
 import logging
 import secrets
