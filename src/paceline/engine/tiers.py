@@ -271,6 +271,7 @@ DISK_HOST_BYTES = GIB
 """Size of the host tier if only a disk is configured: blocks pass through it. Larger if one sequence of full length needs more,
 up to a quarter of the machine's memory."""
 MIN_SLOTS = 16
+"""Blocks that a tier must have room for."""
 
 
 def make_tiers(

@@ -59,6 +59,7 @@ FALLBACKS = (DECLINED, BREAKER, NO_ROOM, NO_DRAFT)
 """Reasons for which a sequence with speculation decoded plainly."""
 
 _DECAY = 1.0 - 1.0 / 128.0
+"""Weight of a count after one more round: recent acceptance is that of about 128 rounds."""
 
 
 class StepTotals:

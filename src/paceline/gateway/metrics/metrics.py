@@ -96,6 +96,7 @@ DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 COST_WINDOW = 60.0
 """Seconds over which the cost of a token is computed."""
 _DECAY = 1.0 - 1.0 / 128.0
+"""Weight of a count after one more step: recent acceptance is that of about 128 step outputs."""
 
 
 @dataclass(slots=True)

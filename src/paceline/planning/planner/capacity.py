@@ -83,6 +83,7 @@ def _rounded(tokens: int) -> int:
 
 
 TARGETS_PER_DRAFT = (1, 2, 4, 8)
+"""Numbers of targets that may share a draft worker."""
 
 
 @dataclass(frozen=True, slots=True)

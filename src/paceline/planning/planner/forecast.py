@@ -18,6 +18,7 @@ HISTORY = 240
 ERRORS = 60
 """Errors by which methods are compared."""
 MIN_ERRORS = 5
+"""Known errors of a method from which it can be the best."""
 
 
 class Method(Protocol):

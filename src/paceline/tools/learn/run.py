@@ -74,6 +74,7 @@ def _trials(plan: LearnPlan, client: LearningServer) -> Trials:
 
 
 LOAD_SECONDS = 600.0
+"""Time in which the workers with the new draft must be ready."""
 
 
 class PoolTrials:
