@@ -7,10 +7,9 @@ It can only change the speed: verification keeps the text that of the target. do
 
 from collections.abc import Sequence
 
-from paceline.core.request import SamplingParams
-from paceline.engine.start.llm import LLM
-from paceline.speculation.drafts.drafts import DraftBatch
-from paceline.speculation.proposer import ProposerTraits, SequenceProgress
+from paceline import LLM, SamplingParams
+from paceline.speculation import ProposerTraits, SequenceProgress
+from paceline.speculation.drafts import DraftBatch
 
 
 class BigramProposer:
@@ -30,12 +29,13 @@ class BigramProposer:
             self._progress[progress.sequence_id] = progress
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        return DraftBatch.chains((one, self._draft(one)) for one in sequence_ids if one in self._progress)
+        known = [sequence_id for sequence_id in sequence_ids if sequence_id in self._progress]
+        return DraftBatch.chains((sequence_id, self._draft(sequence_id)) for sequence_id in known)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
-        for one in sequence_ids:
-            self._progress.pop(one, None)
-            self._num_learned.pop(one, None)
+        for sequence_id in sequence_ids:
+            self._progress.pop(sequence_id, None)
+            self._num_learned.pop(sequence_id, None)
 
     def _draft(self, sequence_id: int) -> list[int]:
         progress = self._progress[sequence_id]

@@ -19,11 +19,11 @@ def main() -> None:
     with LLM("smollm2", draft="smollm2-eagle") as llm:
         speculative = llm.generate(PROMPTS, sampling)
         plain = llm.generate(PROMPTS, sampling, speculation={"enabled": False})
-    for prompt, one, other in zip(PROMPTS, speculative, plain, strict=True):
-        figures = one.completions[0].speculation
-        print(f"> {prompt}\n{one.text.strip()}")
+    for prompt, drafted, other in zip(PROMPTS, speculative, plain, strict=True):
+        figures = drafted.completions[0].speculation
+        print(f"> {prompt}\n{drafted.text.strip()}")
         print(f"  accepted {figures.num_accepted_draft_tokens} of {figures.num_draft_tokens} drafted tokens\n")
-        assert one.text == other.text
+        assert drafted.text == other.text
     print("All texts are the same as without speculation.")
 
 

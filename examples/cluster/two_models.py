@@ -27,7 +27,7 @@ def main() -> None:
     texts: dict[str, set[str]] = {}
     for url in urls:
         with httpx.Client(base_url=url, timeout=120) as client:
-            for model in [one["id"] for one in client.get("/v1/models").json()["data"]]:
+            for model in [entry["id"] for entry in client.get("/v1/models").json()["data"]]:
                 text = ask(client, model)
                 texts.setdefault(model, set()).add(text)
                 print(f"{url} {model}: {text!r}")
