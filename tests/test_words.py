@@ -96,6 +96,49 @@ def files() -> tuple[str, ...]:
     )
 
 
+_TELEGRAM = re.compile(r"(?:^|[;.,(] |\"\"\")(?:None|none): |\bbeside\b", re.MULTILINE)
+"""A sentence without a verb, "None: …", and a preposition that says too little."""
+
+STILL_TO_DO: tuple[str, ...] = ()
+"""Files that may hold such text. The list only shrinks."""
+
+
+def _texts(file: str, text: str) -> Iterator[tuple[int, str]]:
+    """The prose of a file, with the line of its start: a page as a whole, the comments and strings of a Python file."""
+    if not file.endswith(".py"):
+        yield 1, text
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.string.endswith('"""')):
+            yield token.start[0], token.string
+
+
+def telegrams(file: str, text: str) -> list[str]:
+    return [
+        f"{file}:{line + prose.count(chr(10), 0, match.start())}: {match[0].strip()}"
+        for line, prose in _texts(file, text)
+        for match in _TELEGRAM.finditer(prose)
+    ]
+
+
+def test_prose_has_no_telegrams() -> None:
+    wrong = [
+        line
+        for name in files()
+        if name.startswith(("src/", "docs/", "benchmarks/", "README.md")) and name.endswith((".py", ".md"))
+        if name not in STILL_TO_DO and (ROOT / name).is_file()
+        for line in telegrams(name, (ROOT / name).read_text("utf-8"))
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_telegram_is_found() -> None:
+    planted = 'x: int\n"""Seconds; None: no limit."""\ny = {None: 1}  # next to it\n'
+    assert telegrams("planted.py", planted) == ["planted.py:2: ; None:"]
+    assert telegrams("planted.py", "# a row beside it\n") == ["planted.py:1: beside"]
+    assert not telegrams("planted.py", '"""None if there is no limit."""\nx = {None: 1}\n')
+
+
 @cache
 def all_hits() -> list[Hit]:
     present = (name for name in files() if (ROOT / name).is_file())

@@ -105,8 +105,8 @@ def swap(
 ) -> None:
     """Try a new draft under load, keep it if its goodput is higher with confidence, and roll back if it is not.
 
-    In a pool, workers with the new draft start beside the others and get a quarter of the sequences. Inside a server, the
-    engines alternate between both drafts every few seconds. The text does not change. Ctrl-C rolls back. Exit status 1: the
+    In a pool, workers with the new draft start next to the other workers and get a quarter of the sequences. Inside a server,
+    the engines alternate between both drafts every few seconds. The text does not change. Ctrl-C rolls back. Exit status 1: the
     old draft stays.
     """
     if len(names) != (1 if server else 2):

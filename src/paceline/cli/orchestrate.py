@@ -38,7 +38,7 @@ DraftKey = Annotated[str | None, typer.Option(help="API key of the draft.", envv
 TargetKey = Annotated[
     str | None, typer.Option(help="API key of the target.", envvar="PACELINE_TARGET_KEY", metavar="KEY")
 ]
-DraftModel = Annotated[str | None, typer.Option(help="Model of the draft server; none: the first listed.")]
+DraftModel = Annotated[str | None, typer.Option(help="Model of the draft server. The default is the first listed.")]
 TargetModel = Annotated[str | None, typer.Option(help="Model of the target server.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Texts generated at the same time.")]
 MetricsPort = Annotated[

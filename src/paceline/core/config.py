@@ -30,21 +30,21 @@ class SpeculationConfig:
     """Whether to speculate; a run-time flag can change it."""
     method: str | None = None
     """Speculation method. Always available: `ngram`, `suffix`, `lookahead`, `layer_skip` and `combined`, which chooses per
-    sequence. With a `draft`: `draft_model`, `eagle` or `medusa`, depending on the draft. None: the draft's method, or `ngram`
-    without a draft; with a draft and a draft pool the faster one, see docs/depth.md."""
+    sequence. With a `draft`: `draft_model`, `eagle` or `medusa`, depending on the draft. The default is the draft's
+    method, or `ngram` without a draft; with a draft and a draft pool it is the faster one, see docs/depth.md."""
     exit_layer: int | None = None
-    """Layers of the target that `layer_skip` drafts with; None: half of them. `paceline advise` compares several."""
+    """Layers of the target that `layer_skip` drafts with. The default is half of them. `paceline advise` compares several."""
     depth: DepthRule = "goodput"
     """Rule that decides how many tokens to draft; see docs/depth.md."""
     max_depth: int | None = None
-    """Most tokens drafted per round; rule `fixed` always drafts this many. None: 8, or 31 for the trees of an EAGLE draft on a
-    GPU with rule `goodput`; the published 10 and 16 with the rules `threshold` and `additive`."""
+    """Most tokens drafted per round; rule `fixed` always drafts this many. The default is 8, or 31 for the trees of an
+    EAGLE draft on a GPU with rule `goodput`, and the published 10 and 16 with the rules `threshold` and `additive`."""
     min_depth: int | None = None
-    """Least depth of the rules `threshold` and `additive`; None: the published values."""
+    """Least depth of the rules `threshold` and `additive`. The default is the published values."""
     verification: Verification = "coupled"
     """`coupled`: the text depends on seed and target alone. `rejection`: the textbook rule, for comparison."""
     acceptance_threshold: float | None = None
-    """Acceptance rate below which the circuit breaker and the rule `additive` count a loss; None: their defaults. It
+    """Acceptance rate below which the circuit breaker and the rule `additive` count a loss. The default is theirs. It
     controls drafting and never decides whether a token is accepted."""
     breaker_rounds: int = 3
     """What opens the circuit breaker. With the rules `threshold` and `additive`: this many rounds in a row with accepted /
@@ -116,29 +116,29 @@ class EngineConfig:
     """GPUs that share the target, one process each; it must divide the number of heads. On a CPU: processes. The draft runs
     on the first."""
     max_model_len: int | None = None
-    """Most prompt and output tokens of one sequence; None: the model's context window, up to 8192."""
+    """Most prompt and output tokens of one sequence. The default is the model's context window, up to 8192."""
     max_num_seqs: int | None = None
-    """Most sequences that run at once; further ones wait. None: by device, 64 on a CPU, up to 256 on a GPU."""
+    """Most sequences that run at once; further ones wait. The default is 64 on a CPU and up to 256 on a GPU."""
     max_batched_tokens: int | None = None
-    """Most scheduled tokens of one step; longer prompts are computed in chunks. None: by device, 256 on a CPU, up to 8192 on a
-    GPU."""
+    """Most scheduled tokens of one step; longer prompts are computed in chunks. The default is 256 on a CPU and up to
+    8192 on a GPU."""
     memory_fraction: float = 0.85
     """Share of the device's memory for weights, caches and activations of target and draft."""
     kv_tokens: int | None = None
-    """Tokens that the target's KV cache holds. None: enough for `max_num_seqs` sequences of full length, within
+    """Tokens that the target's KV cache holds. The default is enough for `max_num_seqs` sequences of full length, within
     `memory_fraction` on a GPU, and within an eighth of that or 1 GiB on a CPU, but always enough for one sequence."""
     prefix_caching: bool = True
     """Whether to keep the cache of finished sequences for prompts with the same prefix."""
     kv_host_bytes: int | None = None
-    """Host memory for cached blocks that do not fit on the device. None: with `kv_disk` the larger of 1 GiB and one sequence
-    of full length, otherwise none. On a CPU raise `kv_tokens` instead. See docs/operations.md."""
+    """Host memory for cached blocks that do not fit on the device. With `kv_disk` the default is the larger of 1 GiB and
+    one sequence of full length, otherwise none. On a CPU raise `kv_tokens` instead. See docs/operations.md."""
     kv_disk: str | None = None
-    """Folder for cached blocks, which then survive a restart. Only one server may use it. None: no disk tier."""
+    """Folder for cached blocks, which then survive a restart. Only one server may use it. Without it there is no disk tier."""
     kv_disk_bytes: int = 16 * 2**30
     """Most bytes in `kv_disk`; the least recently used blocks are deleted."""
     kernel_cache: str | None = None
-    """Folder of compiled GPU kernels, such as one that `paceline warm` has written. None: TRITON_CACHE_DIR, or
-    ~/.triton/cache."""
+    """Folder of compiled GPU kernels, such as one that `paceline warm` has written. The default is
+    TRITON_CACHE_DIR, or ~/.triton/cache."""
     audit_fraction: float = AUDIT_FRACTION
     """Share of finished texts that an idle engine recomputes by plain decoding and compares; 0: none. See docs/audit.md."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

@@ -148,7 +148,7 @@ SPARE_CORES = 2
 
 
 class KernelCompilation:
-    """A running compilation, or none: on a CPU, and if the cache folder is known to be complete for this engine."""
+    """A running compilation. There is none on a CPU, and none if the cache folder is known to be complete for this engine."""
 
     def __init__(self, process: ChildProcess | None, cache: KernelCache, key: str) -> None:
         self._process, self._cache, self._key = process, cache, key

@@ -34,7 +34,7 @@ class Event:
 
 
 class Timeline:
-    """Recent events, oldest first. The first update adds none: their time is unknown."""
+    """Recent events, oldest first. The first update adds no event, because their time is unknown."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerStatus] | None = None

@@ -28,10 +28,10 @@ class LearningConfig:
     max_tokens: int = 1_000_000
     """Tokens of those streams in memory."""
     folder: str | None = None
-    """Folder of the learned versions. If set, the server collects and starts a learner beside it; none: start
+    """Folder of the learned versions. If set, the server collects and starts a learner. If not, start
     `paceline learn` yourself."""
     draft: str | None = None
-    """Draft that the learner starts with, a name or a folder; none: the server's `draft`."""
+    """Draft that the learner starts with, a name or a folder. The default is the server's `draft`."""
     device: str = "cpu"
     """Device of the learner: cpu, cuda, or auto. It needs the target's weights there."""
     share: float = 0.25
@@ -54,17 +54,19 @@ class SamplingDefaults:
     recommendation holds (`model_files/checksums.py`), or the model's distribution stays unchanged."""
 
     max_tokens: int | None = None
-    """Output tokens; none: the rest of the context window, and 16 for /v1/completions, as OpenAI does."""
+    """Output tokens. The default is the rest of the context window, and 16 for /v1/completions, as OpenAI does."""
     temperature: float | None = None
-    """Sampling temperature; 0 is greedy. None: as the model's generation_config.json recommends, otherwise 1."""
+    """Sampling temperature; 0 is greedy. The default is what the model's generation_config.json recommends,
+    otherwise 1."""
     top_k: int | None = None
-    """Candidates per token; 0 means no limit. None: as the model recommends, otherwise 0."""
+    """Candidates per token; 0 means no limit. The default is what the model recommends, otherwise 0."""
     top_p: float | None = None
-    """Probability mass of the candidates; 1 means no limit. None: as the model recommends, otherwise 1."""
+    """Probability mass of the candidates; 1 means no limit. The default is what the model recommends, otherwise 1."""
     min_p: float | None = None
-    """Least probability relative to the best candidate; 0 means no limit. None: as the model recommends, otherwise 0."""
+    """Least probability relative to the best candidate; 0 means no limit. The default is what the model recommends,
+    otherwise 0."""
     repetition_penalty: float | None = None
-    """Divisor of repeated tokens' logits; 1 means no penalty. None: as the model recommends, otherwise 1."""
+    """Divisor of repeated tokens' logits; 1 means no penalty. The default is what the model recommends, otherwise 1."""
     presence_penalty: float = 0.0
     """Penalty of tokens that occurred; 0 means no penalty."""
     frequency_penalty: float = 0.0
@@ -97,12 +99,12 @@ class ServerConfig:
     port: int = 8000
     """Port to listen on; 0 picks a free one."""
     served_model_name: str | None = None
-    """Name of the model in the API; none: the value of `model`."""
+    """Name of the model in the API. The default is the value of `model`."""
     max_waiting: int | None = None
-    """Choices that may wait for a place in the batch; the server rejects further ones with 429. None: a quarter of
-    `max_num_seqs`, which keeps the wait short."""
+    """Choices that may wait for a place in the batch; the server rejects further ones with 429. The default is a
+    quarter of `max_num_seqs`, which keeps the wait short."""
     max_waiting_tokens: int | None = None
-    """Prompt tokens that may wait; the server rejects further ones with 429. None: half of the KV cache."""
+    """Prompt tokens that may wait; the server rejects further ones with 429. The default is half of the KV cache."""
     request_timeout: float = 600.0
     """Time limit of a request in seconds, including the wait; a request may set a shorter one."""
     drain_timeout: float = 30.0
@@ -117,10 +119,10 @@ class ServerConfig:
     max_connections_per_address: int = 1024
     """Open connections of one IPv4 address, or of one IPv6 network of 64 bits. All clients of a proxy share its address."""
     allowed_hosts: str | None = None
-    """Names of this server in the `Host` header, separated by commas, or `*`. None: any name if `api_keys` is set,
-    otherwise addresses and names that only a local network can define. See docs/access.md."""
+    """Names of this server in the `Host` header, separated by commas, or `*`. The default is any name if `api_keys` is
+    set, otherwise addresses and names that only a local network can define. See docs/access.md."""
     api_keys: str | None = None
-    """Key file, created by `paceline api-keys`; none: the API needs no key. See docs/access.md."""
+    """Key file, created by `paceline api-keys`. Without it the API needs no key. See docs/access.md."""
     admin_key: str | None = field(default=None, repr=False)
     """Additional key with the scope `admin`. Without this and `api_keys` the server has no admin routes. Set it in the
     environment, not on the command line."""
@@ -129,29 +131,30 @@ class ServerConfig:
     open_metrics: bool = False
     """Whether /metrics needs no key although `api_keys` is set."""
     cors_origins: str | None = None
-    """Origins whose pages may call the API, separated by commas, or `*`; none: only this server's own pages."""
+    """Origins whose pages may call the API, separated by commas, or `*`. The default is only this server's own pages."""
     tls_cert: str | None = None
-    """Certificate chain in PEM; none: plain HTTP."""
+    """Certificate chain in PEM. Without it the server speaks plain HTTP."""
     tls_key: str | None = None
-    """Private key in PEM; none: `tls_cert` contains it."""
+    """Private key in PEM. Without it `tls_cert` contains the key."""
     audit_trail: str | None = None
-    """Audit log file for strict mode and flag changes; none: the server has no strict mode."""
+    """Audit log file for strict mode and flag changes. Without it the server has no strict mode."""
     audit_trail_text: bool = False
     """Whether the audit log contains prompts and outputs in addition to their hashes."""
     flags_file: str | None = None
-    """File that stores run-time flags; none: a restart resets them."""
+    """File that stores run-time flags. Without it a restart resets them."""
     log_level: LogLevel = "info"
     """Level of the log, which is JSON lines on standard error."""
     log_requests: LogDetail = "ids"
     """Log line of every finished generation, at level `info`: `ids` has the key, token counts and times, `text` also has
     the prompt and the answer."""
     trace_endpoint: str | None = None
-    """URL of the OTLP collector for OpenTelemetry spans, such as http://127.0.0.1:4318; none: no tracing. See
+    """URL of the OTLP collector for OpenTelemetry spans, such as http://127.0.0.1:4318. Without it there is no
+    tracing. See
     docs/tracing.md."""
     trace_ratio: float = 0.01
     """Share of requests without a `traceparent` header that are traced; the header decides for the others."""
     price: float | None = None
-    """Dollars per hour of this server, for the cost of a million tokens in metrics and on the dashboard; none: not known. A
+    """Dollars per hour of this server, for the cost of a million tokens in metrics and on the dashboard. A
     cluster has a price for each pool."""
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     learning: LearningConfig = field(default_factory=LearningConfig)
