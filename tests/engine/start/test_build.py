@@ -14,8 +14,7 @@ from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, UnsupportedModel
 from paceline.core.request import Request, SamplingParams, ValidatedRequest
 from paceline.engine.engine import Engine
-from paceline.engine.sizing import sizing
-from paceline.engine.start import build
+from paceline.engine.sizing import calibration, sizing
 from paceline.engine.start.build import build_engine, pick_device, pick_dtype
 from paceline.models.families.read import read_config
 from paceline.models.loading.load import LoadedModel
@@ -158,8 +157,8 @@ def test_the_cache_follows_the_memory_when_not_asked_for(target: str, monkeypatc
 
 def test_goodput_starts_from_a_measurement(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
-    original = build.measure_passes
-    monkeypatch.setattr(build, "measure_passes", lambda *a: measured.append(a[2]) or original(*a))
+    original = calibration.measure_passes
+    monkeypatch.setattr(calibration, "measure_passes", lambda *a: measured.append(a[2]) or original(*a))
     assert isinstance(engine(target).speculator.depth, GoodputDepth)
     engine(target, speculation={"enabled": False})
     engine(target, speculation={"depth": "fixed"})
