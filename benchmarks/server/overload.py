@@ -24,7 +24,8 @@ from local_http import post
 
 SERVER = """
 import json, sys
-from paceline.deploy.serving import load_config, serve
+from paceline.deploy.load import load_config
+from paceline.deploy.serving import serve
 sys.exit(serve(load_config(None, {}, json.loads(sys.argv[1])), lambda ready: print(ready.url, flush=True)))
 """
 

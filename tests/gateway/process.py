@@ -15,7 +15,8 @@ from typing import Any
 CODE = """
 import json, sys
 from pathlib import Path
-from paceline.deploy.serving import load_gateway_config, serve
+from paceline.deploy.load import load_gateway_config
+from paceline.deploy.serving import serve
 
 def ready(ready):
     assert "torch" not in sys.modules, "the gateway's process has imported torch"

@@ -7,7 +7,8 @@ from paceline.core.lazy_face import lazy_face
 if TYPE_CHECKING:
     from paceline.deploy.deployment import down, is_up, live_pools, observe_cluster, up
     from paceline.deploy.draft_swap import DraftSwap, with_draft
-    from paceline.deploy.serving import ServerReady, load_config, load_gateway_config, serve
+    from paceline.deploy.load import load_config, load_gateway_config
+    from paceline.deploy.serving import ServerReady, serve
 
 __all__ = [
     "DraftSwap",
@@ -31,8 +32,8 @@ __getattr__ = lazy_face(
         "down": "deployment",
         "is_up": "deployment",
         "live_pools": "deployment",
-        "load_config": "serving",
-        "load_gateway_config": "serving",
+        "load_config": "load",
+        "load_gateway_config": "load",
         "observe_cluster": "deployment",
         "serve": "serving",
         "up": "deployment",

@@ -1,6 +1,5 @@
 """Builds a server from its configuration and runs it until a signal stops it.
 
-`load_config` reads the configuration from a file, the environment and the command line; later ones take precedence.
 `start_workers` connects the server to the workers of its models: an engine process of its own, or those of a cluster.
 `LearnerProcess` is the learner of a server: a child process that is restarted if it fails, and that ends with the server.
 """
@@ -9,38 +8,27 @@ import errno
 import json
 import logging
 import os
-import re
 import secrets
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.child import ChildProcess, RestartedChild
 from paceline.core.clock import Clock, WallClock
-from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.core.machine import freeze_loaded_objects
-from paceline.deploy.processes import is_cluster_file, load_cluster
 from paceline.gateway.audit import AuditLog, StrictMode
 from paceline.gateway.auth import Access
 from paceline.gateway.config import (
-    PREFIX,
-    SETTINGS,
     GatewayConfig,
-    LearningConfig,
-    SamplingDefaults,
     ServerConfig,
-    Setting,
-    read_file,
-    suggest,
 )
 from paceline.gateway.http import TlsFiles
 from paceline.model_files import weights_checksum
@@ -328,118 +316,3 @@ def _url(host: str, port: int, is_secure: bool) -> str:
     shown = "127.0.0.1" if host in ("0.0.0.0", "") else "::1" if host == "::" else host
     scheme = "https" if is_secure else "http"
     return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
-
-
-OTHER_VARIABLES = frozenset({"PACELINE_CONFIG", "PACELINE_NATIVE"})
-"""Variables with our prefix that are not settings: the path of the file, and the switch of the CPU kernels."""
-SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|_PORT=\w+://")
-"""Variables that Kubernetes sets in every pod for a service named `paceline`; they have our prefix."""
-
-
-def load_config(
-    path: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    section: str | None = None,
-) -> ServerConfig:
-    """Reads the file at `path`, or only its `section`, then `environ`, then `overrides`.
-
-    `overrides` are command line options: setting names, or option names with dots or dashes, and values as text or parsed.
-    Raises `InvalidConfig` with the source of the bad value.
-    """
-    given: dict[str, tuple[Any, str]] = {} if path is None else read_file(path, SETTINGS, section)
-    given |= _from_environment(environ or {})
-    given |= _from_options(overrides or {})
-    try:
-        config = _build({name: value for name, (value, _) in given.items()})
-        config.engine.speculation.check_method(config.engine.draft, has_pool=False)
-        return config
-    except InvalidConfig as error:
-        raise InvalidConfig(f"{error}{_sources(str(error), given)}") from None
-
-
-def load_gateway_config(
-    path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]
-) -> ServerConfig | GatewayConfig:
-    """`GatewayConfig` if the file has `pools`, with the server's settings in its section `gateway`. Otherwise
-    `ServerConfig`."""
-    if path is None or not is_cluster_file(path):
-        return load_config(path, environ, overrides)
-    cluster = load_cluster(path)
-    server = load_config(path, environ, overrides, section="gateway")
-    if server.engine != EngineConfig():
-        raise InvalidConfig(
-            f"{path} has pools, which hold the settings of models and engines: remove those settings from `gateway`, the "
-            "environment and the command line"
-        )
-    if server.price is not None:
-        raise InvalidConfig(f"{path} has pools: set `price` of each pool, the dollars per hour of one worker")
-    if server.served_model_name is not None and len(cluster.models) > 1:
-        raise InvalidConfig(
-            f"served_model_name names one model, and {path} has several: set `served_model_name` of its target pools instead"
-        )
-    target = cluster.engines()[f"{cluster.targets[0].name}-0"]
-    endpoint = server.trace_endpoint or cluster.trace_endpoint
-    return GatewayConfig(replace(server, engine=target, trace_endpoint=endpoint), cluster)
-
-
-def _build(values: Mapping[str, Any]) -> ServerConfig:
-    sections: dict[str, dict[str, Any]] = {"": {}, "speculation": {}, "sampling": {}, "learning": {}}
-    for name, value in values.items():
-        section, _, key = name.rpartition(".")
-        sections[section][key] = value
-    server_names = {setting for setting in SETTINGS if setting in ServerConfig.__dataclass_fields__}
-    engine = {key: value for key, value in sections[""].items() if key not in server_names}
-    server = {key: value for key, value in sections[""].items() if key in server_names}
-    return from_mapping(
-        ServerConfig,
-        {
-            **server,
-            "sampling": from_mapping(SamplingDefaults, sections["sampling"], "sampling."),
-            "learning": from_mapping(LearningConfig, sections["learning"], "learning."),
-            "engine": from_mapping(EngineConfig, {**engine, "speculation": sections["speculation"]}),
-        },
-    )
-
-
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[Any, str]]]:
-    by_variable = {setting.variable: setting for setting in SETTINGS.values()}
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or SERVICE_LINK.search(f"{variable}={text}"):
-            continue
-        setting = by_variable.get(variable)
-        if setting is None:
-            raise InvalidConfig(f"unknown environment variable {variable!r}; {suggest(variable, by_variable)}")
-        yield setting.name, (_parse(setting, text, variable), variable)
-
-
-def _from_options(overrides: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, str]]]:
-    by_identifier = {_identifier(name): setting for name, setting in SETTINGS.items()}
-    for name, value in overrides.items():
-        setting = by_identifier.get(_identifier(name))
-        if setting is None:
-            raise InvalidConfig(f"unknown option {name!r}; {suggest(name, SETTINGS)}")
-        yield setting.name, (_parse(setting, value, setting.option), setting.option)
-
-
-def _parse(setting: Setting, value: Any, source: str) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return setting.parse(value)
-    except InvalidConfig as error:
-        raise InvalidConfig(f"{error} ({source})") from None
-
-
-def _identifier(name: str) -> str:
-    return name.removeprefix("--").replace(".", "_").replace("-", "_")
-
-
-def _sources(message: str, given: Mapping[str, tuple[Any, str]]) -> str:
-    """The sources of the settings that an error message names."""
-    sources = [
-        f"{name} comes from {source}"
-        for name, (_, source) in given.items()
-        if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", message)
-    ]
-    return f" ({'; '.join(sources)})" if sources else ""

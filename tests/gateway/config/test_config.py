@@ -10,7 +10,7 @@ import yaml
 
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import InvalidConfig
-from paceline.deploy.serving import load_config, load_gateway_config
+from paceline.deploy.load import load_config, load_gateway_config
 from paceline.gateway.config.config import SETTINGS, GatewayConfig, SamplingDefaults, ServerConfig
 from paceline.gateway.config.settings import SWITCHES
 from paceline.policy.depth.observation import DepthCandidate

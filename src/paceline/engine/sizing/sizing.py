@@ -372,12 +372,14 @@ def _kv_bytes(model: LoadedModel | LoadedHead, config: EngineConfig) -> int:
 
 
 def _row_bytes(model: LoadedModel | LoadedHead) -> int:
-    """Hidden states of one scheduled token."""
+    """Hidden states of one scheduled token. The tables of a distilled draft have no layers."""
     if isinstance(model, LoadedHead):
         if not isinstance(model.model, EagleModel):
             return 0
         shape = model.model.config
         return (6 * shape.hidden_size + 3 * shape.ffn_size) * model.model.dtype.itemsize
+    if not model.config.layers:
+        return 0
     hidden, inner, experts = model.config.hidden_size, 3 * model.config.ffn_size, model.config.experts
     fed = inner if experts is None else experts.per_token * (2 * hidden + inner)
     return (4 * hidden + fed) * model.model.dtype.itemsize

@@ -1,0 +1,3 @@
+from tests.models.conftest import smollm2
+
+__all__ = ["smollm2"]
