@@ -102,7 +102,7 @@ SMALL = {
     "deploy/supervise.py": "the `main` of a child process",
     "engine/graph/selection.py": "without triton, so that a CPU can test it",
     "model_files/hub/inflation.py": "read without torch and without the hub",
-    "models/drafts/load.py": "the door of the folder",
+    "models/drafts/load.py": "loads a draft of any kind",
     "models/memory/memory.py": "below all other model files",
     "models/parallel/device_sum.py": "imports triton when it is loaded",
     "models/runners.py": "the only module that knows every runner",
@@ -117,7 +117,6 @@ SMALL = {
 """Modules outside `kernels` with fewer lines, and why."""
 
 ONE_USER = {
-    "policy/depth/draft_cost.py": "a part of the step's cost with tests of its own",
     "cli/application.py": "loads without the commands",
     "cli/commands.py": "imports all commands, which the start of a server does not wait for",
     "models/parallel/follower.py": "imports triton when it is loaded",
@@ -492,11 +491,11 @@ def test_faces_are_small_and_used_and_load_nothing() -> None:
                 and path.parent != SOURCE.parent.joinpath(*node.module.split("."))
             ):
                 used.setdefault(node.module, set()).update(alias.name for alias in node.names)
-    users_names = {"vllm"}  # configurations of vLLM name them
+    configured_by_name = {"vllm"}  # configurations of vLLM name them
     wrong = [
         f"{path.parent.relative_to(SOURCE)}: {fault}"
         for path in sources()
-        if path.name == "__init__.py" and path.parent != SOURCE and path.parent.name not in users_names
+        if path.name == "__init__.py" and path.parent != SOURCE and path.parent.name not in configured_by_name
         for fault in faults_of_a_face(path.read_text("utf-8"), used.get(_dotted(str(path.relative_to(SOURCE))), set()))
     ]
     assert not wrong, "\n".join(wrong)

@@ -96,7 +96,7 @@ def files() -> tuple[str, ...]:
     )
 
 
-_TELEGRAM = re.compile(r"(?:^|[;.,(] |\"\"\")(?:None|none): |\bbeside\b", re.MULTILINE)
+_CLIPPED = re.compile(r"(?:^|[;.,(] |\"\"\")(?:None|none): |\bbeside\b", re.MULTILINE)
 """A sentence without a verb, "None: …", and a preposition that says too little."""
 
 STILL_TO_DO: tuple[str, ...] = ()
@@ -113,30 +113,30 @@ def _texts(file: str, text: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def telegrams(file: str, text: str) -> list[str]:
+def clipped_sentences(file: str, text: str) -> list[str]:
     return [
         f"{file}:{line + prose.count(chr(10), 0, match.start())}: {match[0].strip()}"
         for line, prose in _texts(file, text)
-        for match in _TELEGRAM.finditer(prose)
+        for match in _CLIPPED.finditer(prose)
     ]
 
 
-def test_prose_has_no_telegrams() -> None:
+def test_prose_has_whole_sentences() -> None:
     wrong = [
         line
         for name in files()
         if name.startswith(("src/", "docs/", "benchmarks/", "README.md")) and name.endswith((".py", ".md"))
         if name not in STILL_TO_DO and (ROOT / name).is_file()
-        for line in telegrams(name, (ROOT / name).read_text("utf-8"))
+        for line in clipped_sentences(name, (ROOT / name).read_text("utf-8"))
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_telegram_is_found() -> None:
+def test_a_clipped_sentence_is_found() -> None:
     planted = 'x: int\n"""Seconds; None: no limit."""\ny = {None: 1}  # next to it\n'
-    assert telegrams("planted.py", planted) == ["planted.py:2: ; None:"]
-    assert telegrams("planted.py", "# a row beside it\n") == ["planted.py:1: beside"]
-    assert not telegrams("planted.py", '"""None if there is no limit."""\nx = {None: 1}\n')
+    assert clipped_sentences("planted.py", planted) == ["planted.py:2: ; None:"]
+    assert clipped_sentences("planted.py", "# a row beside it\n") == ["planted.py:1: beside"]
+    assert not clipped_sentences("planted.py", '"""None if there is no limit."""\nx = {None: 1}\n')
 
 
 @cache

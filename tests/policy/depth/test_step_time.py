@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.policy.depth.draft_cost import DraftTime
 from paceline.policy.depth.observation import DraftingObservation, StepObservation
-from paceline.policy.depth.step_cost import FORGET_STEPS, StepTime
+from paceline.policy.depth.step_cost import FORGET_STEPS, DraftTime, StepTime
 
 
 def step(
