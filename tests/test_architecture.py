@@ -472,6 +472,11 @@ def faults_of_a_face(source: str, used: set[str]) -> list[str]:
                 found.append(f"imports {module} when it is loaded")
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             names = set(ast.literal_eval(node.value))
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__getattr__":
+            assert isinstance(node.value, ast.Call)
+            loaded = " ".join(ast.literal_eval(node.value.args[1]).values()).split()
+            if set(loaded) != handed_on:
+                found.append(f"lazy_face and its imports differ in {sorted(set(loaded) ^ handed_on)}")
     if len(names) > MAX_FACE:
         found.append(f"hands on {len(names)} names")
     if names != handed_on:
@@ -504,6 +509,8 @@ def test_faces_are_small_and_used_and_load_nothing() -> None:
 def test_a_bad_face_is_found() -> None:
     good = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n  from paceline.kv.a import A\n__all__ = ['A']\n"
     assert not faults_of_a_face(good, {"A"})
+    assert not faults_of_a_face(good + "__getattr__ = lazy_face(__name__, {'a': 'A'})", {"A"})
+    assert faults_of_a_face(good + "__getattr__ = lazy_face(__name__, {'a': 'B'})", {"A"})
     assert faults_of_a_face(good, set()) == ["no other folder imports ['A']"]
     assert faults_of_a_face(good.replace("['A']", "['A', 'B']"), {"A", "B"})
     assert faults_of_a_face("from paceline.kv.a import A\n__all__ = ['A']", {"A"}) == [

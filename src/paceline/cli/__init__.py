@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-__getattr__ = lazy_face(__name__, {"app": "main"})
+__getattr__ = lazy_face(__name__, {"main": "app"})

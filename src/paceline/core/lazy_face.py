@@ -6,13 +6,14 @@ from typing import Any
 
 
 def lazy_face(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose `names` live in its modules: `names` maps each name to its module.
+    """The `__getattr__` of a package: `names` maps each of its modules to the names that the package hands on from there.
 
     An import of the package alone loads none of its modules, so that a process pays only for what it uses.
     """
+    modules = {name: module for module, listed in names.items() for name in listed.split()}
 
     def get(name: str) -> Any:
-        module = names.get(name)
+        module = modules.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(import_module(f"{package}.{module}"), name)

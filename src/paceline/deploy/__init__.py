@@ -27,16 +27,9 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "DraftSwap": "draft_swap",
-        "ServerReady": "serving",
-        "down": "deployment",
-        "is_up": "deployment",
-        "live_pools": "deployment",
-        "load_config": "load",
-        "load_gateway_config": "load",
-        "observe_cluster": "deployment",
-        "serve": "serving",
-        "up": "deployment",
-        "with_draft": "draft_swap",
+        "deployment": "down is_up live_pools observe_cluster up",
+        "draft_swap": "DraftSwap with_draft",
+        "load": "load_config load_gateway_config",
+        "serving": "ServerReady serve",
     },
 )

@@ -25,12 +25,11 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "DraftAddress": "connection",
-        "DraftLimits": "scheduler",
-        "DraftWorker": "worker",
-        "ModelDraftBackend": "model",
-        "PoolControl": "control",
-        "PoolProposer": "proposer",
-        "load_draft_model": "model",
+        "connection": "DraftAddress",
+        "control": "PoolControl",
+        "model": "ModelDraftBackend load_draft_model",
+        "proposer": "PoolProposer",
+        "scheduler": "DraftLimits",
+        "worker": "DraftWorker",
     },
 )

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerClient", "ServerUnavailable"]
 
-__getattr__ = lazy_face(__name__, {"ServerClient": "client", "ServerUnavailable": "client"})
+__getattr__ = lazy_face(__name__, {"client": "ServerClient ServerUnavailable"})

@@ -10,7 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockTables", "PrefixSums", "blocks_for", "chain_keys"]
 
-__getattr__ = lazy_face(
-    __name__,
-    {"BlockTables": "block_tables", "PrefixSums": "prefix", "blocks_for": "block_tables", "chain_keys": "prefix"},
-)
+__getattr__ = lazy_face(__name__, {"block_tables": "BlockTables blocks_for", "prefix": "PrefixSums chain_keys"})

@@ -22,13 +22,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "GGUFReader": "metadata",
-        "MAX_TOKEN_ID": "metadata",
-        "Metadata": "metadata",
-        "quick_checksum": "checksums",
-        "read_json": "metadata",
-        "read_text": "metadata",
-        "recommended_sampling": "checksums",
-        "weights_checksum": "checksums",
+        "checksums": "quick_checksum recommended_sampling weights_checksum",
+        "metadata": "GGUFReader MAX_TOKEN_ID Metadata read_json read_text",
     },
 )

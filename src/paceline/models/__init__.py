@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["make_runner", "make_second_runner"]
 
-__getattr__ = lazy_face(__name__, {"make_runner": "runners", "make_second_runner": "runners"})
+__getattr__ = lazy_face(__name__, {"runners": "make_runner make_second_runner"})

@@ -24,15 +24,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Controller": "observation",
-        "Observation": "observation",
-        "PoolState": "observation",
-        "ProfileCurve": "profile",
-        "ProfileValue": "profile",
-        "ROLES": "observation",
-        "Sizes": "observation",
-        "WorkerProfile": "profile",
-        "load_profile": "profile",
-        "save_profile": "profile",
+        "observation": "Controller Observation PoolState ROLES Sizes",
+        "profile": "ProfileCurve ProfileValue WorkerProfile load_profile save_profile",
     },
 )

@@ -26,14 +26,10 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Grammar": "grammar",
-        "Limits": "validator",
-        "RequestText": "text",
-        "RequestValidator": "validator",
-        "SchemaChecker": "schema_check",
-        "TextOutput": "text",
-        "Transcript": "text",
-        "categorise": "categories",
-        "speculation_metrics": "text",
+        "categories": "categorise",
+        "grammar": "Grammar",
+        "schema_check": "SchemaChecker",
+        "text": "RequestText TextOutput Transcript speculation_metrics",
+        "validator": "Limits RequestValidator",
     },
 )

@@ -12,12 +12,5 @@ __all__ = ["DraftWeights", "HiddenRequest", "HiddenRows", "Proposer", "ProposerT
 
 __getattr__ = lazy_face(
     __name__,
-    {
-        "DraftWeights": "draft_weights",
-        "HiddenRequest": "proposer",
-        "HiddenRows": "proposer",
-        "Proposer": "proposer",
-        "ProposerTraits": "proposer",
-        "SequenceProgress": "proposer",
-    },
+    {"draft_weights": "DraftWeights", "proposer": "HiddenRequest HiddenRows Proposer ProposerTraits SequenceProgress"},
 )

@@ -15,11 +15,9 @@ __all__ = ["CATEGORY", "PROMPT", "SAMPLINGS", "TargetClient", "TargetConnection"
 __getattr__ = lazy_face(
     __name__,
     {
-        "CATEGORY": "targets",
-        "PROMPT": "targets",
-        "SAMPLINGS": "targets",
-        "TargetClient": "client",
-        "TargetConnection": "connection",
-        "TargetPool": "pool",
+        "client": "TargetClient",
+        "connection": "TargetConnection",
+        "pool": "TargetPool",
+        "targets": "CATEGORY PROMPT SAMPLINGS",
     },
 )

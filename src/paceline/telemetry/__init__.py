@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Tracing", "configure_logging", "log_as"]
 
-__getattr__ = lazy_face(__name__, {"Tracing": "tracing", "configure_logging": "log", "log_as": "log"})
+__getattr__ = lazy_face(__name__, {"log": "configure_logging log_as", "tracing": "Tracing"})

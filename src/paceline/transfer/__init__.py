@@ -27,15 +27,10 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "ChannelUnavailable": "transfer",
-        "DeviceMemory": "memory",
-        "Part": "transfer",
-        "Transfer": "transfer",
-        "TransferCancelled": "transfer",
-        "TransferClient": "client",
-        "TransferFailed": "transfer",
-        "TransferServer": "server",
-        "channels_for": "pool",
-        "device_memory": "memory",
+        "client": "TransferClient",
+        "memory": "DeviceMemory device_memory",
+        "pool": "channels_for",
+        "server": "TransferServer",
+        "transfer": "ChannelUnavailable Part Transfer TransferCancelled TransferFailed",
     },
 )

@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalProposer", "PoolProposer", "register"]
 
-__getattr__ = lazy_face(__name__, {"LocalProposer": "proposers", "PoolProposer": "proposers", "register": "plugin"})
+__getattr__ = lazy_face(__name__, {"plugin": "register", "proposers": "LocalProposer PoolProposer"})

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Process", "make_worker"]
 
-__getattr__ = lazy_face(__name__, {"Process": "main", "make_worker": "main"})
+__getattr__ = lazy_face(__name__, {"main": "Process make_worker"})

@@ -29,17 +29,10 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "AlreadyUp": "state",
-        "HeldWorker": "pools",
-        "LivePools": "rollout",
-        "NotUp": "state",
-        "Pools": "pools",
-        "ProcessPools": "pools",
-        "RolloutRun": "rollout",
-        "StateFolder": "state",
-        "Supervisor": "supervisor",
-        "free_addresses": "pools",
-        "is_cluster_file": "cluster_file",
-        "load_cluster": "cluster_file",
+        "cluster_file": "is_cluster_file load_cluster",
+        "pools": "HeldWorker Pools ProcessPools free_addresses",
+        "rollout": "LivePools RolloutRun",
+        "state": "AlreadyUp NotUp StateFolder",
+        "supervisor": "Supervisor",
     },
 )

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["RayDeployment"]
 
-__getattr__ = lazy_face(__name__, {"RayDeployment": "deployment"})
+__getattr__ = lazy_face(__name__, {"deployment": "RayDeployment"})

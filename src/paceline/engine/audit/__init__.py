@@ -21,13 +21,7 @@ __all__ = ["Difference", "FinishedText", "Rescored", "Rescoring", "SelfAudit", "
 __getattr__ = lazy_face(
     __name__,
     {
-        "Difference": "rescoring",
-        "FinishedText": "rescoring",
-        "Rescored": "rescoring",
-        "Rescoring": "rescoring",
-        "SelfAudit": "self_audit",
-        "computed_in": "rescoring",
-        "differences": "rescoring",
-        "rounding": "rescoring",
+        "rescoring": "Difference FinishedText Rescored Rescoring computed_in differences rounding",
+        "self_audit": "SelfAudit",
     },
 )

@@ -11,4 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphExecutor", "GraphProposer", "draft_shape"]
 
-__getattr__ = lazy_face(__name__, {"GraphExecutor": "executor", "GraphProposer": "drafter", "draft_shape": "selection"})
+__getattr__ = lazy_face(__name__, {"drafter": "GraphProposer", "executor": "GraphExecutor", "selection": "draft_shape"})

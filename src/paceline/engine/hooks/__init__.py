@@ -34,15 +34,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "BlockPart": "handoff",
-        "CacheLayout": "handoff",
-        "DefaultMethodTrial": "method_assignment",
-        "HandoffPlan": "handoff",
-        "KvExports": "handoff",
-        "KvImports": "handoff",
-        "NumberPart": "handoff",
-        "PromptImport": "handoff",
-        "StatePart": "handoff",
-        "pack_numbers": "handoff",
+        "handoff": "BlockPart CacheLayout HandoffPlan KvExports KvImports NumberPart PromptImport StatePart pack_numbers",
+        "method_assignment": "DefaultMethodTrial",
     },
 )

@@ -25,16 +25,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "MIN_GAIN": "calibration",
-        "MemoryFit": "sizing",
-        "ResolvedLimits": "sizing",
-        "Sizing": "sizing",
-        "calibrate": "calibration",
-        "device_facts": "sizing",
-        "measure_context": "calibration",
-        "measure_gain": "calibration",
-        "median_seconds": "calibration",
-        "num_lanes": "sizing",
-        "size_engine": "sizing",
+        "calibration": "MIN_GAIN calibrate measure_context measure_gain median_seconds",
+        "sizing": "MemoryFit ResolvedLimits Sizing device_facts num_lanes size_engine",
     },
 )

@@ -35,16 +35,9 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "LLM": "llm",
-        "Prompt": "llm",
-        "build_engine": "build",
-        "compile_into": "compile_child",
-        "draft_of": "build",
-        "is_optional": "build",
-        "load_second": "build",
-        "pick_device": "build",
-        "pick_dtype": "build",
-        "pick_method": "proposers",
-        "pick_quantization": "build",
+        "build": "build_engine draft_of is_optional load_second pick_device pick_dtype pick_quantization",
+        "compile_child": "compile_into",
+        "llm": "LLM Prompt",
+        "proposers": "pick_method",
     },
 )

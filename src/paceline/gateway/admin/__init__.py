@@ -31,14 +31,8 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "LearningMetrics": "routes",
-        "Overview": "overview",
-        "PlannerStatus": "plan",
-        "admin_routes": "routes",
-        "dashboard_routes": "routes",
-        "health_routes": "routes",
-        "learning_routes": "routes",
-        "overview_routes": "routes",
-        "plan_routes": "plan",
+        "overview": "Overview",
+        "plan": "PlannerStatus plan_routes",
+        "routes": "LearningMetrics admin_routes dashboard_routes health_routes learning_routes overview_routes",
     },
 )

@@ -10,13 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["AuditEntry", "AuditLog", "AuditLogBroken", "StrictMode", "verify"]
 
-__getattr__ = lazy_face(
-    __name__,
-    {
-        "AuditEntry": "strict",
-        "AuditLog": "audit_log",
-        "AuditLogBroken": "audit_log",
-        "StrictMode": "strict",
-        "verify": "audit_log",
-    },
-)
+__getattr__ = lazy_face(__name__, {"audit_log": "AuditLog AuditLogBroken verify", "strict": "AuditEntry StrictMode"})

@@ -26,16 +26,8 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Access": "access",
-        "Account": "rate_limit",
-        "ApiKey": "api_keys",
-        "BodyCharge": "rate_limit",
-        "ConnectionLimits": "rate_limit",
-        "KeyFile": "api_keys",
-        "KeyLimits": "api_keys",
-        "KeyShare": "api_keys",
-        "RateLimits": "rate_limit",
-        "SCOPES": "api_keys",
-        "request_key": "api_keys",
+        "access": "Access",
+        "api_keys": "ApiKey KeyFile KeyLimits KeyShare SCOPES request_key",
+        "rate_limit": "Account BodyCharge ConnectionLimits RateLimits",
     },
 )

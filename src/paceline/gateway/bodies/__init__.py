@@ -13,12 +13,5 @@ __all__ = ["BodyLimits", "BodyProcess", "body_error", "check_characters", "check
 
 __getattr__ = lazy_face(
     __name__,
-    {
-        "BodyLimits": "check",
-        "BodyProcess": "process",
-        "body_error": "errors",
-        "check_characters": "check",
-        "check_shape": "check",
-        "max_values": "check",
-    },
+    {"check": "BodyLimits check_characters check_shape max_values", "errors": "body_error", "process": "BodyProcess"},
 )

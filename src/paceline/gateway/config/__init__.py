@@ -25,15 +25,8 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "FlagStore": "flags",
-        "GatewayConfig": "config",
-        "LearningConfig": "config",
-        "PREFIX": "settings",
-        "SETTINGS": "config",
-        "SamplingDefaults": "config",
-        "ServerConfig": "config",
-        "Setting": "settings",
-        "read_file": "settings",
-        "suggest": "settings",
+        "config": "GatewayConfig LearningConfig SETTINGS SamplingDefaults ServerConfig",
+        "flags": "FlagStore",
+        "settings": "PREFIX Setting read_file suggest",
     },
 )

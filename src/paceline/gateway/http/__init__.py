@@ -9,6 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["TlsFiles", "check_settings", "make_models", "make_server"]
 
-__getattr__ = lazy_face(
-    __name__, {"TlsFiles": "server", "check_settings": "server", "make_models": "server", "make_server": "server"}
-)
+__getattr__ = lazy_face(__name__, {"server": "TlsFiles check_settings make_models make_server"})

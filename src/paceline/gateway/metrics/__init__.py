@@ -10,7 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineCollector", "MergedRegistry", "Metrics", "RecentValues"]
 
-__getattr__ = lazy_face(
-    __name__,
-    {"EngineCollector": "engine", "MergedRegistry": "metrics", "Metrics": "metrics", "RecentValues": "metrics"},
-)
+__getattr__ = lazy_face(__name__, {"engine": "EngineCollector", "metrics": "MergedRegistry Metrics RecentValues"})

@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 __all__ = ["generation_routes", "install_error_handlers", "model_routes"]
 
 __getattr__ = lazy_face(
-    __name__, {"generation_routes": "routes", "install_error_handlers": "error_handlers", "model_routes": "routes"}
+    __name__, {"error_handlers": "install_error_handlers", "routes": "generation_routes model_routes"}
 )

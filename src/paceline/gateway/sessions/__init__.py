@@ -15,11 +15,9 @@ __all__ = ["Gateway", "LearningSample", "RequestSession", "SampleBatch", "Sample
 __getattr__ = lazy_face(
     __name__,
     {
-        "Gateway": "gateway",
-        "LearningSample": "samples",
-        "RequestSession": "session",
-        "SampleBatch": "samples",
-        "SampleRing": "samples",
-        "ServedModels": "models",
+        "gateway": "Gateway",
+        "models": "ServedModels",
+        "samples": "LearningSample SampleBatch SampleRing",
+        "session": "RequestSession",
     },
 )

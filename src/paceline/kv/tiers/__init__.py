@@ -11,6 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DiskFolder", "Fetch", "TierStore", "TieredBlock"]
 
-__getattr__ = lazy_face(
-    __name__, {"DiskFolder": "tiers", "Fetch": "tiers", "TierStore": "store", "TieredBlock": "block"}
-)
+__getattr__ = lazy_face(__name__, {"block": "TieredBlock", "store": "TierStore", "tiers": "DiskFolder Fetch"})

@@ -12,14 +12,5 @@ __all__ = ["EMBEDDED", "PREFIX", "SHAPES", "InflatedShape", "Inflation", "find_c
 
 __getattr__ = lazy_face(
     __name__,
-    {
-        "EMBEDDED": "hub",
-        "InflatedShape": "inflation",
-        "Inflation": "inflation",
-        "PREFIX": "inflation",
-        "SHAPES": "inflation",
-        "find_checkpoint": "hub",
-        "find_model": "hub",
-        "pick_draft": "hub",
-    },
+    {"hub": "EMBEDDED find_checkpoint find_model pick_draft", "inflation": "InflatedShape Inflation PREFIX SHAPES"},
 )

@@ -33,16 +33,9 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "ChatTemplate": "chat_template",
-        "Fingerprint": "compatibility",
-        "TextStream": "tokenizer",
-        "Tokenizer": "tokenizer",
-        "check_compatible": "compatibility",
-        "describe_mismatch": "compatibility",
-        "fingerprint": "compatibility",
-        "load_tokenizer": "gguf_tokenizer",
-        "tokenizer_from_folder": "tokenizer",
-        "tokenizer_from_gguf": "gguf_tokenizer",
-        "vocabulary_checksum": "compatibility",
+        "chat_template": "ChatTemplate",
+        "compatibility": "Fingerprint check_compatible describe_mismatch fingerprint vocabulary_checksum",
+        "gguf_tokenizer": "load_tokenizer tokenizer_from_gguf",
+        "tokenizer": "TextStream Tokenizer tokenizer_from_folder",
     },
 )

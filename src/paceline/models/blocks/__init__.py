@@ -38,17 +38,10 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Bytes": "kv_blocks",
-        "HostBlocks": "host_blocks",
-        "block_bytes": "kv_blocks",
-        "cache_fingerprint": "kv_blocks",
-        "copy_blocks": "kv_blocks",
-        "finish_writes": "kv_blocks",
-        "head_shares": "kv_blocks",
-        "layer_bytes": "kv_blocks",
-        "load_kernels": "kv_blocks",
-        "planes": "kv_blocks",
-        "read_layer": "kv_blocks",
-        "write_layer": "kv_blocks",
+        "host_blocks": "HostBlocks",
+        "kv_blocks": (
+            "Bytes block_bytes cache_fingerprint copy_blocks finish_writes head_shares layer_bytes load_kernels"
+            " planes read_layer write_layer"
+        ),
     },
 )

@@ -36,17 +36,8 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "AfterLayer": "decoder",
-        "DecoderModel": "forward",
-        "ForwardOutput": "decoder",
-        "HiddenStates": "decoder",
-        "Layer": "decoder",
-        "Loader": "decoder",
-        "gpu_forward": "forward_gpu",
-        "has_exact_norms": "decoder",
-        "head_logits": "forward_gpu",
-        "layer_matrices": "decoder",
-        "layer_vectors": "decoder",
-        "plan_pass": "forward_gpu",
+        "decoder": "AfterLayer ForwardOutput HiddenStates Layer Loader has_exact_norms layer_matrices layer_vectors",
+        "forward": "DecoderModel",
+        "forward_gpu": "gpu_forward head_logits plan_pass",
     },
 )

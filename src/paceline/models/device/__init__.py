@@ -34,15 +34,9 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Graph": "cuda_graph",
-        "GraphPool": "cuda_graph",
-        "MAX_GRAPH_ROWS": "cuda_graph",
-        "SideStream": "cuda_graph",
-        "StreamEvent": "cuda_graph",
-        "StreamTimer": "cuda_graph",
-        "graph_in_capture": "cuda_graph",
-        "side_stream": "cuda_graph",
-        "staging_bytes": "cuda_graph",
-        "staging_tensor": "cuda_graph",
+        "cuda_graph": (
+            "Graph GraphPool MAX_GRAPH_ROWS SideStream StreamEvent StreamTimer"
+            " graph_in_capture side_stream staging_bytes staging_tensor"
+        )
     },
 )

@@ -24,14 +24,8 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "AnyDraft": "exchanges",
-        "DraftFolder": "folder",
-        "LoadedHead": "load",
-        "check_exchangeable": "exchanges",
-        "exchange": "exchanges",
-        "find_draft": "load",
-        "load_draft": "load",
-        "load_tables": "load",
-        "open_draft_folder": "folder",
+        "exchanges": "AnyDraft check_exchangeable exchange",
+        "folder": "DraftFolder open_draft_folder",
+        "load": "LoadedHead find_draft load_draft load_tables",
     },
 )

@@ -30,14 +30,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Bits": "vocabulary",
-        "DistilledModel": "trained",
-        "DraftVocabulary": "vocabulary",
-        "MedusaModel": "trained",
-        "distilled_config": "trained",
-        "embedding_for": "vocabulary",
-        "inner_width": "vocabulary",
-        "prepare_draft": "vocabulary",
-        "proposable_ids": "vocabulary",
+        "trained": "DistilledModel MedusaModel distilled_config",
+        "vocabulary": "Bits DraftVocabulary embedding_for inner_width prepare_draft proposable_ids",
     },
 )

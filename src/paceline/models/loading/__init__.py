@@ -31,14 +31,8 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "LoadedModel": "load",
-        "StreamedModel": "streamed",
-        "StreamedWeights": "streamed",
-        "build_model": "load",
-        "check_memory": "load",
-        "inflate": "inflated",
-        "load_model": "load",
-        "open_checkpoint": "load",
-        "weight_bytes": "load",
+        "inflated": "inflate",
+        "load": "LoadedModel build_model check_memory load_model open_checkpoint weight_bytes",
+        "streamed": "StreamedModel StreamedWeights",
     },
 )

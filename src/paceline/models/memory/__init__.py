@@ -10,13 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadAhead", "StagedCopies", "in_threads", "memory_checksum", "zeroed"]
 
-__getattr__ = lazy_face(
-    __name__,
-    {
-        "ReadAhead": "copies",
-        "StagedCopies": "copies",
-        "in_threads": "copies",
-        "memory_checksum": "memory",
-        "zeroed": "memory",
-    },
-)
+__getattr__ = lazy_face(__name__, {"copies": "ReadAhead StagedCopies in_threads", "memory": "memory_checksum zeroed"})

@@ -16,12 +16,10 @@ __all__ = ["ParallelGpuRunner", "ParallelRunner", "RankExport", "RankSpec", "Ran
 __getattr__ = lazy_face(
     __name__,
     {
-        "ParallelGpuRunner": "gpu",
-        "ParallelRunner": "runner",
-        "RankExport": "weights",
-        "RankSpec": "commands",
-        "Ranks": "ranks",
-        "load_from": "weights",
-        "load_parallel": "runner",
+        "commands": "RankSpec",
+        "gpu": "ParallelGpuRunner",
+        "ranks": "Ranks",
+        "runner": "ParallelRunner load_parallel",
+        "weights": "RankExport load_from",
     },
 )

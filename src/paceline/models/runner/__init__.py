@@ -34,15 +34,6 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Cache": "runner",
-        "ModelRunner": "runner",
-        "Span": "runner",
-        "around_16s": "runner",
-        "build_inputs": "runner",
-        "early_exit": "runner",
-        "first_layers": "runner",
-        "long_prompts": "runner",
-        "pass_rows": "runner",
-        "warm_up_sizes": "runner",
+        "runner": "Cache ModelRunner Span around_16s build_inputs early_exit first_layers long_prompts pass_rows warm_up_sizes"
     },
 )

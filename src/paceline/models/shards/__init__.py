@@ -9,13 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Shard", "ShardedWeights", "check_split", "rank_ranges", "shard_config"]
 
-__getattr__ = lazy_face(
-    __name__,
-    {
-        "Shard": "shards",
-        "ShardedWeights": "shards",
-        "check_split": "shards",
-        "rank_ranges": "shards",
-        "shard_config": "shards",
-    },
-)
+__getattr__ = lazy_face(__name__, {"shards": "Shard ShardedWeights check_split rank_ranges shard_config"})

@@ -26,15 +26,9 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Checkpoint": "checkpoint",
-        "DraftKind": "checkpoint",
-        "FolderWeights": "safetensors",
-        "QuantizedWeights": "checkpoint",
-        "Weights": "checkpoint",
-        "check_weights": "shapes",
-        "checkpoint_weights": "shapes",
-        "open_folder": "safetensors",
-        "open_gguf": "gguf",
-        "read_draft_config": "checkpoint",
+        "checkpoint": "Checkpoint DraftKind QuantizedWeights Weights read_draft_config",
+        "gguf": "open_gguf",
+        "safetensors": "FolderWeights open_folder",
+        "shapes": "check_weights checkpoint_weights",
     },
 )

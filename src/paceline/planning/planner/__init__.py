@@ -24,14 +24,8 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "ClusterLimits": "sizing",
-        "ClusterPlan": "sizing",
-        "Decision": "planner",
-        "HOLD_SECONDS": "planner",
-        "MetricsReader": "gateway_metrics",
-        "Planner": "planner",
-        "PlannerConfig": "planner",
-        "plan": "sizing",
-        "with_wanted": "gateway_metrics",
+        "gateway_metrics": "MetricsReader with_wanted",
+        "planner": "Decision HOLD_SECONDS Planner PlannerConfig",
+        "sizing": "ClusterLimits ClusterPlan plan",
     },
 )

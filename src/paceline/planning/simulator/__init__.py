@@ -30,13 +30,8 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Objective": "result",
-        "Quantiles": "result",
-        "Rounds": "rounds",
-        "SimulationReport": "result",
-        "SimulationResult": "result",
-        "quantile": "result",
-        "simulate": "simulation",
-        "summarize": "result",
+        "result": "Objective Quantiles SimulationReport SimulationResult quantile summarize",
+        "rounds": "Rounds",
+        "simulation": "simulate",
     },
 )

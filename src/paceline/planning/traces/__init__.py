@@ -11,13 +11,5 @@ if TYPE_CHECKING:
 __all__ = ["BLOCK_TOKENS", "Trace", "TraceRequest", "TrafficPattern", "load_trace", "synthesize"]
 
 __getattr__ = lazy_face(
-    __name__,
-    {
-        "BLOCK_TOKENS": "trace",
-        "Trace": "trace",
-        "TraceRequest": "trace",
-        "TrafficPattern": "trace_files",
-        "load_trace": "trace_files",
-        "synthesize": "trace_files",
-    },
+    __name__, {"trace": "BLOCK_TOKENS Trace TraceRequest", "trace_files": "TrafficPattern load_trace synthesize"}
 )

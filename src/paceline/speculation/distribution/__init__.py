@@ -15,13 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["log_distribution", "logprobs", "pick", "sample_draft", "sampled_row"]
 
-__getattr__ = lazy_face(
-    __name__,
-    {
-        "log_distribution": "distribution",
-        "logprobs": "distribution",
-        "pick": "distribution",
-        "sample_draft": "distribution",
-        "sampled_row": "distribution",
-    },
-)
+__getattr__ = lazy_face(__name__, {"distribution": "log_distribution logprobs pick sample_draft sampled_row"})

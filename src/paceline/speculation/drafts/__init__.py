@@ -30,16 +30,5 @@ __all__ = [
 ]
 
 __getattr__ = lazy_face(
-    __name__,
-    {
-        "Draft": "drafts",
-        "DraftBatch": "drafts",
-        "DraftCost": "drafts",
-        "DraftPrefill": "drafts",
-        "DraftProbs": "drafts",
-        "DraftTree": "drafts",
-        "NO_COST": "drafts",
-        "depths": "drafts",
-        "merge_batches": "drafts",
-    },
+    __name__, {"drafts": "Draft DraftBatch DraftCost DraftPrefill DraftProbs DraftTree NO_COST depths merge_batches"}
 )

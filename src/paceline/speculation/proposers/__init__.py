@@ -15,10 +15,9 @@ __all__ = ["CombinedProposer", "LookaheadProposer", "MedusaProposer", "NgramProp
 __getattr__ = lazy_face(
     __name__,
     {
-        "CombinedProposer": "combined",
-        "LookaheadProposer": "lookahead",
-        "MedusaProposer": "medusa",
-        "NgramProposer": "suffix",
-        "SuffixProposer": "suffix",
+        "combined": "CombinedProposer",
+        "lookahead": "LookaheadProposer",
+        "medusa": "MedusaProposer",
+        "suffix": "NgramProposer SuffixProposer",
     },
 )

@@ -11,16 +11,5 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "Purpose", "RowContext", "gumbel", "gumbel_at", "process", "row_contexts", "stream", "uniform"]
 
 __getattr__ = lazy_face(
-    __name__,
-    {
-        "Facts": "rows",
-        "Purpose": "noise",
-        "RowContext": "rows",
-        "gumbel": "noise",
-        "gumbel_at": "noise",
-        "process": "rows",
-        "row_contexts": "rows",
-        "stream": "noise",
-        "uniform": "noise",
-    },
+    __name__, {"noise": "Purpose gumbel gumbel_at stream uniform", "rows": "Facts RowContext process row_contexts"}
 )

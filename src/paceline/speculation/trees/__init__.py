@@ -9,7 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Growth", "RankRules", "draft_row", "rank", "tree_root"]
 
-__getattr__ = lazy_face(
-    __name__,
-    {"Growth": "growth", "RankRules": "growth", "draft_row": "growth", "rank": "growth", "tree_root": "growth"},
-)
+__getattr__ = lazy_face(__name__, {"growth": "Growth RankRules draft_row rank tree_root"})

@@ -24,15 +24,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "InvalidDraft": "tree",
-        "MAX_NODES": "tree",
-        "PLAIN": "verification",
-        "Round": "verification",
-        "Verdict": "verification",
-        "ancestors": "tree",
-        "prune": "tree",
-        "validate": "tree",
-        "verify": "verification",
-        "verify_picks": "verification",
+        "tree": "InvalidDraft MAX_NODES ancestors prune validate",
+        "verification": "PLAIN Round Verdict verify verify_picks",
     },
 )

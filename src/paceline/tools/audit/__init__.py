@@ -13,6 +13,5 @@ if TYPE_CHECKING:
 __all__ = ["Auditor", "Report", "Workload", "page", "require_scipy"]
 
 __getattr__ = lazy_face(
-    __name__,
-    {"Auditor": "auditor", "Report": "report", "Workload": "auditor", "page": "html_report", "require_scipy": "tests"},
+    __name__, {"auditor": "Auditor Workload", "html_report": "page", "report": "Report", "tests": "require_scipy"}
 )

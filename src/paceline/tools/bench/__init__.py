@@ -32,16 +32,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "Alpha": "report",
-        "EngineContender": "runner",
-        "MIN_TRIALS": "report",
-        "Measured": "report",
-        "MeasuredSystem": "runner",
-        "ProfiledContender": "runner",
-        "Report": "report",
-        "Summary": "report",
-        "Workload": "runner",
-        "compare": "runner",
-        "connect": "runner",
+        "report": "Alpha MIN_TRIALS Measured Report Summary",
+        "runner": "EngineContender MeasuredSystem ProfiledContender Workload compare connect",
     },
 )

@@ -16,12 +16,5 @@ if TYPE_CHECKING:
 __all__ = ["copy_bandwidth", "draft_parts", "footprint", "kv_bytes_per_token", "weight_reads"]
 
 __getattr__ = lazy_face(
-    __name__,
-    {
-        "copy_bandwidth": "memory_reads",
-        "draft_parts": "memory_reads",
-        "footprint": "memory_reads",
-        "kv_bytes_per_token": "memory_reads",
-        "weight_reads": "memory_reads",
-    },
+    __name__, {"memory_reads": "copy_bandwidth draft_parts footprint kv_bytes_per_token weight_reads"}
 )

@@ -11,13 +11,5 @@ if TYPE_CHECKING:
 __all__ = ["Trial", "calibrate", "calibration_config", "hf_config", "make", "write_folder"]
 
 __getattr__ = lazy_face(
-    __name__,
-    {
-        "Trial": "calibration",
-        "calibrate": "calibration",
-        "calibration_config": "calibration",
-        "hf_config": "inflate",
-        "make": "inflate",
-        "write_folder": "inflate",
-    },
+    __name__, {"calibration": "Trial calibrate calibration_config", "inflate": "hf_config make write_folder"}
 )

@@ -10,6 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Lineage", "TrialResult", "VersionFolder", "learn"]
 
-__getattr__ = lazy_face(
-    __name__, {"Lineage": "versions", "TrialResult": "versions", "VersionFolder": "versions", "learn": "run"}
-)
+__getattr__ = lazy_face(__name__, {"run": "learn", "versions": "Lineage TrialResult VersionFolder"})

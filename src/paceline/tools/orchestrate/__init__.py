@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Orchestrator"]
 
-__getattr__ = lazy_face(__name__, {"Answer": "orchestrator", "Orchestrator": "orchestrator"})
+__getattr__ = lazy_face(__name__, {"orchestrator": "Answer Orchestrator"})

@@ -17,13 +17,5 @@ if TYPE_CHECKING:
 __all__ = ["load_pyplot", "plot_advice", "plot_plan", "plot_profiles", "plot_report", "plot_simulation"]
 
 __getattr__ = lazy_face(
-    __name__,
-    {
-        "load_pyplot": "plots",
-        "plot_advice": "plots",
-        "plot_plan": "plots",
-        "plot_profiles": "plots",
-        "plot_report": "plots",
-        "plot_simulation": "plots",
-    },
+    __name__, {"plots": "load_pyplot plot_advice plot_plan plot_profiles plot_report plot_simulation"}
 )

@@ -27,16 +27,9 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "DEPTH": "passes",
-        "LABELS": "measurement",
-        "MeasurementProgress": "measurement",
-        "PARTS": "measurement",
-        "Prices": "worker_profile",
-        "Profile": "measurement",
-        "RecordedRound": "recorder",
-        "Recorder": "recorder",
-        "RoundTimes": "measurement",
-        "measure_profile": "worker_profile",
-        "profile": "measurement",
+        "measurement": "LABELS MeasurementProgress PARTS Profile RoundTimes profile",
+        "passes": "DEPTH",
+        "recorder": "RecordedRound Recorder",
+        "worker_profile": "Prices measure_profile",
     },
 )

@@ -17,13 +17,5 @@ if TYPE_CHECKING:
 __all__ = ["INTERRUPTED", "PlainProgress", "StopRequest", "Stopped", "TrainingLog", "stop_on_interrupt"]
 
 __getattr__ = lazy_face(
-    __name__,
-    {
-        "INTERRUPTED": "progress",
-        "PlainProgress": "progress",
-        "StopRequest": "progress",
-        "Stopped": "progress",
-        "TrainingLog": "progress",
-        "stop_on_interrupt": "progress",
-    },
+    __name__, {"progress": "INTERRUPTED PlainProgress StopRequest Stopped TrainingLog stop_on_interrupt"}
 )

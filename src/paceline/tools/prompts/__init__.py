@@ -34,15 +34,6 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "AnswerTimes": "prompts",
-        "Arrival": "prompts",
-        "BenchPrompt": "prompts",
-        "DEFAULT": "prompts",
-        "DEFAULT_PROMPTS": "prompts",
-        "PRESETS": "prompts",
-        "Preset": "prompts",
-        "find_preset": "prompts",
-        "load_prompts": "prompts",
-        "select": "prompts",
+        "prompts": "AnswerTimes Arrival BenchPrompt DEFAULT DEFAULT_PROMPTS PRESETS Preset find_preset load_prompts select"
     },
 )

@@ -28,16 +28,10 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "DraftTraining": "further",
-        "FurtherTraining": "further",
-        "LearnPlan": "plan",
-        "LearnedDraft": "further",
-        "Pacer": "further",
-        "Score": "evaluate",
-        "TrainPlan": "plan",
-        "export_head": "card",
-        "lower_priority": "further",
-        "table": "card",
-        "train": "run",
+        "card": "export_head table",
+        "evaluate": "Score",
+        "further": "DraftTraining FurtherTraining LearnedDraft Pacer lower_priority",
+        "plan": "LearnPlan TrainPlan",
+        "run": "train",
     },
 )

@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Activity", "WeightManager"]
 
-__getattr__ = lazy_face(__name__, {"Activity": "server", "WeightManager": "loader"})
+__getattr__ = lazy_face(__name__, {"loader": "WeightManager", "server": "Activity"})

@@ -10,4 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Handoffs", "PrefillService"]
 
-__getattr__ = lazy_face(__name__, {"Handoffs": "handoffs", "PrefillService": "service"})
+__getattr__ = lazy_face(__name__, {"handoffs": "Handoffs", "service": "PrefillService"})

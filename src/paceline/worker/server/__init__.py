@@ -27,14 +27,11 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "AlternatingDraftTrial": "draft_trial",
-        "BackendReport": "backend",
-        "Control": "backend",
-        "DraftSwaps": "draft_swap",
-        "EngineBackend": "engine_backend",
-        "Submission": "gateways",
-        "WorkerFailed": "backend",
-        "WorkerHung": "engine_backend",
-        "WorkerServer": "server",
+        "backend": "BackendReport Control WorkerFailed",
+        "draft_swap": "DraftSwaps",
+        "draft_trial": "AlternatingDraftTrial",
+        "engine_backend": "EngineBackend WorkerHung",
+        "gateways": "Submission",
+        "server": "WorkerServer",
     },
 )

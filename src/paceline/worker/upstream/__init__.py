@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["make_upstream_worker"]
 
-__getattr__ = lazy_face(__name__, {"make_upstream_worker": "build"})
+__getattr__ = lazy_face(__name__, {"build": "make_upstream_worker"})

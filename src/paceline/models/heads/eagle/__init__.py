@@ -24,14 +24,8 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "EagleConfig": "eagle_weights",
-        "EagleModel": "eagle",
-        "EagleRunner": "eagle",
-        "LANE_BLOCKS": "eagle",
-        "MAX_BRANCH": "eagle",
-        "gpu_eagle_logits": "eagle_gpu",
-        "gpu_eagle_pass": "eagle_gpu",
-        "plan_eagle": "eagle_gpu",
-        "product": "eagle_gpu",
+        "eagle": "EagleModel EagleRunner LANE_BLOCKS MAX_BRANCH",
+        "eagle_gpu": "gpu_eagle_logits gpu_eagle_pass plan_eagle product",
+        "eagle_weights": "EagleConfig",
     },
 )

@@ -16,12 +16,10 @@ __all__ = ["MAX_RAGGED_ROWS", "GpuRunner", "MixedPasses", "PassKind", "PassLimit
 __getattr__ = lazy_face(
     __name__,
     {
-        "GpuRunner": "runner",
-        "MAX_RAGGED_ROWS": "ragged",
-        "MixedPasses": "mixed",
-        "PassKind": "passes",
-        "PassLimits": "runner",
-        "Workspace": "workspace",
-        "padded_sizes": "runner",
+        "mixed": "MixedPasses",
+        "passes": "PassKind",
+        "ragged": "MAX_RAGGED_ROWS",
+        "runner": "GpuRunner PassLimits padded_sizes",
+        "workspace": "Workspace",
     },
 )

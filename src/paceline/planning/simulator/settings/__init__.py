@@ -32,16 +32,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "AlphaDrift": "faults",
-        "DepthRule": "config",
-        "FORMS": "faults",
-        "Fault": "faults",
-        "LINK": "config",
-        "Mode": "config",
-        "SimulationConfig": "config",
-        "SlowLinks": "faults",
-        "Speculation": "config",
-        "WorkersLost": "faults",
-        "parse_fault": "faults",
+        "config": "DepthRule LINK Mode SimulationConfig Speculation",
+        "faults": "AlphaDrift FORMS Fault SlowLinks WorkersLost parse_fault",
     },
 )

@@ -12,12 +12,5 @@ if TYPE_CHECKING:
 __all__ = ["PENDING_ROWS", "SEQUENCE_ROWS", "WIDTH", "EagleProposer", "GraphStart"]
 
 __getattr__ = lazy_face(
-    __name__,
-    {
-        "EagleProposer": "eagle",
-        "GraphStart": "eagle",
-        "PENDING_ROWS": "eagle_cache",
-        "SEQUENCE_ROWS": "eagle_cache",
-        "WIDTH": "eagle_trees",
-    },
+    __name__, {"eagle": "EagleProposer GraphStart", "eagle_cache": "PENDING_ROWS SEQUENCE_ROWS", "eagle_trees": "WIDTH"}
 )

@@ -24,13 +24,9 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "BRANCHES": "model_trees",
-        "Chunk": "model_drafter",
-        "DraftModelProposer": "draft_model",
-        "DraftSequence": "model_drafter",
-        "LayerSkipProposer": "layer_skip",
-        "ModelDrafter": "model_drafter",
-        "SequenceParams": "model_drafter",
-        "exits": "layer_skip",
+        "draft_model": "DraftModelProposer",
+        "layer_skip": "LayerSkipProposer exits",
+        "model_drafter": "Chunk DraftSequence ModelDrafter SequenceParams",
+        "model_trees": "BRANCHES",
     },
 )
