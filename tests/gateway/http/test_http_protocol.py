@@ -18,6 +18,8 @@ from paceline.gateway.http.protocol import MAX_HEADER_BYTES, LimitedProtocol, fi
 HOST = b"Host: a\r\n"
 GET = b"GET / HTTP/1.1\r\n" + HOST + b"\r\n"
 TIMEOUT = 0.3
+MAX_TAKEN = 1 << 20
+"""Bytes within which the server must notice framing without an end."""
 
 
 class App:
@@ -27,6 +29,9 @@ class App:
         self.bodies: list[bytes] = []
         self.release = threading.Event()
         self.disconnected = threading.Event()
+        self.refusals: list[str] = []
+        """Reasons that the protocol records."""
+        self.headers: list[list[tuple[bytes, bytes]]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = b""
@@ -42,11 +47,14 @@ class App:
             if not message["more_body"]:
                 break
         self.bodies.append(body)
+        self.headers.append(scope["headers"])
         while scope["path"] == "/held" and not self.release.is_set():
             await asyncio.sleep(0.01)
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(64 if scope["path"] == "/large" else 0):
             await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+        for _ in range(2 if scope["path"] == "/parts" else 0):
+            await send({"type": "http.response.body", "body": b"part", "more_body": True})
         if scope["path"] == "/large" and (await receive())["type"] == "http.disconnect":
             self.disconnected.set()
         await send({"type": "http.response.body", "body": body})
@@ -56,7 +64,7 @@ class App:
 def running(app: App, in_all: int = 100, per_address: int = 100, timeout: float = TIMEOUT) -> Iterator[int]:
     """The port of a server of `app`."""
     limits = ConnectionLimits(in_all, per_address)
-    protocol: Any = partial(LimitedProtocol, limits=limits, client_timeout=timeout)
+    protocol: Any = partial(LimitedProtocol, limits=limits, client_timeout=timeout, record=app.refusals.append)
     server = uvicorn.Server(uvicorn.Config(app, http=protocol, ws="none", log_config=None, lifespan="off"))
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))
@@ -166,6 +174,56 @@ def test_headers_have_a_limit_of_bytes_and_of_number(server: tuple[App, int]) ->
     assert answer(port, b"GET / HTTP/1.1\r\nX: " + b"x" * (2 * MAX_HEADER_BYTES)).startswith(b"HTTP/1.1 431")
     assert answer(port, post(HOST + b"X: y\r\n" * 200, b"")).startswith(b"HTTP/1.1 400")
     assert find_ambiguity(b"/", [(b"host", b"a"), (b"x", b"x" * MAX_HEADER_BYTES)], "1.1")
+
+
+CHUNKS = post(HOST + b"Transfer-Encoding: chunked\r\n", b"")
+ENDLESS = {
+    "trailers": (CHUNKS + b"0\r\n", b"X: " + b"y" * 60000 + b"\r\n"),
+    "the value of a trailer": (CHUNKS + b"0\r\nX: ", b"y" * 65536),
+    "the name of a trailer": (CHUNKS + b"0\r\n", b"y" * 65536),
+    "the extensions of a chunk": (CHUNKS + b"1;", b"x" * 65536),
+    "extensions of every chunk": (CHUNKS, b"1;" + b"x" * 900 + b"\r\na\r\n"),
+}
+
+
+@pytest.mark.parametrize(("head", "part"), ENDLESS.values(), ids=ENDLESS)
+def test_framing_that_does_not_end_is_refused(head: bytes, part: bytes, server: tuple[App, int]) -> None:
+    app, port = server
+    app.refusals.clear()
+    with connect(port) as client, suppress(ConnectionError):
+        client.sendall(head)
+        for _ in range(2 * MAX_TAKEN // len(part)):
+            client.sendall(part)
+            if app.refusals:
+                break
+        assert read_all(client).startswith(b"HTTP/1.1 400")
+    assert app.refusals == ["malformed"]
+
+
+def test_trailers_are_no_headers(server: tuple[App, int]) -> None:
+    app, port = server
+    trailers = b"Authorization: Bearer x\r\n"
+    chunked = post(
+        HOST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n", b"3\r\nabc\r\n0\r\n" + trailers + b"\r\n"
+    )
+    assert b"abc" in answer(port, chunked)
+    assert b"authorization" not in dict(app.headers[-1])
+
+
+def test_small_chunks_pass(server: tuple[App, int]) -> None:
+    _, port = server
+    body = b"1\r\na\r\n" * 50_000
+    head = HOST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n"
+    assert answer(port, post(head, body + b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+def test_http_1_0_gets_no_chunks(server: tuple[App, int]) -> None:
+    _, port = server
+    received = answer(port, post(HOST + b"Content-Length: 3\r\n", line=b"POST / HTTP/1.0\r\n"))
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"chunked" not in received
+    assert received.endswith(b"\r\n\r\nabc")
+    assert answer(port, post(HOST, b"", line=b"GET /parts HTTP/1.0\r\n")).endswith(b"\r\n\r\npartpart")
 
 
 def test_headers_that_do_not_end_are_refused(impatient: tuple[App, int]) -> None:

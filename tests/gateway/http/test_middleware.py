@@ -126,3 +126,13 @@ def test_other_work_runs_between_two_large_bodies(size: int) -> None:
 def test_a_large_body_is_checked_as_its_route_reads_it(content_type: str, is_parsed: bool) -> None:
     """FastAPI parses no body of another type, and the process must not refuse it for another reason than the route."""
     assert bool(middleware.JSON_TYPE.match(content_type.encode())) is is_parsed
+
+
+def test_a_compressed_body_is_refused() -> None:
+    server = served()
+    for encoding, status in (("gzip", 415), ("br, identity", 415), ("identity", 200)):
+        response = server.post(CHAT, BODY, headers={"Content-Encoding": encoding})
+        assert response.status_code == status
+    assert (
+        server.post(CHAT, BODY, headers={"Content-Encoding": "zstd"}).json()["error"]["code"] == "unsupported_encoding"
+    )

@@ -77,6 +77,18 @@ class BodyTooLarge(ApiError):
         )
 
 
+class UnsupportedEncoding(ApiError):
+    """The body is compressed."""
+
+    status, type = 415, "invalid_request_error"
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__(
+            f"Content-Encoding {encoding[:40]!r} is not supported: send the body without compression",
+            code="unsupported_encoding",
+        )
+
+
 class Overloaded(ApiError):
     """The queue is full."""
 

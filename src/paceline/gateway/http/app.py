@@ -107,6 +107,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
     404: {"model": ErrorBody, "description": "Unknown model or route"},
     408: {"model": ErrorBody, "description": "The request passed its time limit"},
     413: {"model": ErrorBody, "description": "The body is too large"},
+    415: {"model": ErrorBody, "description": "The body is compressed"},
     429: {"model": ErrorBody, "description": "The queue is full, or the key reached a limit: see Retry-After"},
     500: {"model": ErrorBody, "description": "Internal error"},
     503: {"model": ErrorBody, "description": "The server is shutting down"},

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import InvalidConfig
-from paceline.gateway.api.errors import ApiError, BodyTooLarge, Forbidden, log_refusal
+from paceline.gateway.api.errors import ApiError, BodyTooLarge, Forbidden, UnsupportedEncoding, log_refusal
 from paceline.gateway.auth import Access, RateLimits
 from paceline.gateway.bodies import BodyProcess, check_characters, check_shape
 from paceline.gateway.metrics import Metrics
@@ -116,7 +116,10 @@ class BodyMiddleware:
             await self._app(scope, receive, send)
             return
         try:
-            length = dict(scope["headers"]).get(b"content-length", b"0")
+            headers = dict(scope["headers"])
+            if (encoding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
+                raise UnsupportedEncoding(encoding.decode("latin-1"))
+            length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length) > self._limit:
                 raise BodyTooLarge(self._limit)
             body = await self._read(receive)

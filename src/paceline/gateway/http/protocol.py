@@ -2,15 +2,19 @@
 
 A request whose end two parsers could find at different bytes is refused: a proxy in front of this server must see the same
 requests. httptools rejects most shapes (two lengths, bare line feeds, folded headers), and `find_ambiguity` the rest.
+
+The bytes of a chunked body that are no content (lengths and extensions of chunks, trailers) are limited too. Trailers are
+dropped.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from paceline.gateway.auth import ConnectionLimits
 
@@ -18,6 +22,12 @@ logger = logging.getLogger(__name__)
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 1024
+FRAMING_BYTES = 16 * 1024
+"""Bytes of a chunked body between two pieces of content, and after the last one. One read from the socket may exceed it."""
+FRAMING_PER_BYTE = 8
+"""Such bytes in all for each byte of content: chunks of one byte have five."""
+REFUSALS = {400: "malformed", 408: "slow_client", 431: "malformed", 503: "connections"}
+"""Reasons in the metrics, by status."""
 LINGER_SECONDS = 2.0
 """Time that a refused client has to finish sending and to read the refusal."""
 
@@ -55,12 +65,17 @@ class LingeringTransport:
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. `client_timeout` limits the headers, the body, and each pause in which the client reads nothing."""
 
-    def __init__(self, *, limits: ConnectionLimits, client_timeout: float, **options: Any) -> None:
+    def __init__(
+        self, *, limits: ConnectionLimits, client_timeout: float, record: Callable[[str], None], **options: Any
+    ) -> None:
+        """`record` receives the reason of every refusal."""
         super().__init__(**options)
-        self._limits, self._client_timeout = limits, client_timeout
+        self._limits, self._client_timeout, self._record = limits, client_timeout, record
         self._address: str | None = None
         """The counted address; None if the connection was refused."""
         self._is_in_headers, self._header_bytes = True, 0
+        self._content_bytes = self._framing_bytes = self._framing_since_content = 0
+        """Of the body that arrives."""
         self._problem = ""
         self._lingering: LingeringTransport
         self._read_timer: asyncio.TimerHandle | None = None
@@ -92,9 +107,24 @@ class LimitedProtocol(HttpToolsProtocol):
             self._header_bytes += len(data)
             if self._read_timer is None:
                 self._start_read_timer()
+        content = 0 if self._is_in_headers else self._content_bytes
+        is_body = not self._is_in_headers
         super().data_received(data)
-        if self._is_in_headers and self._header_bytes > MAX_HEADER_BYTES:
-            self._refuse(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes: send fewer")
+        if self._is_in_headers:
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self._refuse(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes: send fewer")
+        elif is_body:
+            self._limit_framing(len(data), self._content_bytes - content)
+
+    def _limit_framing(self, num_bytes: int, content: int) -> None:
+        """Refuses a body with too many bytes that are no content. `num_bytes` arrived, and `content` of them are content."""
+        self._framing_bytes += num_bytes - content
+        self._framing_since_content = 0 if content else self._framing_since_content + num_bytes
+        most = FRAMING_BYTES + FRAMING_PER_BYTE * self._content_bytes
+        if self._framing_since_content > FRAMING_BYTES or self._framing_bytes > most:
+            self._refuse(
+                400, "the chunks of the body have too long extensions or trailers: send larger chunks, without them"
+            )
 
     # ---------------------------------------------------------------- the parser's calls
 
@@ -102,8 +132,17 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"]["abort_connection"] = self.transport.abort
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_in_headers:  # otherwise a trailer
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._content_bytes += len(body)
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         self._is_in_headers, self._header_bytes = False, 0
+        self._content_bytes = self._framing_bytes = self._framing_since_content = 0
         self._problem = find_ambiguity(self.url, self.headers, self.parser.get_http_version())
         if self._problem:
             raise ValueError(self._problem)  # httptools passes it on as a parser error: status 400
@@ -113,6 +152,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_headers, self._lingering.is_receiving = True, False
         self._stop_read_timer()
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        if cycle.scope["http_version"] == "1.0":
+            app = _without_chunks(app, cycle)
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
@@ -164,10 +208,27 @@ class LimitedProtocol(HttpToolsProtocol):
         """Sends a plain response and closes the connection, also if the client does not read it."""
         if self.transport.is_closing():
             return
+        self._record(REFUSALS[status])
         body = reason.encode()
         head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
+
+
+def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """`app`, whose responses end with their connection if they have no length: HTTP/1.0 has no chunks."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_plain(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                cycle.chunked_encoding = False
+            else:
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts it down
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return call
 
 
 def find_ambiguity(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) -> str:

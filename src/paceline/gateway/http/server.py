@@ -155,7 +155,12 @@ def make_server(
     limits = ConnectionLimits(config.max_connections, config.max_connections_per_address)
     settings = uvicorn.Config(
         app,
-        http=partial(LimitedProtocol, limits=limits, client_timeout=config.client_timeout),  # type: ignore[arg-type]
+        http=partial(  # type: ignore[arg-type]
+            LimitedProtocol,
+            limits=limits,
+            client_timeout=config.client_timeout,
+            record=models.first.metrics.record_rejection,
+        ),
         ws="none",
         log_config=None,
         access_log=False,

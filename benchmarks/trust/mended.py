@@ -1,0 +1,238 @@
+"""Attacks on one server that a defect once let through: peak memory, seconds, and what a neighbour saw.
+
+    python benchmarks/trust/mended.py               # all of them, each against a server of its own
+    python benchmarks/trust/mended.py trailers      # one
+    PYTHONPATH=OTHER/src python benchmarks/trust/mended.py   # the code of another checkout
+
+Each attack meets a `paceline serve` with the embedded model on a free port of this machine and two API keys, of an attacker
+and of a neighbour. The neighbour reads a seeded stream again and again, and another process calls `/health`. Prints a line of a
+table for each attack. Memory is the growth of the gateway and of its helpers, without the engine.
+"""
+
+import argparse
+import http.client
+import json
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+from tests.gateway.process import server_process
+from tests.poison.attack import health_watch
+
+from paceline.gateway.auth import KeyFile
+
+LIMITS = {"max_num_seqs": 16, "kv_tokens": 16384, "max_model_len": 1024}
+MIB = 1 << 20
+STREAM = {
+    "prompt": "Once upon a time",
+    "max_tokens": 64,
+    "temperature": 0.8,
+    "seed": 7,
+    "ignore_eos": True,
+    "stream": True,
+}
+
+
+class Server(NamedTuple):
+    host: str
+    port: int
+    pid: int
+    attacker: str
+    """API key of the attacker."""
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection((self.host, self.port), timeout=60)
+
+    def head(self, path: str, *headers: str, method: str = "POST", with_key: bool = True) -> bytes:
+        """The first bytes of a request, up to its body."""
+        key = (f"Authorization: Bearer {self.attacker}",) if with_key else ()
+        lines = (f"{method} {path} HTTP/1.1", f"Host: {self.host}", "Content-Type: application/json", *key, *headers)
+        return "\r\n".join((*lines, "", "")).encode()
+
+    def post(self, path: str, body: bytes, timeout: float = 120.0, **headers: str) -> int:
+        """The status; 0 if there was none."""
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                values = {"content-type": "application/json", "authorization": f"Bearer {self.attacker}", **headers}
+                connection.request("POST", path, body, values)
+            return connection.getresponse().status
+        except (OSError, http.client.HTTPException):
+            return 0
+        finally:
+            connection.close()
+
+
+@dataclass
+class Seen:
+    """What happened during an attack."""
+
+    texts: list[str] = field(default_factory=list)
+    """Texts of the neighbour's streams; empty for one that was lost."""
+    gap: float = 0.0
+    """Longest time between two events of the neighbour's stream, or until the first one, in seconds."""
+    health: list[float] = field(default_factory=list)
+    peak: float = 0.0
+    """MB by which the gateway and its helpers grew at most."""
+
+
+def trailers(server: Server) -> str:
+    """Trailers without an end after the body of a request without a key, for three seconds."""
+    return send_for(
+        server,
+        server.head("/health", "Transfer-Encoding: chunked", with_key=False) + b"0\r\n",
+        b"X: " + b"y" * 60000 + b"\r\n",
+    )
+
+
+def trailer_value(server: Server) -> str:
+    """One trailer whose value has no end."""
+    return send_for(
+        server, server.head("/health", "Transfer-Encoding: chunked", with_key=False) + b"0\r\nX: ", b"y" * 65536
+    )
+
+
+def extensions(server: Server) -> str:
+    """Extensions of chunks without an end."""
+    return send_for(server, server.head("/health", "Transfer-Encoding: chunked", with_key=False) + b"1;", b"x" * 65536)
+
+
+def send_for(server: Server, head: bytes, part: bytes, seconds: float = 3.4) -> str:
+    """Sends `part` again and again. Returns how much the server took and what it answered."""
+    sent, answer, end = 0, b"", time.monotonic() + seconds
+    with server.connect() as client:
+        client.sendall(head)
+        with suppress(OSError):
+            while time.monotonic() < end:
+                client.sendall(part)
+                sent += len(part)
+                client.setblocking(False)
+                with suppress(BlockingIOError):
+                    answer = client.recv(100)
+                client.settimeout(60)
+                if answer:
+                    break
+    return f"{sent / MIB:.1f} MiB taken, answer {answer[9:12].decode() or 'none'}"
+
+
+ATTACKS: dict[str, Callable[[Server], str]] = {
+    "trailers": trailers,
+    "trailer value": trailer_value,
+    "chunk extensions": extensions,
+}
+
+
+@contextmanager
+def server_with_keys() -> Iterator[tuple[Server, str]]:
+    """A server, and the key of the neighbour."""
+    with tempfile.TemporaryDirectory(prefix="mended-") as folder:
+        path = Path(folder) / "keys.json"
+        attacker, neighbour = (KeyFile(str(path)).add(name) for name in ("attacker", "neighbour"))
+        with server_process(**LIMITS, max_waiting=64, api_keys=str(path), log_level="error") as process:
+            parts = urlsplit(process.url)
+            yield Server(parts.hostname or "", parts.port or 0, process.popen.pid, attacker), neighbour
+
+
+@contextmanager
+def watched(server: Server, neighbour: str, seen: Seen) -> Iterator[None]:
+    """Inside the block the neighbour reads streams, `/health` is called, and memory is measured."""
+    stop, before = threading.Event(), memory(server.pid)
+
+    def read() -> None:
+        while not stop.is_set():
+            read_stream(server, neighbour, seen)
+
+    def measure() -> None:
+        while not stop.wait(0.02):
+            seen.peak = max(seen.peak, memory(server.pid) - before)
+
+    threads = [threading.Thread(target=task) for task in (read, measure)]
+    with health_watch(f"http://{server.host}:{server.port}", seen.health):
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
+
+
+def read_stream(server: Server, key: str, seen: Seen) -> None:
+    connection, text = http.client.HTTPConnection(server.host, server.port, timeout=120), ""
+    last = time.monotonic()
+    try:
+        headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+        connection.request("POST", "/v1/completions", json.dumps(STREAM), headers)
+        for line in connection.getresponse():
+            if not line.startswith(b"data: "):
+                continue
+            seen.gap, last = max(seen.gap, time.monotonic() - last), time.monotonic()
+            if line.strip() == b"data: [DONE]":
+                seen.texts.append(text)
+                return
+            text += "".join(choice["text"] for choice in json.loads(line[6:]).get("choices", ()))
+    except (OSError, http.client.HTTPException, ValueError):
+        pass
+    finally:
+        connection.close()
+    seen.texts.append("")
+
+
+def memory(pid: int) -> float:
+    """Resident MB of the gateway and its helpers, without the engine."""
+    total = 0
+    with suppress(psutil.Error):
+        gateway = psutil.Process(pid)
+        for process in (gateway, *gateway.children(recursive=True)):
+            with suppress(psutil.Error):
+                if "paceline.worker" not in " ".join(process.cmdline()):
+                    total += process.memory_info().rss
+    return total / 1e6
+
+
+def run(name: str) -> str:
+    """A row of the table."""
+    with server_with_keys() as (server, neighbour):
+        plain = Seen()
+        for _ in range(2):
+            read_stream(server, neighbour, plain)
+        seen, began = Seen(), time.monotonic()
+        with watched(server, neighbour, seen):
+            outcome = ATTACKS[name](server)
+            seconds = time.monotonic() - began
+        different = sum(text != plain.texts[0] for text in seen.texts)
+    values: Sequence[Any] = (
+        name,
+        f"{seen.peak:.0f}",
+        f"{seconds:.1f}",
+        f"{len(seen.texts)}, {seen.texts.count('')}, {different}",
+        f"{seen.gap:.2f}",
+        f"{max(seen.health) * 1e3:.0f}",
+        outcome,
+    )
+    return "| " + " | ".join(map(str, values)) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("attacks", nargs="*", help=f"of {', '.join(ATTACKS)}; default: all")
+    names = parser.parse_args().attacks or list(ATTACKS)
+    print(
+        "| attack | memory, MB | seconds | streams, lost, different | longest gap, s | `/health` slowest, ms | outcome |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for name in names:
+        print(run(name), flush=True)
+
+
+if __name__ == "__main__":
+    main()
