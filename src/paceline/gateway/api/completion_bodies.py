@@ -11,12 +11,11 @@ from paceline.gateway.api.bodies import (
     UNSUPPORTED_PARAMS,
     Body,
     GenerationBody,
-    Messages,
     TokenId,
-    Tool,
     UnsupportedParams,
     inconsistent,
 )
+from paceline.gateway.api.messages import Messages, Tools
 from paceline.gateway.api.responses import Usage
 
 DEFAULT_MAX_TOKENS = 16
@@ -82,7 +81,7 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Tools | None = None
     add_special_tokens: bool = True
     """Adds special tokens to `prompt`; the chat template adds those of `messages`."""
     return_token_strs: bool = False

@@ -19,9 +19,11 @@ from pydantic import ValidationError
 
 from paceline.core.errors import InvalidRequest, TextTooLong
 from paceline.core.machine import lower_priority
-from paceline.gateway.api.bodies import Body, ChatBody, conversation_length
+from paceline.gateway.api.bodies import Body
+from paceline.gateway.api.chat_bodies import ChatBody
 from paceline.gateway.api.completion_bodies import CompletionBody, DetokenizeBody, TokenizeBody, VerifyBody
 from paceline.gateway.api.errors import ApiError, BadRequest, to_api_error
+from paceline.gateway.api.messages import conversation_length
 from paceline.gateway.bodies.errors import body_error, not_json
 
 MAX_DEPTH = 64

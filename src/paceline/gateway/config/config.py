@@ -100,6 +100,8 @@ class ServerConfig:
     """Port to listen on; 0 picks a free one."""
     served_model_name: str | None = None
     """Name of the model in the API. The default is the value of `model`."""
+    any_model_name: bool = False
+    """Whether the only served model answers requests that name another one. Agents send fixed names."""
     max_waiting: int | None = None
     """Choices that may wait for a place in the batch; the server rejects further ones with 429. The default is a
     quarter of `max_num_seqs`, which keeps the wait short."""

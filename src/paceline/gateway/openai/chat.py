@@ -1,11 +1,13 @@
 """Responses and chunks of /v1/chat/completions."""
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
-from paceline.gateway.api.bodies import ChatBody
+from paceline.gateway.api.chat_bodies import ChatBody
+from paceline.gateway.api.messages import INPUT
 from paceline.gateway.openai.answer import MIN_LOGPROB, Answer, AnswerContext, prompt_logprobs
 from paceline.gateway.openai.tools import CallDelta, Piece, ToolCallParser, ToolUse
 from paceline.model_files.tokenizer import Tokenizer
@@ -14,8 +16,9 @@ from paceline.model_files.tokenizer import Tokenizer
 class _ChatChoice:
     """The message of one choice, as far as it is generated."""
 
-    def __init__(self, parser: ToolCallParser | None) -> None:
-        self._parser = parser
+    def __init__(self, parser: ToolCallParser | None, custom: frozenset[str]) -> None:
+        """`custom` has the names of the tools whose input is a text."""
+        self._parser, self._custom = parser, custom
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._has_role = False
@@ -36,14 +39,17 @@ class _ChatChoice:
         if text:
             self._content.append(text)
             delta["content"] = text
-        if calls:
-            delta["tool_calls"] = [self._add_call(call) for call in calls]
+        parts = [part for call in calls if (part := self._add_call(call)) is not None]
+        if output.finish_reason is not None:
+            parts += self._custom_calls()
+        if parts:
+            delta["tool_calls"] = parts
         if output.finish_reason is not None:
             reason = output.finish_reason.value
             self.finish_reason = "tool_calls" if self._calls and reason == "stop" else reason
         if not self._has_role and (delta or output.finish_reason is not None):
             self._has_role = True
-            delta = {"role": "assistant", "content": None if calls else "", **delta}
+            delta = {"role": "assistant", "content": None if parts else "", **delta}
         return delta
 
     def message(self) -> dict[str, Any]:
@@ -52,13 +58,36 @@ class _ChatChoice:
             return {"role": "assistant", "content": content}
         return {"role": "assistant", "content": content or None, "tool_calls": self._calls}
 
-    def _add_call(self, call: CallDelta) -> dict[str, Any]:
+    def _add_call(self, call: CallDelta) -> dict[str, Any] | None:
+        """The part of the chunk; None for a call of a custom tool, which is sent when it is complete."""
         if call.id is None:
             self._calls[call.index]["function"]["arguments"] += call.arguments
-            return {"index": call.index, "function": {"arguments": call.arguments}}
-        function = {"name": call.name, "arguments": call.arguments}
-        self._calls.append({"id": call.id, "type": "function", "function": dict(function)})
-        return {"index": call.index, "id": call.id, "type": "function", "function": function}
+            part = {"index": call.index, "function": {"arguments": call.arguments}}
+        else:
+            function = {"name": call.name, "arguments": call.arguments}
+            self._calls.append({"id": call.id, "type": "function", "function": dict(function)})
+            part = {"index": call.index, "id": call.id, "type": "function", "function": function}
+        return None if self._calls[call.index]["function"]["name"] in self._custom else part
+
+    def _custom_calls(self) -> list[dict[str, Any]]:
+        """The calls of custom tools, at the end of the output. Their only argument becomes their input."""
+        parts = []
+        for index, call in enumerate(self._calls):
+            function = call["function"]
+            if function["name"] in self._custom:
+                custom = {"name": function["name"], "input": _only_text(function["arguments"])}
+                self._calls[index] = {"id": call["id"], "type": "custom", "custom": custom}
+                parts.append({"index": index, **self._calls[index]})
+        return parts
+
+
+def _only_text(arguments: str) -> str:
+    """The argument `input`; the arguments as they are if they have none, or were cut."""
+    try:
+        value = json.loads(arguments).get(INPUT)
+    except (ValueError, AttributeError):
+        return arguments
+    return value if isinstance(value, str) else arguments
 
 
 class ChatAnswer(Answer):
@@ -79,7 +108,8 @@ class ChatAnswer(Answer):
         self._prompt_logprobs: list[dict[int, Any] | None] | None = None
         self._has_prompt_logprobs = body.prompt_logprobs is not None
         count = self._request.sampling.n
-        self._choices = [_ChatChoice(tool_use.parser() if tool_use else None) for _ in range(count)]
+        custom = tool_use.custom_names if tool_use else frozenset()
+        self._choices = [_ChatChoice(tool_use.parser() if tool_use else None, custom) for _ in range(count)]
 
     def add_to_choice(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         choice = self._choices[index]

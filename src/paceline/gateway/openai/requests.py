@@ -17,10 +17,13 @@ from paceline.gateway.api.bodies import (
     GenerationBody,
     JsonObjectFormat,
     JsonSchemaFormat,
-    Message,
-    Tool,
+)
+from paceline.gateway.api.messages import (
+    AnyMessage,
+    AnyTool,
     conversation_length,
     template_message,
+    template_tools,
 )
 from paceline.gateway.sessions import RequestSession
 from paceline.model_files.tokenizer import ChatTemplate, Tokenizer
@@ -35,11 +38,6 @@ For each call write a JSON object with the function's name and arguments between
 <tool_call>
 {{"name": <name>, "arguments": <arguments>}}
 </tool_call>"""
-
-
-def template_tools(tools: tuple[Tool, ...]) -> list[dict[str, Any]]:
-    """The tools as chat templates expect them: without `strict`, which no template shows."""
-    return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
 
 
 def write_tools_as_text(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -106,8 +104,8 @@ class PromptEncoder:
 
     async def encode_messages(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] = (),
+        messages: Sequence[AnyMessage],
+        tools: Sequence[AnyTool] = (),
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
@@ -122,13 +120,13 @@ class PromptEncoder:
 
     def _render(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
+        messages: Sequence[AnyMessage],
+        tools: Sequence[AnyTool],
         add_generation_prompt: bool,
         variables: Mapping[str, Any] | None,
     ) -> str:
         values = [template_message(message) for message in messages]
-        tool_values = template_tools(tuple(tools))
+        tool_values = template_tools(tools)
         if self._template_has_tools:
             for value in values:
                 _parse_arguments(value)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.request import SpeculationParams, draw_seed
-from paceline.gateway.api.bodies import ChatBody, last_user_text
+from paceline.gateway.api.chat_bodies import ChatBody
 from paceline.gateway.api.completion_bodies import (
     DEFAULT_MAX_TOKENS,
     CompletionBody,
@@ -20,6 +20,7 @@ from paceline.gateway.api.completion_bodies import (
     VerifyBody,
     VerifyResponse,
 )
+from paceline.gateway.api.messages import last_user_text
 from paceline.gateway.api.responses import ChatCompletion, Completion, Model, ModelList
 from paceline.gateway.openai.answer import AnswerContext
 from paceline.gateway.openai.chat import ChatAnswer
@@ -80,10 +81,11 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
     """Encodes the messages with the chat template and generates the next model."""
     session, target = RequestSession.open(model.gateway, http, body), model.target
     session.check_limits(1, body.n or 1)
-    tool_use = ToolUse.from_body(body)
+    answer_schema = response_schema(body)
+    tool_use = ToolUse.from_body(body, answer_schema)
     tools = tool_use.tools if tool_use else ()
     prompt = await model.encoder.encode_messages(
-        body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs
+        body.messages, tools, body.add_generation_prompt, body.template_variables
     )
     prompt = truncate_prompt(prompt, body, target.max_model_len)
     sampling = sampling_params(
@@ -93,12 +95,13 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         seed=draw_seed(),
-        json_schema=tool_use.json_schema if tool_use else response_schema(body),
+        json_schema=tool_use.json_schema if tool_use else answer_schema,
         extra_stops=tool_use.stops if tool_use else (),
     )
+    schema_field = "tools" if body.is_call_forced else "response_format"
     answer_id, topic = ChatAnswer.new_id(), last_user_text(body.messages)
     bare = build_requests(http, body, session, answer_id, [prompt], sampling, topic)
-    requests = await session.validate(bare, body.timeout, "tools" if tool_use else "response_format", "messages")
+    requests = await session.validate(bare, body.timeout, schema_field, "messages")
     answer = ChatAnswer(answer_id, requests, model.context, body, tool_use)
     return await respond(session, answer, body, http)
 

@@ -8,11 +8,12 @@ is not a call of an offered tool stays text.
 import json
 import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from paceline.gateway.api.bodies import ChatBody, Function, Tool, ToolChoice
+from paceline.gateway.api.chat_bodies import ChatBody
+from paceline.gateway.api.messages import AnyTool, CustomTool, Function
 
 OPEN_TAG, CLOSE_TAG, PYTHON_TAG = "<tool_call>", "</tool_call>", "<|python_tag|>"
 CALL_KEYS = frozenset({"name", "type", "parameters", "arguments"})
@@ -218,40 +219,58 @@ NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 class ToolUse:
     """How a request uses tools: their place in the prompt, the grammar and the parser of the output."""
 
-    tools: tuple[Tool, ...]
+    tools: tuple[AnyTool, ...]
+    """The tools in the prompt."""
+    callable_names: frozenset[str]
+    """Names of the tools that may be called."""
     json_schema: Mapping[str, Any] | None
-    """Schema of the output if a call is forced, otherwise None."""
+    """Schema of the output if a call or a form of the answer is forced, otherwise None."""
     stops: tuple[str, ...]
     parallel: bool
+    is_forced: bool
+    """Whether the output is one call."""
     forced: str | None
     """Name of the forced tool; None if the model selects one."""
 
     @staticmethod
-    def from_body(body: ChatBody) -> "ToolUse | None":
-        """None if the request has no tools or sets `tool_choice: none`."""
+    def from_body(body: ChatBody, answer_schema: Mapping[str, Any] | None = None) -> "ToolUse | None":
+        """None if the request has no tools or sets `tool_choice: none`. `answer_schema` is the schema of an answer without a
+        call: the output is then such an answer, or a call as JSON without tags."""
         if not body.tools or body.tool_choice == "none":
             return None
-        functions = [tool.function for tool in body.tools]
-        tools, choice, parallel = tuple(body.tools), body.tool_choice, body.parallel_tool_calls
-        if isinstance(choice, ToolChoice):
-            functions = [function for function in functions if function.name == choice.function.name]
-        if choice in (None, "auto"):
-            return ToolUse(tools, None, () if parallel else (CLOSE_TAG,), parallel, None)
-        if len(functions) == 1:
-            return ToolUse(tools, functions[0].parameters or NO_PARAMETERS, (), parallel, functions[0].name)
-        return ToolUse(tools, _any_call_schema(functions), (), parallel, None)
+        tools, chosen, parallel = tuple(body.tools), body.chosen_tools, body.parallel_tool_calls
+        functions = [tool.function for tool in tools if chosen is None or tool.function.name in chosen]
+        names = frozenset(function.name for function in functions)
+        if body.is_call_forced and len(functions) == 1:
+            return ToolUse(
+                tools, names, functions[0].parameters or NO_PARAMETERS, (), parallel, True, functions[0].name
+            )
+        if body.is_call_forced:
+            return ToolUse(tools, names, _any_call_schema(functions), (), parallel, True, None)
+        schema = None if answer_schema is None else _any_call_schema(functions, answer_schema)
+        stops = () if parallel else (CLOSE_TAG,)
+        return ToolUse(tools, names, schema, stops, parallel, False, None)
+
+    @property
+    def custom_names(self) -> frozenset[str]:
+        """Names of the tools whose input is a text."""
+        return frozenset(tool.function.name for tool in self.tools if isinstance(tool, CustomTool))
 
     def parser(self) -> ToolCallParser:
         """A new parser; every choice needs its own."""
         if self.forced is not None:
             return ForcedCallParser(self.forced)
-        if self.json_schema is not None:
+        if self.is_forced:
             return ForcedChoiceParser()
-        return AutoCallParser({tool.function.name for tool in self.tools}, None if self.parallel else 1)
+        return AutoCallParser(self.callable_names, None if self.parallel else 1)
 
 
-def _any_call_schema(functions: list[Function]) -> dict[str, Any]:
-    return {"anyOf": [_call_schema(function, f"#/anyOf/{i}") for i, function in enumerate(functions)]}
+def _any_call_schema(functions: Sequence[Function], answer: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A call of one of the functions, or the answer."""
+    schemas = [_call_schema(function, f"#/anyOf/{i}") for i, function in enumerate(functions)]
+    if answer is not None:
+        schemas.append(_move_refs(answer, f"#/anyOf/{len(schemas)}"))
+    return {"anyOf": schemas}
 
 
 def _call_schema(function: Function, position: str) -> dict[str, Any]:

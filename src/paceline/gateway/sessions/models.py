@@ -22,8 +22,10 @@ class ServedModels:
         return len(self._by_name)
 
     def of(self, name: str | None) -> Gateway:
-        """The gateway of a model. Raises `NotFound`, or `BadRequest` if the name is missing and there are several models."""
-        if name is None:
+        """The gateway of a model. The only model answers to any name with the setting `any_model_name`. Raises `NotFound`, or
+        `BadRequest` if the name is missing and there are several models."""
+        is_any = len(self) == 1 and self.first.config.any_model_name
+        if name is None or is_any:
             if len(self) > 1:
                 raise BadRequest(
                     f"you must provide a model parameter, one of {self._names}", param="model", code="missing_model"
@@ -31,8 +33,9 @@ class ServedModels:
             return self.first
         gateway = self._by_name.get(name)
         if gateway is None:
+            advice = "" if len(self) > 1 else ", or set `any_model_name` on the server"
             raise NotFound(
-                f"this server does not serve the model {name!r}: use {self._names}",
+                f"this server does not serve the model {name!r}: use {self._names}{advice}",
                 param="model",
                 code="model_not_found",
             )
