@@ -48,6 +48,9 @@ def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
     return Tokenizer(backend, bos_id=None, eos_ids=[257], special_tokens={}, chat_template=template)
 
 
+FINGERPRINT = "fp_0123456789abcdef"
+
+
 class FakeTarget:
     """Generates `text(request)` for every request, `per_step` tokens per step, all but one drafted. With `hold` it generates
     nothing until `release`."""
@@ -62,6 +65,7 @@ class FakeTarget:
         self.draft_statuses: dict[str, DraftStatus] = {}
         """The drafts inside the engines of its workers."""
         self.swaps: list[tuple[str, float, float]] = []
+        self.fingerprint = FINGERPRINT
         self._text, self._per_step, self._hold = text, per_step, hold
         self._held: dict[str, tuple[Request, OutputListener]] = {}
         limits = Limits(self.tokenizer.vocab_size, self.max_model_len, max_depth=8)
@@ -144,6 +148,7 @@ class FakeTarget:
             logprobs=None
             if top is None
             else tuple(TokenLogprobs(t, -0.5, tuple((o, -0.5 - o) for o in range(top))) for t in tokens),
+            fingerprint=self.fingerprint,
         )
 
     @property

@@ -15,6 +15,7 @@ from paceline.core.pool_config import PoolConfig
 from paceline.core.request import Request, ValidatedRequest
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
+from paceline.model_files.fingerprint import SystemFingerprint
 from paceline.policy.health import LivenessRules
 from paceline.targets.pool import TargetPool
 from paceline.telemetry.tracing import Tracing
@@ -29,6 +30,10 @@ LENIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)
 STRICT = HealthConfig(heartbeat=0.05, misses=10, stall=30.0, canary=0.0)
 """Half a second without a heartbeat is too long: on a busy machine a healthy worker is suspected, see `disappear`."""
 WAIT = 60.0
+
+
+def fingerprint(weights: str = "1", device: str = "NVIDIA H200", ranks: int = 1) -> SystemFingerprint:
+    return SystemFingerprint(weights, "t", "bfloat16", "none", "int8", "auto", device, ranks)
 
 
 class Gate:

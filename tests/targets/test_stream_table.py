@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.errors import GenerationFailed
-from paceline.core.output import OutputEvent
+from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sequence import Origin
 from paceline.policy.health import WorkerState
@@ -18,6 +19,7 @@ from paceline.wire.draft_messages import VERSION
 from paceline.wire.gateway_messages import Heartbeat, Output, Welcome
 from paceline.wire.worker_spec import Member
 from tests.engine.harness import PROMPT, request
+from tests.processes.target_harness import fingerprint
 
 
 @pytest.fixture
@@ -107,6 +109,28 @@ def test_worker_starts_one_suspect_at_a_time(targets: dict[str, TargetConnection
         events.table.assign()
     for one in GOOD:
         assert events.place(one.id)
+
+
+def test_outputs_have_the_fingerprint_of_their_worker_and_another_one_continues_no_stream(
+    targets: dict[str, TargetConnection],
+) -> None:
+    for name, weights in (("a", "1"), ("b", "2")):
+        welcome = targets[name].welcome
+        assert welcome is not None
+        targets[name].welcome = msgspec.structs.replace(welcome, fingerprint=fingerprint(weights))
+    events = Events(targets)
+    events.add(*GOOD)
+    places = {one.id: events.place(one.id) for one in GOOD}
+    assert set(places.values()) == {"a", "b"}
+    for name in targets:
+        events.answer(name)
+    for one in GOOD:
+        (output,) = events.events[one.id]
+        assert isinstance(output, StepOutput)
+        assert output.fingerprint == fingerprint("1" if places[one.id] == "a" else "2").digest
+    targets["a"].state = WorkerState.SUSPECTED
+    events.die("a")
+    assert {stream.request.id for stream in targets["b"].streams.values()} == {i for i in places if places[i] == "b"}
 
 
 def test_heartbeat_requested_before_a_submission_says_nothing_about_it(targets: dict[str, TargetConnection]) -> None:

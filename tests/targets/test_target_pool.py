@@ -24,6 +24,7 @@ from tests.processes.target_harness import (
     StreamReader,
     WorkerThread,
     disappear,
+    fingerprint,
     pool_of,
     until,
 )
@@ -364,13 +365,13 @@ def test_stalled_engine_is_suspected() -> None:
 def test_workers_with_other_weights_are_refused_and_continue_no_stream() -> None:
     a, b, other, new = (WorkerThread(name) for name in ("a", "b", "other", "new"))
     for worker, weights in ((a, "1"), (b, "1"), (other, "2"), (new, "2")):
-        worker.backend._weights_id = weights
+        worker.engine.fingerprint = fingerprint(weights)
     with pool_of(a, b) as pool:
         assert isinstance(pool._watch.directory, Members)
         pool._watch.directory.known += [other.member, replace(new.member, revision=1)]
         try:
             until(lambda: {row.name: row.state for row in pool.workers()}.get("other") == "refused")
-            assert "its weights are 2" in next(row.refusal for row in pool.workers() if row.name == "other")
+            assert "it has weights 2, not 1" in next(row.refusal for row in pool.workers() if row.name == "other")
             until(lambda: pool.targets()["new"].takes_streams)  # another revision: its canary texts decide
             gate_a, gate_b = Gate(a.engine, 3), Gate(b.engine, 10**9)
             gate_b.open()

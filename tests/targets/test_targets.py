@@ -15,10 +15,10 @@ from paceline.targets.targets import Targets
 from paceline.wire.draft_messages import VERSION
 from paceline.wire.gateway_messages import SetFlags, StatusReport, Welcome, WorkerAddress, WorkerList
 from paceline.wire.worker_spec import Member, Phase
-from tests.processes.target_harness import cluster
+from tests.processes.target_harness import cluster, fingerprint
 
 ADDRESS = "tcp://127.0.0.1:1"
-WELCOME = Welcome(VERSION, 9, "a", "", 40, 256, 8, 4, ["fake"], "fake", weights="1")
+WELCOME = Welcome(VERSION, 9, "a", "", 40, 256, 8, 4, ["fake"], "fake", fingerprint=fingerprint())
 STATUS = EngineStatus(1, 0, 90, 100, 0, 0, SpeculationFlags(True, "pool", 6), ())
 
 
@@ -140,14 +140,29 @@ def test_a_welcome_of_another_version_is_not_taken(targets: Targets, sent: Sent)
 def test_other_weights_are_refused_within_a_pool_and_revision(targets: Targets) -> None:
     targets.connect((member("a"), member("b"), replace(member("c"), revision=1), replace(member("d"), pool="more")))
     assert targets.handle_welcome(targets["a"], WELCOME)
-    other = msgspec.structs.replace(WELCOME, weights="2")
+    other = msgspec.structs.replace(WELCOME, fingerprint=fingerprint(device="NVIDIA H100"))
     assert not targets.handle_welcome(targets["b"], other)
-    assert targets["b"].refusal == "its weights are 2, those of a are 1"
+    assert targets["b"].refusal == "its texts may differ from those of a: it has device NVIDIA H100, not NVIDIA H200"
     assert targets["b"].welcome is None
     for name in "cd":
         assert targets.handle_welcome(targets[name], other)
     assert targets.handle_welcome(targets["b"], WELCOME)  # restarted with the right ones
     assert targets["b"].refusal == ""
+
+
+def test_the_fingerprint_is_that_of_all_usable_targets(targets: Targets) -> None:
+    targets.connect((member("a"), replace(member("b"), pool="more")))
+    assert targets.fingerprint == ""
+    for target in targets.values():
+        targets.handle_welcome(target, WELCOME)
+        target.state = WorkerState.READY
+    assert targets.fingerprint == fingerprint().digest
+    targets.handle_welcome(targets["b"], msgspec.structs.replace(WELCOME, fingerprint=fingerprint(ranks=2)))
+    assert targets.fingerprint == ""
+    targets["b"].state = WorkerState.SUSPECTED
+    assert targets.fingerprint == fingerprint().digest
+    targets.handle_welcome(targets["a"], msgspec.structs.replace(WELCOME, fingerprint=None))
+    assert targets.fingerprint == ""
 
 
 def test_capacity_and_reports_are_those_of_usable_targets(targets: Targets) -> None:

@@ -54,6 +54,8 @@ class StepOutput:
     """Seconds from arrival to the first scheduled step."""
     times: StepTimes | None = field(default=None, compare=False)
     """Times of the step, shared by all its outputs. None if the step ran in another process."""
+    fingerprint: str = field(default="", compare=False)
+    """Digest of the `SystemFingerprint` of the worker that generated it, as its gateway knows it. Empty if it is not known."""
 
 
 OutputEvent = StepOutput | PacelineError

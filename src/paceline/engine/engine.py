@@ -20,6 +20,7 @@ from paceline.engine.selector import ExecutorSelector
 from paceline.engine.speculator import Speculator
 from paceline.engine.status import AssignedMethods, AuditReport, RunTimeFlags, StatusReporter
 from paceline.engine.step.step import GraphStepExecutor, StepExecutor, StepResult
+from paceline.model_files import SystemFingerprint
 from paceline.model_files.tokenizer import Tokenizer
 from paceline.models.runner import ModelRunner
 from paceline.policy.step import PromptPacer
@@ -49,10 +50,11 @@ class Engine:
         assignment: AssignedMethods | None = None,
         audit: AuditReport | None = None,
         counted_bytes: int = 0,
+        fingerprint: SystemFingerprint | None = None,
     ) -> None:
         """`graph` runs steps as CUDA graphs; None on a CPU. `hooks` are all hooks of the engine: see `engine_of_parts` for
         those that every engine has, of which `assignment` and `audit` are two. `counted_bytes` is the memory that the builder
-        computed before it loaded anything."""
+        computed before it loaded anything. `fingerprint` is what its texts depend on. None if the model has no files."""
         self.runner = runner
         self.scheduler = scheduler
         self.speculator = speculator
@@ -61,6 +63,7 @@ class Engine:
         self.clock = clock or WallClock()
         self.graph = graph
         self.counted_bytes = counted_bytes
+        self.fingerprint = fingerprint
         self.num_steps = 0
         """Steps begun; a busy engine whose count stands still is stuck."""
         self.watch = StepTimePrediction()

@@ -6,12 +6,14 @@ from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from paceline.model_files.checksums import quick_checksum, recommended_sampling, weights_checksum
+    from paceline.model_files.fingerprint import SystemFingerprint
     from paceline.model_files.metadata import MAX_TOKEN_ID, GGUFReader, Metadata, read_json, read_text
 
 __all__ = [
     "MAX_TOKEN_ID",
     "GGUFReader",
     "Metadata",
+    "SystemFingerprint",
     "quick_checksum",
     "read_json",
     "read_text",
@@ -23,6 +25,7 @@ __getattr__ = lazy_face(
     __name__,
     {
         "checksums": "quick_checksum recommended_sampling weights_checksum",
+        "fingerprint": "SystemFingerprint",
         "metadata": "GGUFReader MAX_TOKEN_ID Metadata read_json read_text",
     },
 )

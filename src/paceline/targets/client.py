@@ -88,6 +88,11 @@ class TargetClient:
         return None if self.is_ready else self._failure()
 
     @property
+    def fingerprint(self) -> str:
+        """Digest of what the texts of all usable targets depend on. Empty if they differ, or if one is not known."""
+        return self.pool.fingerprint
+
+    @property
     def max_model_len(self) -> int:
         return self._validator.limits.max_model_len
 

@@ -177,6 +177,11 @@ class TargetPool:
         return self._streams.num_continued
 
     @property
+    def fingerprint(self) -> str:
+        """Digest of the fingerprint that all usable targets share. Empty if they differ, or if one is not known."""
+        return self._targets.fingerprint
+
+    @property
     def max_num_seqs(self) -> int:
         """Sequences that all usable workers run at once. Without a usable worker, the last value."""
         return self._targets.max_num_seqs

@@ -6,6 +6,7 @@ from msgspec import Raw
 
 from paceline.core.output import OutputListener, StepOutput
 from paceline.core.request import ValidatedRequest
+from paceline.model_files import SystemFingerprint
 from paceline.policy.routing.kv_index import PeerHint
 from paceline.wire.gateway_messages import EncodedSubmit, Output, Submit
 
@@ -46,9 +47,10 @@ class Stream:
         """Last attempt with an output."""
         self.num_lost = 0
         """Workers lost since the last output."""
-        self.weights = ""
-        """Checksum of the weights that generated its first token. Empty if it is not known. A worker with other weights would
-        continue with a different text."""
+        self.fingerprint: SystemFingerprint | None = None
+        """That of the worker that generated its first token. None if it is not known. Another worker continues the stream only
+        with the same one."""
+        self._digest = ""
         self.num_deaths = 0
         """Workers that died since the last output, each before the first output of its attempt."""
         committed = request.committed or ((),) * request.sampling.n
@@ -62,6 +64,11 @@ class Stream:
     @property
     def num_unfinished(self) -> int:
         return sum(not choice.is_finished for choice in self._choices)
+
+    def generated_by(self, fingerprint: SystemFingerprint | None) -> None:
+        """The first output of an attempt comes from a worker with this fingerprint. The first one of the stream counts."""
+        if self.fingerprint is None and fingerprint is not None:
+            self.fingerprint, self._digest = fingerprint, fingerprint.digest
 
     def add(self, output: Output) -> StepOutput:
         """Commit `output` and return it for the listener. Raises `StreamGap` if it does not continue the stream."""
@@ -96,6 +103,8 @@ class Stream:
             output.finish_reason,
             "",
             output.waited,
+            None,
+            self._digest,
         )
 
     @property

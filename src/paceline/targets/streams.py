@@ -77,6 +77,8 @@ class StreamTable:
         stream = target.streams.get(output.attempt)
         if stream is None:
             return
+        if not stream.has_started and target.welcome is not None:
+            stream.generated_by(target.welcome.fingerprint)
         try:
             step = stream.add(output)
         except StreamGap as gap:
@@ -94,8 +96,6 @@ class StreamTable:
     def _start(self, target: TargetConnection, stream: Stream, num_cached: int) -> None:
         """The first output of an attempt has arrived."""
         stream.started_attempt = stream.attempt
-        if target.welcome is not None and not stream.weights:
-            stream.weights = target.welcome.weights
         self._router.started(stream.request.id, num_cached)
         if stream.pinned is None:
             target.num_prompt_tokens += len(stream.request.prompt_ids)
@@ -148,7 +148,7 @@ class StreamTable:
         for _ in range(len(self._unassigned) if loads else 0):
             stream = self._unassigned.popleft()
             request, choices = stream.request, loads
-            if stream.weights:
+            if stream.fingerprint is not None:
                 choices = {name: load for name, load in choices.items() if self._fits(stream, name)}
             if stream.is_suspect:
                 choices = {name: load for name, load in choices.items() if not self._targets[name].has_suspect}
@@ -163,9 +163,9 @@ class StreamTable:
             self.submit(stream)
 
     def _fits(self, stream: Stream, name: str) -> bool:
-        """Whether the worker has the weights that generated the beginning of the stream."""
+        """Whether the worker generates the text that the beginning of the stream is part of, as far as it is known."""
         welcome = self._targets[name].welcome
-        return welcome is not None and welcome.weights in ("", stream.weights)
+        return welcome is not None and welcome.fingerprint in (None, stream.fingerprint)
 
     def submit(self, stream: Stream) -> None:
         """Send the stream to the worker that it is assigned or pinned to."""

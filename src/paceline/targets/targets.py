@@ -65,6 +65,14 @@ class Targets(dict[str, TargetConnection]):
         return next((target.welcome for target in targets if target.welcome is not None), None)
 
     @property
+    def fingerprint(self) -> str:
+        """Digest of the fingerprint that all usable targets share. Empty if they differ, or if one is not known."""
+        targets = [target for target in list(self.values()) if target.takes_streams and target.welcome is not None]
+        found = {target.welcome.fingerprint for target in targets if target.welcome is not None}
+        shared = found.pop() if len(found) == 1 else None
+        return "" if shared is None else shared.digest
+
+    @property
     def reports(self) -> list[StatusReport]:
         """The last report of each usable target."""
         targets = list(self.values())
@@ -137,17 +145,15 @@ class Targets(dict[str, TargetConnection]):
         return True
 
     def _refusal(self, member: Member, welcome: Welcome) -> str:
-        """The reason why the worker must not generate: its pool has other weights at the same revision of the settings. Empty
-        if the worker may generate."""
+        """The reason why the worker must not generate: its texts may differ from those of its pool at the same revision of the
+        settings. Empty if the worker may generate."""
         for other in self.values():
             same = (other.member.pool, other.member.revision) == (member.pool, member.revision)
-            if (
-                same
-                and other.welcome is not None
-                and other.welcome.weights not in ("", welcome.weights)
-                and welcome.weights
-            ):
-                return f"its weights are {welcome.weights}, those of {other.name} are {other.welcome.weights}"
+            if not same or other.name == member.name or other.welcome is None:
+                continue
+            own, known = welcome.fingerprint, other.welcome.fingerprint
+            if own is not None and known is not None and (difference := own.difference(known)):
+                return f"its texts may differ from those of {other.name}: it has {difference}"
         return ""
 
 

@@ -13,7 +13,7 @@ from paceline.core.request import SamplingParams, Verification
 from paceline.model_files.tokenizer import Fingerprint
 from paceline.wire.codec import Codec
 
-VERSION = 8
+VERSION = 9
 """Protocol version. Two processes of different versions do not work together."""
 
 MAX_DEPTH = 64

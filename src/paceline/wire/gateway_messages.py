@@ -15,6 +15,7 @@ from paceline.core.output import TokenLogprobs
 from paceline.core.request import Request, SpeculationFlags, ValidatedRequest
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.status import EngineStatus
+from paceline.model_files import SystemFingerprint
 from paceline.policy.routing.kv_index import PeerHint
 from paceline.wire.codec import Codec, MalformedMessage
 from paceline.wire.draft_messages import (
@@ -212,9 +213,8 @@ class Welcome(Message, frozen=True, tag=40):
     events_port: Count = 0
     """Port of the KV events, on the worker's host. 0 if the worker publishes no KV events."""
     replay_port: Count = 0
-    weights: Name = ""
-    """Checksum of the weights and the formats that they are computed in. Empty if it is not known. Workers with different
-    checksums generate different texts."""
+    fingerprint: SystemFingerprint | None = None
+    """What its texts depend on. None if it is not known. Workers with different fingerprints may generate different texts."""
     memory: MemoryRegion | None = None
     """Device memory of its KV cache, by which a target learns whether it can map the cache. None if blocks are sent as
     bytes."""

@@ -22,7 +22,6 @@ from paceline.engine import Engine, EngineLoop
 from paceline.engine.sizing import calibrate, size_engine
 from paceline.engine.start import build_engine, pick_device
 from paceline.kernels.cpu import native
-from paceline.model_files import quick_checksum
 from paceline.model_files.tokenizer import fingerprint
 from paceline.models import make_runner
 from paceline.models.loading import LoadedModel, load_model
@@ -97,7 +96,6 @@ def build_target_worker(
         drafts=drafts,
         publisher=publisher,
         weights=weights,
-        weights_id=_weights_id(spec.engine),
         handoffs=handoffs,
         prefill_service=prefill_service,
         draft_swaps=DraftSwaps.of(draft_trial, loop, spec.engine),
@@ -109,15 +107,11 @@ def build_target_worker(
 def _build_engine(
     spec: WorkerSpec, weights: WeightManager, pool: _PoolBuilder, draft_trial: AlternatingDraftTrial
 ) -> Engine:
-    weights_id = ""
-    if spec.role == "prefill" or spec.handoff_threshold is not None:  # blocks of another checkpoint must not be used
-        weights_id = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}/{spec.engine.activations}"
     return build_engine(
         spec.engine,
         pool if spec.uses_drafts else None,
         load_model if spec.weights is None else weights.load,
         hooks=(draft_trial,),
-        weights_id=weights_id,
         load_ranks=load_parallel if spec.weights is None else weights.load_ranks,
     )
 
@@ -144,15 +138,6 @@ def _prefill_service(
     server = TransferServer(urlsplit(address).hostname or "", security, channels)
     memory = device_memory(engine.runner.device, channels)
     return PrefillService(loop, server, computes=spec.role == "prefill", memory=memory)
-
-
-def _weights_id(config: EngineConfig) -> str:
-    """Checksum of the weights, and the formats that decide the text. Empty on a machine without the model's files."""
-    try:
-        checksum = quick_checksum(config.model)[:32]
-    except PacelineError:
-        return ""
-    return f"{checksum}/{config.dtype}/{config.quantization}/{config.activations}/{config.kv_dtype}"
 
 
 def _warm_up(engine: Engine, config: EngineConfig) -> None:

@@ -1,6 +1,7 @@
 """From a configuration to an engine, over checkpoints of a few kilobytes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,21 @@ def engine(target: str, **options: Any) -> Engine:
     speculation = SpeculationConfig(**options.pop("speculation", {}))
     options = {"kv_tokens": 1024, "max_num_seqs": 4, "max_batched_tokens": 32, "device": "cpu", **options}
     return build_engine(EngineConfig(model=target, speculation=speculation, **options))
+
+
+def test_equal_files_and_settings_have_equal_fingerprints(target: str, tmp_path: Path) -> None:
+    ours = engine(target).fingerprint
+    assert ours is not None
+    assert ours.digest.startswith("fp_")
+    copied = Path(shutil.copytree(target, tmp_path / "copy"))
+    assert engine(str(copied), max_num_seqs=2, speculation={"method": "suffix"}).fingerprint == ours
+    others = [engine(target, quantization="int8"), engine(target, kv_dtype="fp8"), engine(target, dtype="bfloat16")]
+    others.append(engine(save_checkpoint(tmp_path / "other", seed=1)))
+    template = {"chat_template": "{{ messages[0].content }}"}
+    (copied / "tokenizer_config.json").write_text(json.dumps(template))
+    others.append(engine(str(copied)))
+    digests = {ours.digest, *(other.fingerprint.digest for other in others if other.fingerprint is not None)}
+    assert len(digests) == 1 + len(others)
 
 
 def prompt(count: int = 20) -> tuple[int, ...]:

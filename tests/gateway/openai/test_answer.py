@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from paceline.core.output import StepOutput
+from paceline.core.request import Request
 from paceline.core.sequence import Origin
 from paceline.gateway.openai.answer import OriginSplitter
-from tests.gateway.fakes import byte_tokenizer, events, served
+from tests.gateway.fakes import FINGERPRINT, byte_tokenizer, events, served
 
 A, R, B, P = Origin.ACCEPTED, Origin.RECOVERED, Origin.BONUS, Origin.PLAIN
 TOKENIZER = byte_tokenizer()
@@ -84,3 +85,29 @@ def test_include_origins_adds_origins(path: str, body: dict[str, Any]) -> None:
 
 def test_origins_are_absent_by_default() -> None:
     assert all("origins" not in choice for choice in choices("/v1/completions", prompt="x"))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})],
+)
+def test_responses_and_chunks_have_the_fingerprint_of_their_worker(path: str, body: dict[str, Any]) -> None:
+    server = served("Hello", per_step=3)
+    assert server.post(path, body).json()["system_fingerprint"] == FINGERPRINT
+    chunks = [json.loads(item) for item in events(server.post(path, {"stream": True, **body}))[:-1]]
+    assert [chunk["system_fingerprint"] for chunk in chunks] == [FINGERPRINT] * len(chunks)
+    server.target.fingerprint = ""  # the server of another engine
+    assert server.post(path, body).json()["system_fingerprint"] is None
+
+
+def test_choices_of_workers_with_different_fingerprints_have_none() -> None:
+    found = iter(("fp_1", "fp_1", "fp_1", "fp_2"))
+
+    def text(_: Request) -> str:
+        server.target.fingerprint = next(found)
+        return "Hello"
+
+    server = served(text)
+    body = {"prompt": ["x", "y"]}
+    assert server.post("/v1/completions", body).json()["system_fingerprint"] == "fp_1"
+    assert server.post("/v1/completions", body).json()["system_fingerprint"] is None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.core.request import Request
-from tests.gateway.fakes import Served, events, served
+from tests.gateway.fakes import FINGERPRINT, Served, events, served
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -42,7 +42,7 @@ def test_a_response() -> None:
     answer = chat(served("Hello there!"), model="fake")
     assert answer["object"] == "chat.completion"
     assert answer["id"].startswith("chatcmpl-")
-    assert answer["system_fingerprint"].startswith("fp_")
+    assert answer["system_fingerprint"] == FINGERPRINT
     assert answer["choices"] == [
         {
             "index": 0,

@@ -1,6 +1,6 @@
 """/v1/models, /tokenize, /detokenize, health, metrics and flags."""
 
-from tests.gateway.fakes import served
+from tests.gateway.fakes import FINGERPRINT, served
 
 
 def test_models() -> None:
@@ -9,6 +9,9 @@ def test_models() -> None:
     assert [model["id"] for model in models["data"]] == ["team/model"]
     assert models["data"][0]["max_model_len"] == 4096
     assert server.call("GET", "/v1/models/team/model").json()["id"] == "team/model"
+    assert models["data"][0]["system_fingerprint"] == FINGERPRINT
+    server.target.fingerprint = ""  # workers with different fingerprints
+    assert server.call("GET", "/v1/models/team/model").json()["system_fingerprint"] is None
     assert server.call("GET", "/v1/models/other").status_code == 404
 
 

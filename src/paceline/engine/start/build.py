@@ -4,9 +4,10 @@
 executor.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -34,8 +35,9 @@ from paceline.kernels.formats.layout import META, uses_gpu_kernels
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
 from paceline.kv import BlockTables
+from paceline.model_files import SystemFingerprint
 from paceline.model_files.hub import pick_draft
-from paceline.model_files.tokenizer import Tokenizer, check_compatible
+from paceline.model_files.tokenizer import Tokenizer, check_compatible, fingerprint
 from paceline.models import make_runner
 from paceline.models.drafts import LoadedHead, find_draft, load_draft
 from paceline.models.heads.eagle import EagleModel
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
     from paceline.engine.graph import GraphExecutor, GraphProposer
 
 logger = logging.getLogger(__name__)
+
+CHECKSUM_DIGITS = 32
+"""Hexadecimal digits of a checksum of weights or tokenizer, where two workers compare theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +78,16 @@ def assemble(
     pool: Callable[[LoadedModel], Proposer] | None = None,
     hooks: Sequence[StepHook] = (),
     extra_proposers: Mapping[str, Proposer] | None = None,
-    weights_id: str = "",
 ) -> Engine:
     """An engine that is complete and not calibrated. `ranks` are the ranks of a target that is split. `build_engine` describes
     the remaining parameters. Raises `OutOfMemory` if the models do not fit."""
     sizing = size_engine(config, target, draft, target.model.device)
     _log_sizes(config, sizing)
+    system_fingerprint = fingerprint_of(config, target)
+    logger.info("system fingerprint %s", system_fingerprint)
     limits, num_blocks, clock = sizing.limits, sizing.memory.num_blocks, WallClock()
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
-    runner = make_runner(target.model, num_blocks, kv_dtype, weights_id, ranks)
+    runner = make_runner(target.model, num_blocks, kv_dtype, _weights_id(config, target), ranks)
     tables = BlockTables(num_blocks, config.prefix_caching)
     proposers = make_proposers(config, limits, target, draft, runner, tables, kv_dtype)
     if pool is not None:
@@ -110,7 +116,37 @@ def assemble(
         audit_fraction=config.audit_fraction,
         counted_bytes=sizing.memory.budget_bytes - sizing.memory.free_bytes,
         default_methods=default_methods(config.speculation, proposers),
+        fingerprint=system_fingerprint,
     )
+
+
+def fingerprint_of(config: EngineConfig, target: LoadedModel) -> SystemFingerprint:
+    """What the texts of `target` depend on, under this configuration."""
+    model = target.model
+    tokenizer = hashlib.sha256(repr(astuple(fingerprint(target.tokenizer))).encode()).hexdigest()
+    if model.device.type == "cuda":
+        kind = torch.cuda.get_device_name(model.device)
+    elif model.dtype is torch.float32 and native.available():
+        kind = model.device.type
+    else:  # its sums are those of torch, which depend on its version and on the instruction set
+        kind = f"{model.device.type}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    return SystemFingerprint(
+        weights=target.checksum[:CHECKSUM_DIGITS],
+        tokenizer=tokenizer[:CHECKSUM_DIGITS],
+        dtype=str(model.dtype).removeprefix("torch."),
+        quantization=config.quantization,
+        activations=config.activations,
+        kv_dtype=config.kv_dtype,
+        device=kind,
+        ranks=config.tensor_parallel_size,
+    )
+
+
+def _weights_id(config: EngineConfig, target: LoadedModel) -> str:
+    """Identifies the weights when blocks are exchanged with other processes. Empty if they are not known."""
+    if not target.checksum:
+        return ""
+    return f"{target.checksum[:CHECKSUM_DIGITS]}/{config.quantization}/{config.activations}"
 
 
 def engine_of_parts(
@@ -126,6 +162,7 @@ def engine_of_parts(
     audit_fraction: float = 0.0,
     counted_bytes: int = 0,
     default_methods: Sequence[str] = (),
+    fingerprint: SystemFingerprint | None = None,
 ) -> Engine:
     """An engine with the hooks that every engine has, followed by `hooks`. If `default_methods` names two methods, a request
     that names none gets the faster one; if it is empty, such a request gets the validator's default."""
@@ -156,6 +193,7 @@ def engine_of_parts(
         assignment=assignment,
         audit=audit,
         counted_bytes=counted_bytes,
+        fingerprint=fingerprint,
     )
 
 
@@ -247,13 +285,11 @@ def build_engine(
     load: Load = load_model,
     hooks: Sequence[StepHook] = (),
     extra_proposers: Mapping[str, Proposer] | None = None,
-    weights_id: str = "",
     load_ranks: LoadRanks = load_parallel,
 ) -> Engine:
     """`pool` makes the proposer `pool` for the loaded target: drafts from draft workers. `load` loads a target for one device;
     it may return before all weights have arrived. `hooks` listen to every step. `extra_proposers` join the built-in
-    ones under their names. `weights_id` identifies the weights when blocks are exchanged with other processes.
-    `load_ranks` loads a target for several ranks."""
+    ones under their names. `load_ranks` loads a target for several ranks."""
     _check_draft(config)
     device = pick_device(config.device)
     dtype, quantization = pick_dtype(config.dtype, device), pick_quantization(config.quantization)
@@ -265,7 +301,7 @@ def build_engine(
         )
         try:
             draft = _load_draft(config, target)
-            engine = assemble(config, target, draft, ranks, pool, hooks, extra_proposers, weights_id)
+            engine = assemble(config, target, draft, ranks, pool, hooks, extra_proposers)
             calibrate(engine, config)
             return engine
         except BaseException:
@@ -276,7 +312,7 @@ def build_engine(
             target = load(config.model, device, dtype, quantization, config.activations)
             reading.note = f"{target.model.weight_bytes / 1e9:.1f} GB"
         draft = _load_draft(config, target)
-        engine = assemble(config, target, draft, None, pool, hooks, extra_proposers, weights_id)
+        engine = assemble(config, target, draft, None, pool, hooks, extra_proposers)
         compilation.wait()
     if target.model.is_complete and device.type != "meta":
         with phase("calibrate"):

@@ -185,6 +185,11 @@ class LLM:
         """Largest number of prompt and output tokens of one sequence."""
         return self.engine.validator.limits.max_model_len
 
+    @property
+    def system_fingerprint(self) -> str:
+        """What its texts depend on, apart from request and seed, as responses of a server show it."""
+        return "" if self.engine.fingerprint is None else self.engine.fingerprint.digest
+
     def snapshot(self) -> EngineStatus:
         """The engine's counts and traffic; never blocks."""
         return self.engine.status.snapshot()

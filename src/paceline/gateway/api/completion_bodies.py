@@ -145,7 +145,7 @@ class VerifyResponse(BaseModel):
     object: Literal["verify"]
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str | None
     tokens: list[int]
     """The accepted tokens, then the target's own next token. An end token is included."""
     accepted: int

@@ -66,7 +66,8 @@ class ChatCompletion(BaseModel):
     object: Literal["chat.completion"]
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str | None
+    """What its text depends on, apart from request and seed. None if it is not known, or if choices differ in it."""
     choices: list[ChatChoice]
     usage: Usage
     metrics: ResponseMetrics
@@ -94,7 +95,8 @@ class Completion(BaseModel):
     object: Literal["text_completion"]
     created: int
     model: str
-    system_fingerprint: str
+    system_fingerprint: str | None
+    """What its text depends on, apart from request and seed. None if it is not known, or if choices differ in it."""
     choices: list[CompletionChoice]
     usage: Usage
     metrics: ResponseMetrics
@@ -109,6 +111,8 @@ class Model(BaseModel):
     """Model as the server loaded it."""
     parent: None = None
     max_model_len: int
+    system_fingerprint: str | None = None
+    """That of responses, if all workers of the model have the same."""
 
 
 class ModelList(BaseModel):

@@ -81,7 +81,6 @@ class AnswerContext:
     """The parts of a server that answers need."""
 
     model: str
-    fingerprint: str
     max_depth: int
     tokenizer: Tokenizer
 
@@ -118,8 +117,10 @@ class Answer(ABC):
             "object": self.object,
             "created": int(time.time()),
             "model": context.model,
-            "system_fingerprint": context.fingerprint,
+            "system_fingerprint": None,
         }
+        self._fingerprints: set[str] = set()
+        """Those of the workers that generated the choices."""
         self._position = StreamPosition(self._num_unfinished) if options.resumable else None
         self._is_first_chunk = True
         self._set_id(answer_id)
@@ -133,6 +134,15 @@ class Answer(ABC):
     def _set_id(self, answer_id: str) -> None:
         self._head = {"id": answer_id, **self._head}
         self._head["id"] = answer_id
+        self._encode_head()
+
+    def _set_fingerprint(self, fingerprint: str) -> None:
+        """Choices of one response may come from workers with different fingerprints: it has none then."""
+        self._fingerprints.add(fingerprint)
+        self._head["system_fingerprint"] = fingerprint if fingerprint and len(self._fingerprints) == 1 else None
+        self._encode_head()
+
+    def _encode_head(self) -> None:
         # The constant start of every chunk is encoded once: a stream sends many chunks a second.
         head = _json({**self._head, "object": self.chunk_object})
         self._chunk_head = b"data: " + head[:-1] + b',"choices":['
@@ -143,6 +153,7 @@ class Answer(ABC):
         for output in outputs:
             self.chunks([output])
         self._is_first_chunk = False
+        self._fingerprints.clear()  # that of these outputs is not known
 
     @property
     def is_resumable(self) -> bool:
@@ -167,6 +178,8 @@ class Answer(ABC):
     def add(self, output: StepOutput) -> dict[str, Any] | None:
         """Adds one step output. Returns the choice object of its chunk, None if it has no content."""
         self._usage.add(output)
+        if output.fingerprint not in self._fingerprints:
+            self._set_fingerprint(output.fingerprint)
         index = self._first_choice[output.request_id] + output.choice
         choice = self.add_to_choice(index, output)
         if self._origins is not None:

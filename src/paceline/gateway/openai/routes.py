@@ -46,7 +46,7 @@ class _Model:
         self.gateway, self.target, self.tokenizer = gateway, gateway.target, gateway.tokenizer
         self.defaults, self.max_output = gateway.sampling, gateway.config.sampling.max_tokens
         self.encoder = PromptEncoder(gateway.tokenizer, gateway.max_chars)
-        self.context = AnswerContext(gateway.model, gateway.fingerprint, gateway.target.max_depth, gateway.tokenizer)
+        self.context = AnswerContext(gateway.model, gateway.target.max_depth, gateway.tokenizer)
         self.card = Model(
             id=gateway.model,
             object="model",
@@ -55,6 +55,10 @@ class _Model:
             root=gateway.target.config.model,
             max_model_len=gateway.target.max_model_len,
         )
+
+    def current_card(self) -> Model:
+        """The card with the fingerprint that its workers have now."""
+        return self.card.model_copy(update={"system_fingerprint": self.target.fingerprint or None})
 
 
 def generation_routes(models: ServedModels) -> APIRouter:
@@ -165,11 +169,11 @@ def model_routes(models: ServedModels) -> APIRouter:
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        return ModelList(object="list", data=[model.card for model in served.values()])
+        return ModelList(object="list", data=[model.current_card() for model in served.values()])
 
     @router.get("/v1/models/{name:path}")
     async def read_model(name: str) -> Model:
-        return served[models.of(name)].card
+        return served[models.of(name)].current_card()
 
     @router.post("/tokenize", response_model_exclude_none=True)
     async def tokenize(body: TokenizeBody, http: Request) -> TokenizeResponse:

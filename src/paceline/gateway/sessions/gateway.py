@@ -5,12 +5,10 @@ All methods of `Gateway` run on one event loop. `Inbox` passes the events of all
 """
 
 import asyncio
-import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import astuple
 
 from paceline.core.errors import PacelineError
 from paceline.core.output import OutputEvent, OutputListener, StepOutput
@@ -30,7 +28,6 @@ from paceline.gateway.sessions.admission import (
     kv_needed,
 )
 from paceline.gateway.sessions.samples import SampleRing
-from paceline.model_files.tokenizer import fingerprint
 from paceline.targets import TargetClient
 
 
@@ -134,9 +131,6 @@ class Gateway:
         self.sampling = config.sampling.params(target.config.model)
         """Sampling parameters of requests that set none."""
         self.limits = limits or RateLimits(metrics.clock, config.gateways)
-        parts = (target.config.model, target.config.dtype, *astuple(fingerprint(target.tokenizer)))
-        self.fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
-        """Identifier of model, dtype and tokenizer, for `system_fingerprint`."""
         self.categories = Categories(MAX_NAMED_CATEGORIES, MAX_OWNER_CATEGORIES)
         """Traffic categories that clients have named."""
         learning = config.learning

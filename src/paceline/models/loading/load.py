@@ -11,6 +11,7 @@ from paceline.kernels.cpu import native
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
 from paceline.kernels.rope import rotary_table_bytes
+from paceline.model_files import quick_checksum
 from paceline.model_files.hub import PREFIX, Inflation, find_checkpoint
 from paceline.model_files.tokenizer import Tokenizer
 from paceline.models.decoder import DecoderModel, Loader
@@ -31,6 +32,8 @@ class LoadedModel:
     config: DecoderSpec
     model: DecoderModel
     tokenizer: Tokenizer
+    checksum: str = ""
+    """`quick_checksum` of its files. Empty if it is not known."""
 
 
 def open_checkpoint(
@@ -68,7 +71,8 @@ def load_model(
         name_or_path, checkpoint, torch.device(device), dtype, is_quantized, 1 if shard is None else shard.size
     )
     model = build_model(checkpoint, torch.device(device), dtype, quantization, activations, shard)
-    return LoadedModel(checkpoint.name, model.config, model, checkpoint.read_tokenizer())
+    checksum = quick_checksum(name_or_path)
+    return LoadedModel(checkpoint.name, model.config, model, checkpoint.read_tokenizer(), checksum)
 
 
 def build_model(

@@ -8,6 +8,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -99,7 +100,7 @@ class WeightLoader:
             self._start(streamed, peers, local, manifest)
 
         loaded, self._ranks = load_from(spec, config_from_json(manifest.config), manifest.name, start)
-        return loaded, self._ranks
+        return replace(loaded, checksum=self._fingerprint), self._ranks
 
     @property
     def progress(self) -> LoadProgress | None:
@@ -141,7 +142,7 @@ class WeightLoader:
         self._sources.add(local.disk(checkpoint))
         tokenizer = checkpoint.read_tokenizer()
         model = StreamedModel(checkpoint.config, local.device, local.dtype, streamed, _matrix_bytes(streamed))
-        return LoadedModel(checkpoint.name, checkpoint.config, model, tokenizer)
+        return LoadedModel(checkpoint.name, checkpoint.config, model, tokenizer, self._fingerprint)
 
     def _load_from_peers(
         self, peers: Sequence[PeerSource], device: torch.device, dtype: torch.dtype, local: "_LocalCheckpoint"
@@ -154,7 +155,7 @@ class WeightLoader:
         assert isinstance(data, torch.Tensor)
         tokenizer = tokenizer_from_tensor(data)
         model = StreamedModel(config, device, dtype, streamed, manifest.weight_bytes)
-        return LoadedModel(manifest.name, config, model, tokenizer)
+        return LoadedModel(manifest.name, config, model, tokenizer, self._fingerprint)
 
     def _use(self, peers: Sequence[PeerSource]) -> Manifest:
         self._manifest = manifest = peers[0].manifest

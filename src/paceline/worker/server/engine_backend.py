@@ -121,18 +121,17 @@ class EngineBackend:
         drafts: PoolControl | None = None,
         publisher: KvPublisher | None = None,
         weights: WeightManager | None = None,
-        weights_id: str = "",
         handoffs: Handoffs | None = None,
         prefill_service: PrefillService | None = None,
         draft_swaps: DraftSwaps | None = None,
         tracing: Closeable | None = None,
     ) -> None:
         """`name` is that of the worker. `handoffs` is a client of prefill workers, which passes the requests to the engine.
-        `prefill_service` computes or sends prompts for other targets. `weights_id` is the checksum of the weights and their
-        formats. `draft_swaps` swaps the draft inside the engine. All parts are closed at the end."""
+        `prefill_service` computes or sends prompts for other targets. `draft_swaps` swaps the draft inside the engine. All
+        parts are closed at the end."""
         self._name, self._loop, self._engine = name, loop, loop.engine
         self._drafts, self._publisher, self._tracing = drafts, publisher, tracing
-        self._weights, self._weights_id = weights, weights_id
+        self._weights = weights
         self._handoffs, self._prefill_service, self._draft_swaps = handoffs, prefill_service, draft_swaps
         if publisher is not None:
             self._engine.listen(publisher.put)
@@ -181,7 +180,7 @@ class EngineBackend:
             default_method=engine.status.snapshot().flags.method or "",
             events_port=publisher.port if publisher else 0,
             replay_port=publisher.replay_port if publisher else 0,
-            weights=self._weights_id,
+            fingerprint=engine.fingerprint,
             memory=None if self._prefill_service is None else self._prefill_service.cache_memory,
         )
 
