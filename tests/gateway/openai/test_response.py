@@ -21,7 +21,7 @@ from tests.gateway.fakes import served
 @contextmanager
 def listening(app: FastAPI) -> Iterator[int]:
     """The port of a server with small send buffers."""
-    protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits(100, 100), client_timeout=60.0)
+    protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits(100, 100), client_timeout=60.0, record=print)
     server = uvicorn.Server(uvicorn.Config(app, http=protocol, ws="none", log_config=None, lifespan="off"))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
