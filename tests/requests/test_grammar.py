@@ -1,17 +1,16 @@
-"""JSON schemas: whatever is picked under the masks parses, and a tree's masks are those of a fresh replay."""
+"""JSON schemas and grammars: whatever is picked under the masks parses, and a tree's masks are those of a fresh replay."""
 
 import json
 import random
+import re
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline.core.errors import InvalidRequest, MissingDependency
-from paceline.core.request import SamplingParams
+from paceline.core.request import Constraint, SamplingParams
 from paceline.requests import grammar as grammar_module
 from paceline.requests.grammar import Grammar, GrammarState
 from paceline.speculation.distribution.distribution import pick
@@ -49,8 +48,8 @@ TEXT = TOKENIZER.to_str()
 VOCAB = TOKENIZER.get_vocab_size() + 5  # logits are often wider than the tokenizer
 
 
-def compiled(schema: Mapping[str, Any] = SCHEMA) -> Grammar:
-    return Grammar.compile(schema, TEXT, EOS, VOCAB)
+def compiled(constraint: Constraint = SCHEMA) -> Grammar:
+    return Grammar.compile(constraint, TEXT, EOS, VOCAB)
 
 
 def permitted(mask: torch.Tensor) -> list[int]:
@@ -80,6 +79,26 @@ def test_random_picks_satisfy_the_schema(seed: int) -> None:
     assert len(value["name"]) <= 5
     assert value["size"] in ("small", "large")
     assert all(0 <= tag <= 20 for tag in value["tags"])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "pattern"),
+    [
+        (r"start: /[0-9]+\/[a-f]{3}\n/", r"[0-9]+/[a-f]{3}\n"),
+        (r'start: "yes" | "n\"o" | "é\n"', r'yes|n"o|é\n'),
+        ('root ::= "a" [0-9] (";" [x-z])*', "a[0-9](;[x-z])*"),
+    ],
+)
+def test_random_picks_satisfy_a_grammar(grammar: str, pattern: str) -> None:
+    for seed in range(5):
+        text = TOKENIZER.decode(random_text(compiled(grammar).start(), seed)[:-1])
+        assert re.fullmatch(pattern, text), text
+
+
+@pytest.mark.parametrize("grammar", ["", "start: /(/", 'root ::= ("a"', "start: nothing"])
+def test_an_invalid_grammar_is_refused(grammar: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be used"):
+        compiled(grammar)
 
 
 def test_tree_masks_are_those_of_a_fresh_replay() -> None:
@@ -159,7 +178,7 @@ def test_any_json() -> None:
 
 
 @pytest.mark.parametrize("schema", [{"type": "nonsense"}, {"allOf": 3}, {"type": "string", "pattern": "("}])
-def test_a_bad_schema_is_an_invalid_request(schema: Mapping[str, Any]) -> None:
+def test_a_bad_schema_is_an_invalid_request(schema: Constraint) -> None:
     with pytest.raises(InvalidRequest) as caught:
         compiled(schema)
     assert caught.value.field == "response_format"

@@ -12,6 +12,9 @@ from typing import Any, Literal, Self, get_args
 
 from paceline.core.errors import InvalidRequest
 
+Constraint = Mapping[str, Any] | str
+"""What an output satisfies: a JSON schema, or the text of a grammar."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -48,6 +51,8 @@ class SamplingParams:
     """End tokens that are not sampled before `min_tokens`; the validator sets them."""
     json_schema: Mapping[str, Any] | None = None
     """JSON schema that the output satisfies; `{}` allows any JSON value."""
+    grammar: str | None = None
+    """Grammar that the output satisfies, in the Lark syntax of llguidance or in GBNF."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -77,9 +82,16 @@ class SamplingParams:
         for name, good, allowed in checks:
             if not good:
                 raise InvalidRequest(f"{name} must be {allowed}, got {getattr(self, name)!r}", field=name)
+        if self.json_schema is not None and self.grammar is not None:
+            raise InvalidRequest("json_schema and grammar exclude each other: set one of them", field="grammar")
         for token, bias in self.logit_bias.items():
             if not -100.0 <= bias <= 100.0:
                 raise InvalidRequest(f"logit_bias[{token}] must be in [-100, 100], got {bias!r}", field="logit_bias")
+
+    @property
+    def constraint(self) -> "Constraint | None":
+        """The JSON schema or the grammar of the output; None for any text."""
+        return self.grammar if self.json_schema is None else self.json_schema
 
     @property
     def is_greedy(self) -> bool:

@@ -260,7 +260,7 @@ def open_message(progress: SequenceProgress, epoch: int) -> Open:
         ids=list(progress.ids),
         num_prompt=progress.num_prompt,
         # Drafting does not use the parameters that are reset here
-        sampling=replace(progress.sampling, stop=(), stop_token_ids=(), json_schema=None, logprobs=None),
+        sampling=replace(progress.sampling, stop=(), stop_token_ids=(), json_schema=None, grammar=None, logprobs=None),
         seed=progress.seed,
         choice=progress.choice,
         rule=progress.verification,

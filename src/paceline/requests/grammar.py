@@ -1,15 +1,16 @@
-"""JSON-schema grammars: the allowed tokens after the last committed token and after every node of a draft.
+"""JSON schemas and grammars: the allowed tokens after the last committed token and after every node of a draft.
 
-A `Grammar` is compiled once per schema and tokenizer and never changes; a `GrammarState` follows one sequence and can
+A `Grammar` is compiled once for each constraint and tokenizer and never changes; a `GrammarState` follows one sequence and can
 always be rebuilt from its output ids. Masks are int32 bitmasks [ceil(V / 32)], bit t % 32 of word t // 32 for token t.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import InvalidRequest, MissingDependency
+from paceline.core.request import Constraint
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -31,7 +32,7 @@ LIMITS = {
 
 
 class Grammar:
-    """A schema as an automaton over one vocabulary."""
+    """A schema or grammar as an automaton over one vocabulary."""
 
     def __init__(self, matcher: "LLMatcher", eos_ids: tuple[int, ...], vocab_size: int) -> None:
         self._matcher = matcher
@@ -39,9 +40,9 @@ class Grammar:
         self.vocab_size = vocab_size
 
     @staticmethod
-    def compile(schema: Mapping[str, Any], tokenizer_json: str, eos_ids: Iterable[int], vocab_size: int) -> "Grammar":
+    def compile(constraint: Constraint, tokenizer_json: str, eos_ids: Iterable[int], vocab_size: int) -> "Grammar":
         """`tokenizer_json` is the text of a `tokenizer.json`; `vocab_size` is the width of the target's logits."""
-        return _compile(schema_text(schema), tokenizer_json, tuple(sorted(eos_ids)), vocab_size)
+        return _compile(constraint_text(constraint), tokenizer_json, tuple(sorted(eos_ids)), vocab_size)
 
     @staticmethod
     def prepare(tokenizer_json: str, eos_ids: Iterable[int], vocab_size: int) -> None:
@@ -86,7 +87,7 @@ class GrammarState:
                 if self._matcher.is_error():
                     raise too_complex(self._matcher.get_error())
                 raise InvalidRequest(
-                    f"the output left the JSON schema: token {token} cannot follow", field="response_format"
+                    f"the output left the JSON schema or grammar: token {token} cannot follow", field="response_format"
                 )
             self._tokens.append(token)
 
@@ -137,39 +138,56 @@ class GrammarState:
         return allowed
 
 
-def schema_text(schema: Mapping[str, Any]) -> str:
-    """The schema as JSON text, of bounded length. Properties come in the order the schema lists them: keys are not sorted."""
+def constraint_text(constraint: Constraint) -> str:
+    """The schema as a JSON object, or the grammar as a JSON string, of bounded length. Properties come in the order the schema
+    lists them: keys are not sorted."""
     try:
-        text = json.dumps(schema)
+        text = json.dumps(constraint)
     except (RecursionError, ValueError, TypeError) as error:
         raise InvalidRequest(f"the JSON schema cannot be used: {error}", field="response_format") from None
     if len(text) > MAX_SCHEMA_CHARS:
         raise InvalidRequest(
-            f"the JSON schema has {len(text)} characters: use at most {MAX_SCHEMA_CHARS}", field="response_format"
+            f"the JSON schema or grammar has {len(text)} characters: use at most {MAX_SCHEMA_CHARS}",
+            field="response_format",
         )
     return text
 
 
 def too_complex(reason: str) -> InvalidRequest:
-    """The error of a schema that exceeds `LIMITS`."""
+    """The error of a schema or grammar that exceeds `LIMITS`."""
     lines = [line for line in reason.splitlines() if not line.startswith("<")]
     return InvalidRequest(
-        f"the JSON schema is too complex: use fewer optional properties and shorter patterns ({' '.join(lines)[:MAX_REASON]})",
+        "the JSON schema or grammar is too complex: use fewer optional properties and shorter patterns "
+        f"({' '.join(lines)[:MAX_REASON]})",
         field="response_format",
     )
 
 
 @lru_cache(maxsize=128)
-def _compile(schema: str, tokenizer_json: str, eos_ids: tuple[int, ...], vocab_size: int) -> Grammar:
+def _compile(constraint: str, tokenizer_json: str, eos_ids: tuple[int, ...], vocab_size: int) -> Grammar:
     tokenizer = _tokenizer(tokenizer_json, eos_ids, vocab_size)
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema), log_level=0, limits=limits)
+    matcher = LLMatcher(tokenizer, _source(constraint), log_level=0, limits=limits)
     if matcher.is_error():
         reason = matcher.get_error()[:MAX_REASON]
-        raise InvalidRequest(f"the JSON schema cannot be used: {reason}", field="response_format")
+        raise InvalidRequest(f"the JSON schema or grammar cannot be used: {reason}", field="response_format")
     return Grammar(matcher, eos_ids, vocab_size)
+
+
+def _source(constraint: str) -> str:
+    """The grammar as llguidance reads it, of the text of a constraint."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    value = json.loads(constraint)
+    if not isinstance(value, str):
+        return LLMatcher.grammar_from_json_schema(constraint)
+    try:
+        return LLMatcher.grammar_from_lark(any_to_lark(value))
+    except Exception as error:  # of the converter: GBNF is read by a program of its own
+        raise InvalidRequest(f"the grammar cannot be used: {error!s:.{MAX_REASON}}", field="response_format") from None
 
 
 @lru_cache(maxsize=4)

@@ -1,8 +1,8 @@
-"""Checks JSON schemas in a process with limits of time and memory, before any engine compiles them.
+"""Checks JSON schemas and grammars in a process with limits of time and memory, before any engine compiles them.
 
-`python -m paceline.requests.schema_check` is that process. It reads one JSON value per line: first the
-tokenizer and the limit, then schemas. It answers each line with one: null, or the error. A child process checks each schema,
-so that a schema which exceeds a limit ends the child alone: reading the tokenizer again would take a second of a processor.
+`python -m paceline.requests.schema_check` is that process. It reads one JSON value per line: first the tokenizer and the limit,
+then schemas as objects and grammars as strings. It answers each line with one: null, or the error. A child process checks each
+schema, so that one which exceeds a limit ends the child alone: reading the tokenizer again would take a second of a processor.
 """
 
 import json
@@ -13,14 +13,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
-from typing import Any
 
 from paceline.core.child import LineChild
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
 from paceline.core.machine import lower_priority
-from paceline.requests.grammar import Grammar, schema_text, too_complex
+from paceline.core.request import Constraint
+from paceline.requests.grammar import Grammar, constraint_text, too_complex
 
 CHECK_SECONDS = 2.0
 """Processor time of one check: on a busy machine a check waits for a processor, and must not fail for that."""
@@ -39,7 +39,7 @@ WALK_SECONDS = 0.5
 NICE = 5
 """Priority of the process below that of the server: about a quarter of a processor that the engine uses."""
 MAX_KNOWN = 1024
-"""Schemas whose result is kept."""
+"""Schemas and grammars whose result is kept."""
 
 
 class SchemaChecker:
@@ -60,9 +60,9 @@ class SchemaChecker:
         self._known: dict[str, str | None] = {}
         """Errors by schema, None for a good one; the oldest first."""
 
-    def check(self, schema: Mapping[str, Any]) -> None:
-        """Raise `InvalidRequest` if the schema is invalid, or needs too much time or memory."""
-        text = schema_text(schema)
+    def check(self, constraint: Constraint) -> None:
+        """Raise `InvalidRequest` if the schema or grammar is invalid, or needs too much time or memory."""
+        text = constraint_text(constraint)
         error = self._known.get(text, UNKNOWN)
         if error is UNKNOWN:
             with self._lock:
@@ -118,7 +118,7 @@ class SchemaChecker:
 
 
 MISSING = "llguidance is missing"
-TOO_LONG = "the JSON schema is too complex: its check exceeded the limit of time or memory"
+TOO_LONG = "the JSON schema or grammar is too complex: its check exceeded the limit of time or memory"
 UNKNOWN = "not checked yet"
 
 
@@ -181,7 +181,7 @@ def main() -> None:
         except PacelineError as error:
             return str(error)
         except (MemoryError, RecursionError):
-            return "the JSON schema is too complex: it needs too much memory"
+            return "the JSON schema or grammar is too complex: it needs too much memory"
         return None
 
     try:

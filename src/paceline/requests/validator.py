@@ -1,16 +1,16 @@
 """Validates requests, and turns a validated request into sequences."""
 
 import itertools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from paceline.core.errors import InvalidRequest, MissingDependency, PromptTooLong
 from paceline.core.request import (
     MAX_DEPTH,
     Categories,
+    Constraint,
     Request,
     SpeculationFlags,
     SpeculationParams,
@@ -46,9 +46,9 @@ class RequestValidator:
         default_method: str,
         methods: Collection[str],
         tokenizer: Tokenizer | None = None,
-        check_schema: Callable[[Mapping[str, Any]], None] | None = None,
+        check_schema: Callable[[Constraint], None] | None = None,
     ) -> None:
-        """`check_schema` raises if a JSON schema cannot be used. If None, validation compiles the schema, as the engine
+        """`check_schema` raises if a JSON schema or a grammar cannot be used. If None, validation compiles it, as the engine
         does."""
         self.limits = limits
         self._check_schema = check_schema
@@ -89,12 +89,10 @@ class RequestValidator:
             Grammar.prepare(self._tokenizer_json, self._eos_ids, self.limits.vocab_size)
 
     def grammar(self, request: Request) -> Grammar | None:
-        """The grammar of the request's JSON schema, compiled once per schema. None if it has no schema."""
-        if request.sampling.json_schema is None:
+        """The grammar of the request, or of its JSON schema, compiled once for each. None if it has neither."""
+        if request.sampling.constraint is None:
             return None
-        return Grammar.compile(
-            request.sampling.json_schema, self._tokenizer_json, self._eos_ids, self.limits.vocab_size
-        )
+        return Grammar.compile(request.sampling.constraint, self._tokenizer_json, self._eos_ids, self.limits.vocab_size)
 
     def _check(self, request: Request) -> None:
         limits, sampling = self.limits, request.sampling
@@ -121,8 +119,8 @@ class RequestValidator:
         self._check_method(request.speculation.method, "speculation.method")
         self._check_committed(request)
         self._check_draft(request)
-        if sampling.json_schema is not None and self._check_schema is not None:
-            self._check_schema(sampling.json_schema)
+        if sampling.constraint is not None and self._check_schema is not None:
+            self._check_schema(sampling.constraint)
         else:
             self.grammar(request)
 

@@ -90,7 +90,13 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
         ({"modalities": ["audio"]}, "modalities", "unsupported_parameter"),
         ({"reasoning_effort": 3}, "reasoning_effort", "invalid_value"),
-        ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
+        ({"guided_json": "{"}, "structured_outputs", "invalid_value"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "invalid_value"),
+        ({"guided_regex": "("}, "response_format", "invalid_value"),
+        ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "invalid_value"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag", "unsupported_parameter"),
+        ({"guided_choice": ["a"], "tools": [TOOL]}, "tool_choice", "invalid_value"),
     ],
 )
 def test_invalid_chat_requests(server: Served, change: dict[str, Any], param: str, code: str | None) -> None:

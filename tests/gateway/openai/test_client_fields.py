@@ -188,6 +188,28 @@ def test_chat_template_variables() -> None:
     assert prompts[1] == prompts[2] + "<|im_start|>assistant\n"
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("form", "constraint"),
+    [
+        ({"json": {"type": "integer"}}, {"type": "integer"}),
+        ({"json": '{"type": "integer"}'}, {"type": "integer"}),
+        ({"json_object": True, "disable_any_whitespace": False}, {"type": "object"}),
+        ({"regex": r"\d+/\d\/\n|a\nb"}, r"start: /\d+\/\d\/\n|a\nb/"),
+        ({"choice": ["yes", 'n"o', "é\n"]}, r'start: "yes" | "n\"o" | "é\n"'),
+        ({"grammar": 'root ::= "a" [0-9]'}, 'root ::= "a" [0-9]'),
+    ],
+)
+def test_structured_outputs(path: str, form: dict[str, Any], constraint: Any) -> None:
+    server = served("!")
+    post(server, path, structured_outputs=form)
+    (name, value), *_ = form.items()
+    if name != "json_object":
+        post(server, path, **{f"guided_{name}": value})
+    for request in server.target.requests:
+        assert request.sampling.constraint == constraint
+
+
 def test_ignored_parameters_are_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "_warned", set())
     server = served("!")

@@ -71,7 +71,8 @@ class GraphEligibility:
         params = sequence.sampling
         return (
             (sequence.verification == "coupled" or params.is_greedy)
-            and not (params.has_penalties or params.logit_bias or params.json_schema or params.logprobs is not None)
+            and not (params.has_penalties or params.logit_bias or params.logprobs is not None)
+            and params.constraint is None
             and not (sequence.needs_prompt_scores or (params.blocked_ids and sequence.num_output < params.min_tokens))
             and len(sequence.ids) >= 2
             and sequence.draft is None

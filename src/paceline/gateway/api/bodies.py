@@ -25,6 +25,8 @@ MAX_TOKENS = 2**31 - 1
 MAX_STOPS = 16
 MAX_FIELDS = 256
 MAX_BIASES = 4096
+MAX_GRAMMAR = 1_000_000
+MAX_CHOICES = 1024
 MAX_METADATA = 64
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
@@ -88,15 +90,9 @@ def inconsistent(param: str, message: str) -> PydanticCustomError:
     return PydanticCustomError("inconsistent", "{message}", {"message": message, "param": param})
 
 
-_SCHEMA_ADVICE = "use `response_format` with type `json_schema`"
 UNSUPPORTED_PARAMS: UnsupportedParams = {
     "use_beam_search": ((False,), "sample `n` choices instead"),
-    "guided_json": ((), _SCHEMA_ADVICE),
-    "guided_regex": ((), f"{_SCHEMA_ADVICE} and a `pattern`"),
-    "guided_choice": ((), f"{_SCHEMA_ADVICE} and an `enum`"),
-    "guided_grammar": ((), _SCHEMA_ADVICE),
-    "structural_tag": ((), _SCHEMA_ADVICE),
-    "structured_outputs": ((), _SCHEMA_ADVICE),
+    "structural_tag": ((), "use `tools`, or a grammar in `structured_outputs`"),
     "allowed_token_ids": ((), "use `logit_bias`"),
     "bad_words": (([],), "use `logit_bias`"),
     "logits_processors": (([],), "use `logit_bias`"),
@@ -182,7 +178,43 @@ class JsonSchemaFormat(Body):
     json_schema: JsonSchemaSpec
 
 
+Grammar = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+Schema = dict[str, Any] | Grammar
+"""A JSON schema, also as its JSON text."""
+
+
+class StructuredOutputs(Body):
+    """The form of the output, as in vLLM: exactly one of the fields."""
+
+    unsupported: ClassVar[UnsupportedParams] = {
+        "structural_tag": ((), "use `tools`, or a grammar"),
+        "disable_any_whitespace": ((False,), "white space in JSON is free"),
+        "disable_additional_properties": ((False,), "set `additionalProperties` in the schema"),
+        "whitespace_pattern": ((), "white space in JSON is free"),
+    }
+    ignored = frozenset({"disable_fallback"})
+
+    json_: Schema | None = Field(None, alias="json")
+    regex: Grammar | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise inconsistent(
+                "structured_outputs", "structured_outputs needs exactly one of json, regex, choice, grammar"
+            )
+        return self
+
+
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+FORMS = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""Parameters that set the form of the output, of which a request has one."""
 
 
 class GenerationBody(Body):
@@ -203,6 +235,12 @@ class GenerationBody(Body):
     logit_bias: Annotated[LogitBias, at_most(MAX_BIASES)] | None = None
     """Values added to logits, by token id as a string."""
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | None = None
+    """`structured_outputs.json` under its older name, as the next three."""
+    guided_regex: Grammar | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Grammar | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
 
@@ -242,6 +280,25 @@ class GenerationBody(Body):
         if self.stream and self.prompt_logprobs is not None:
             raise inconsistent("prompt_logprobs", "prompt_logprobs are not streamed: set stream to false")
         return self
+
+    @model_validator(mode="after")
+    def _check_form(self) -> Self:
+        given = [name for name in FORMS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise inconsistent(given[1], f"{given[0]} and {given[1]} both set the form of the output: send one of them")
+        return self
+
+    @property
+    def outputs(self) -> StructuredOutputs | None:
+        """`structured_outputs`, under either of its names."""
+        guided = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+        }
+        present = {name: value for name, value in guided.items() if value is not None}
+        return StructuredOutputs.model_validate(present) if present else self.structured_outputs
 
     @property
     def token_limit(self) -> int | None:

@@ -127,7 +127,7 @@ class AuditEntry:
 def sampling_record(sampling: SamplingParams) -> dict[str, Any]:
     """Sampling parameters for a record: numbers as they are, texts and schemas as hashes."""
     record = asdict(sampling)
-    for name in ("stop", "logit_bias", "json_schema"):
+    for name in ("stop", "logit_bias", "json_schema", "grammar"):
         value = record.pop(name)
         record[f"{name}_sha256"] = text_hash(json.dumps(value, sort_keys=True)) if value else None
     return record

@@ -5,6 +5,7 @@ For a model whose chat template has no tools, tools and calls are written as tex
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 
 from paceline.core.errors import InvalidRequest, TextTooLong
-from paceline.core.request import Request, SamplingParams, SpeculationParams
+from paceline.core.request import Constraint, Request, SamplingParams, SpeculationParams
 from paceline.gateway.api.bodies import (
     GenerationBody,
     JsonObjectFormat,
@@ -191,7 +192,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
     seed: int,
-    json_schema: Mapping[str, Any] | None,
+    constraint: Constraint | None,
     extra_stops: tuple[str, ...] = (),
 ) -> SamplingParams:
     """The body's sampling parameters. `defaults` has those of requests that set none; `seed` applies if the body has none."""
@@ -214,17 +215,48 @@ def sampling_params(
         stop_token_ids=tuple(body.stop_token_ids or ()),
         ignore_eos=body.ignore_eos,
         logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
-        json_schema=json_schema,
+        json_schema=None if isinstance(constraint, str) else constraint,
+        grammar=constraint if isinstance(constraint, str) else None,
     )
 
 
-def response_schema(body: GenerationBody) -> Mapping[str, Any] | None:
-    """The JSON schema of `response_format`; None for text."""
-    if isinstance(body.response_format, JsonObjectFormat):
+def output_constraint(body: GenerationBody) -> Constraint | None:
+    """The JSON schema or the grammar that the body sets for the output; None for any text."""
+    form, outputs = body.response_format, body.outputs
+    if isinstance(form, JsonObjectFormat):
         return {"type": "object"}
-    if isinstance(body.response_format, JsonSchemaFormat):
-        return body.response_format.json_schema.schema_
-    return None
+    if isinstance(form, JsonSchemaFormat):
+        return form.json_schema.schema_
+    if outputs is None:
+        return None
+    if outputs.json_ is not None:
+        return _schema(outputs.json_)
+    if outputs.regex is not None:
+        return f"start: /{SLASH.sub(_escaped, outputs.regex)}/"
+    if outputs.choice is not None:
+        return "start: " + " | ".join(json.dumps(choice, ensure_ascii=False) for choice in outputs.choice)
+    return outputs.grammar or {"type": "object"}
+
+
+SLASH = re.compile(r"\\.|[/\n]", re.DOTALL)
+"""What a regular expression between slashes cannot have as it is, and what it has escaped already."""
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return {"/": r"\/", "\n": r"\n"}.get(match[0], match[0])
+
+
+def _schema(schema: Mapping[str, Any] | str) -> Mapping[str, Any]:
+    """The schema, which vLLM's clients may send as JSON text."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest("the text of a JSON schema must be a JSON object", "structured_outputs")
+    return value
 
 
 def speculation_params(body: GenerationBody, is_strict: bool) -> SpeculationParams:

@@ -28,7 +28,7 @@ from paceline.gateway.openai.completion import CompletionAnswer, VerifyAnswer
 from paceline.gateway.openai.requests import (
     PromptEncoder,
     build_requests,
-    response_schema,
+    output_constraint,
     sampling_params,
     truncate_prompt,
 )
@@ -85,8 +85,8 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
     """Encodes the messages with the chat template and generates the next model."""
     session, target = RequestSession.open(model.gateway, http, body), model.target
     session.check_limits(1, body.n or 1)
-    answer_schema = response_schema(body)
-    tool_use = ToolUse.from_body(body, answer_schema)
+    answer_form = output_constraint(body)
+    tool_use = ToolUse.from_body(body, answer_form)
     tools = tool_use.tools if tool_use else ()
     prompt = await model.encoder.encode_messages(
         body.messages, tools, body.add_generation_prompt, body.template_variables
@@ -99,7 +99,7 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         seed=draw_seed(),
-        json_schema=tool_use.json_schema if tool_use else answer_schema,
+        constraint=tool_use.json_schema if tool_use else answer_form,
         extra_stops=tool_use.stops if tool_use else (),
     )
     schema_field = "tools" if body.is_call_forced else "response_format"
@@ -127,7 +127,7 @@ async def _complete(model: _Model, body: CompletionBody, http: Request) -> Respo
         logprobs=body.logprobs,
         prompt_logprobs=body.engine_prompt_logprobs,
         seed=draw_seed(),
-        json_schema=response_schema(body),
+        constraint=output_constraint(body),
     )
     answer_id = CompletionAnswer.new_id()
     bare = build_requests(http, body, session, answer_id, prompts, sampling)
@@ -149,7 +149,7 @@ async def _verify(model: _Model, body: VerifyBody, http: Request) -> Response:
         logprobs=None,
         prompt_logprobs=None,
         seed=0,  # a greedy text has no noise
-        json_schema=response_schema(body),
+        constraint=output_constraint(body),
     )
     bare = build_requests(http, body, session, VerifyAnswer.new_id(), [tuple(body.prompt)], sampling)
     round_ = replace(

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from paceline.core.errors import InvalidRequest
+from paceline.core.request import Constraint
 from paceline.gateway.api.chat_bodies import ChatBody
 from paceline.gateway.api.messages import AnyTool, CustomTool, Function
 
@@ -233,9 +235,9 @@ class ToolUse:
     """Name of the forced tool; None if the model selects one."""
 
     @staticmethod
-    def from_body(body: ChatBody, answer_schema: Mapping[str, Any] | None = None) -> "ToolUse | None":
-        """None if the request has no tools or sets `tool_choice: none`. `answer_schema` is the schema of an answer without a
-        call: the output is then such an answer, or a call as JSON without tags."""
+    def from_body(body: ChatBody, answer_form: Constraint | None = None) -> "ToolUse | None":
+        """None if the request has no tools or sets `tool_choice: none`. `answer_form` is the form of an answer without a call.
+        If it is a JSON schema, the output is such an answer, or a call as JSON without tags."""
         if not body.tools or body.tool_choice == "none":
             return None
         tools, chosen, parallel = tuple(body.tools), body.chosen_tools, body.parallel_tool_calls
@@ -247,7 +249,12 @@ class ToolUse:
             )
         if body.is_call_forced:
             return ToolUse(tools, names, _any_call_schema(functions), (), parallel, True, None)
-        schema = None if answer_schema is None else _any_call_schema(functions, answer_schema)
+        if isinstance(answer_form, str):
+            raise InvalidRequest(
+                "a grammar of the answer excludes tool calls: set tool_choice to none, or send a JSON schema",
+                "tool_choice",
+            )
+        schema = None if answer_form is None else _any_call_schema(functions, answer_form)
         stops = () if parallel else (CLOSE_TAG,)
         return ToolUse(tools, names, schema, stops, parallel, False, None)
 

@@ -158,8 +158,8 @@ class Gateway:
         return self.target.is_ready and not self.is_draining
 
     async def validate(self, request: Request) -> ValidatedRequest:
-        """The request with its seed. Raises `InvalidRequest`. A JSON schema compiles to a grammar, on another thread."""
-        if request.sampling.json_schema is not None:
+        """The request with its seed. Raises `InvalidRequest`. A JSON schema or a grammar compiles on another thread."""
+        if request.sampling.constraint is not None:
             return await asyncio.get_running_loop().run_in_executor(self._schemas, self.target.validate, request)
         return self.target.validate(request)
 

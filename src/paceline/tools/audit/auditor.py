@@ -322,6 +322,6 @@ def _padded(rescored: Rescored, vocab_size: int) -> Rescored:
 def _finished(
     sampling: SamplingParams, generation: Generation, completion: CompletionOutput, seed: int
 ) -> FinishedText:
-    if sampling.json_schema is not None:
-        raise InvalidRequest("an audit does not support JSON schemas", field="json_schema")
+    if sampling.constraint is not None:
+        raise InvalidRequest("an audit does not support JSON schemas and grammars", field="json_schema")
     return FinishedText(generation.prompt_token_ids, completion.token_ids, sampling, seed)

@@ -174,6 +174,8 @@ class PacelineEndpoint(Endpoint):
         if sampling.json_schema is not None:
             schema = {"name": "output", "schema": dict(sampling.json_schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        if sampling.grammar is not None:
+            body["structured_outputs"] = {"grammar": sampling.grammar}
         answer = await self._client.post("/v1/verify", body)
         reason = answer["finish_reason"]
         return Outcome(tuple(answer["tokens"]), answer["accepted"], FinishReason(reason) if reason else None)
@@ -230,6 +232,7 @@ def refuse_processed(sampling: SamplingParams, kind: str) -> str | None:
         "penalties": sampling.has_penalties,
         "logit_bias": bool(sampling.logit_bias),
         "a JSON schema": sampling.json_schema is not None,
+        "a grammar": sampling.grammar is not None,
         "min_tokens": sampling.min_tokens > 0,
     }
     names = [name for name, is_set in causes.items() if is_set]

@@ -220,7 +220,7 @@ class EngineBackend:
         request = job.request
         if request.resume_key:
             job.kept = self._resumable.keep(request, lambda: job.is_running, lambda: self._end_resumed(job))
-        if request.sampling.json_schema is None:
+        if request.sampling.constraint is None:
             self._start(job, message)
             return
 

@@ -25,10 +25,10 @@ def check(request: Request, can_disable_speculation: bool) -> None:
             "the engine of this pool cannot turn its speculation off for one request: remove speculation.enabled",
             field="speculation.enabled",
         )
-    if any(request.committed) and (sampling.json_schema is not None or _counts_output(sampling)):
+    if any(request.committed) and (sampling.constraint is not None or _counts_output(sampling)):
         raise GenerationFailed(
-            "a worker was lost, and the engine of this pool cannot continue a text with a JSON schema, presence_penalty or "
-            "frequency_penalty from its tokens: send the request again"
+            "a worker was lost, and the engine of this pool cannot continue a text with a JSON schema, a grammar, "
+            "presence_penalty or frequency_penalty from its tokens: send the request again"
         )
 
 
@@ -60,6 +60,8 @@ def completion_body(request: Request, choice: int, model: str) -> dict[str, Any]
     if sampling.json_schema is not None:
         schema = {"name": "output", "schema": dict(sampling.json_schema)}
         body["response_format"] = {"type": "json_schema", "json_schema": schema}
+    if sampling.grammar is not None:
+        body["structured_outputs"] = {"grammar": sampling.grammar}
     if request.cache_salt:
         body["cache_salt"] = request.cache_salt
     return body
