@@ -98,6 +98,16 @@ def test_tie_keeps_the_previous_majority() -> None:
     assert vote.add("a", RIGHT) == {"a": True, "b": True}
 
 
+def test_a_vote_says_where_a_text_leaves_the_majoritys() -> None:
+    vote = CanaryVote()
+    for worker, tokens in (("a", RIGHT), ("b", RIGHT), ("c", WRONG), ("d", RIGHT[:2]), ("e", (*RIGHT, 9))):
+        vote.add(worker, tokens)
+    assert vote.difference("a") == ""
+    assert vote.difference("c") == "output token 2 is 4 in place of 3"
+    assert vote.difference("d") == "output token 2 is the end in place of 3"
+    assert vote.difference("e") == "output token 3 is 9 in place of the end"
+
+
 def test_forgotten_result_does_not_count() -> None:
     vote = CanaryVote()
     vote.add("a", WRONG)

@@ -140,7 +140,8 @@ class EngineConfig:
     """Folder of compiled GPU kernels, such as one that `paceline warm` has written. The default is
     TRITON_CACHE_DIR, or ~/.triton/cache."""
     audit_fraction: float = AUDIT_FRACTION
-    """Share of finished texts that an idle engine recomputes by plain decoding and compares; 0: none. See docs/audit.md."""
+    """Share of finished texts that the engine computes again by plain decoding and compares, also under load; 0: none. See
+    docs/audit.md."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:

@@ -106,7 +106,7 @@ class PoolConfig:
     """Name of the model in the API, by default the value of `model`. Target and prefill pools with the same name work
     together."""
     audit_fraction: float = AUDIT_FRACTION
-    """Share of texts that an idle worker of a target pool checks; see docs/audit.md."""
+    """Share of texts that a worker of a target pool checks, also under load; see docs/audit.md."""
     ray: RayResources = field(default_factory=RayResources)
     engine: TargetEngine = "paceline"
     """Engine of a target pool. `vllm` and `openai` are servers behind this gateway, see docs/endpoints.md."""

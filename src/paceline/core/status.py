@@ -155,6 +155,20 @@ class TrafficStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditFinding:
+    """A text that plain decoding would not have generated. It has no tokens: those are in the worker's log."""
+
+    request_id: str
+    choice: int
+    num_tokens: int
+    num_wrong: int
+    first: int
+    """Index of the first wrong output token."""
+    where: str
+    """The step that committed it."""
+
+
+@dataclass(frozen=True, slots=True)
 class AuditCounts:
     """Results of the engine's own check of its outputs."""
 
@@ -163,7 +177,15 @@ class AuditCounts:
     drifted: int = 0
     """Audited tokens that plain decoding would not have generated, beyond rounding."""
     dropped: int = 0
-    """Sequences selected for the check and never checked, for lack of idle time."""
+    """Sequences selected for the check and never checked, for lack of time or of cache blocks."""
+    texts: int = 0
+    """Sequences checked."""
+    busy_passes: int = 0
+    """Passes of the check between steps that served requests."""
+    busy_steps: int = 0
+    """Those steps."""
+    findings: tuple[AuditFinding, ...] = ()
+    """The newest texts with wrong tokens."""
 
     @property
     def symptoms(self) -> tuple[Symptom, ...]:

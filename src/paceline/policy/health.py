@@ -2,9 +2,10 @@
 restarted. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import zip_longest
 
 from paceline.core.cluster_config import HealthConfig
 
@@ -202,6 +203,18 @@ class WorkerHealth:
         return WorkerState.UNHEALTHY if self._num_wrong_canaries >= MAX_WRONG_CANARIES else WorkerState.READY
 
 
+def first_difference(tokens: Sequence[int], expected: Sequence[int]) -> str:
+    """Where a text leaves the expected one, in words. Empty if it does not."""
+    for index, (token, other) in enumerate(zip_longest(tokens, expected)):
+        if token != other:
+            return f"output token {index} is {_name(token)} in place of {_name(other)}"
+    return ""
+
+
+def _name(token: int | None) -> str:
+    return "the end" if token is None else str(token)
+
+
 class CanaryVote:
     """Compares the canary tokens of all workers of a pool.
 
@@ -224,6 +237,10 @@ class CanaryVote:
         if self._majority not in candidates:
             self._majority = candidates[0]
         return {name: worker_tokens == self._majority for name, worker_tokens in self._tokens.items()}
+
+    def difference(self, worker: str) -> str:
+        """Where the tokens of a worker leave those of the majority, in words."""
+        return first_difference(self._tokens.get(worker, ()), self._majority or ())
 
     def forget(self, worker: str) -> None:
         """Drop the result of a worker that left or restarted."""

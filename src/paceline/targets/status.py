@@ -44,6 +44,9 @@ def counters(status: EngineStatus) -> Iterator[tuple[Key, int | float]]:
     yield ("audited",), status.audit.audited
     yield ("drifted",), status.audit.drifted
     yield ("dropped",), status.audit.dropped
+    yield ("audit_texts",), status.audit.texts
+    yield ("audit_passes",), status.audit.busy_passes
+    yield ("audit_steps",), status.audit.busy_steps
     if status.tiers is not None:
         for field in fields(TierCounts):
             if field.name not in TIER_GAUGES:
@@ -109,7 +112,15 @@ def merge_status(statuses: Sequence[EngineStatus], missing: Mapping[Key, float] 
         advantage=mean([status.advantage for status in statuses if status.advantage is not None]),
         seconds={key[1]: seconds for key, seconds in counts.items() if key[0] == "seconds"},
         executor_steps={key[1]: int(steps) for key, steps in counts.items() if key[0] == "executor_steps"},
-        audit=AuditCounts(counts["audited",], counts["drifted",], counts["dropped",]),
+        audit=AuditCounts(
+            counts["audited",],
+            counts["drifted",],
+            counts["dropped",],
+            counts["audit_texts",],
+            counts["audit_passes",],
+            counts["audit_steps",],
+            tuple(finding for status in statuses for finding in status.audit.findings),
+        ),
         tiers=_merge_tiers([status.tiers for status in statuses if status.tiers is not None], counts),
         generated=counts["generated",],
     )

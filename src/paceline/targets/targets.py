@@ -232,6 +232,7 @@ class Canaries:
             if worker == name:
                 target.health.canary(agrees)
                 if not agrees:
-                    logger.error("target worker %s generated other canary tokens than its pool: %s", worker, tokens)
+                    where = self._vote.difference(worker)
+                    logger.error("target worker %s generated another canary text than its pool: %s", worker, where)
             elif not agrees:
                 target.next_canary = 0.0  # this result outvoted it: check it again before it is marked unhealthy

@@ -17,6 +17,7 @@ from paceline.engine.audit.rescoring import (
     differences,
     rounding,
 )
+from paceline.kernels.cpu import native
 from paceline.models.runner.runner import ModelRunner
 from paceline.speculation.rows.rows import RowContext
 from tests.exactness.suite import SAMPLINGS, next_logits
@@ -105,9 +106,19 @@ def test_rounding_of_fewer_bits() -> None:
     assert rounding(logits, torch.float32) == FLOAT32_GAP
     assert rounding(logits, torch.bfloat16) == 2 * 0.125  # one step of values from 16 to 32, for each of the two
     assert rounding(logits, torch.float16) == rounding(logits, torch.bfloat16) / 8
-    runner = ModelRunner(MODEL, 1)
-    assert computed_in(runner) == torch.float32
-    assert computed_in(ModelRunner(MODEL, 1, torch.float8_e4m3fn)) == torch.bfloat16
+    assert rounding(logits, None) == 0.0
+
+
+def test_passes_of_the_native_kernels_leave_no_room_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, eight_bit = ModelRunner(MODEL, 1), ModelRunner(MODEL, 1, torch.float8_e4m3fn)
+    monkeypatch.setattr(native, "available", lambda: True)
+    assert computed_in(whole) is computed_in(eight_bit) is None
+    row = RowContext(SamplingParams(temperature=0.0), 3, 0, 2, (1, 2), 2)
+    (found,) = differences(Rescored(0, (1,), torch.tensor([[0.5, 0.5 - 1e-7]]), (row,)), computed_in(whole))
+    assert not found.is_rounding
+    monkeypatch.setattr(native, "available", lambda: False)
+    assert computed_in(whole) == torch.float32
+    assert computed_in(eight_bit) == torch.bfloat16
 
 
 def test_it_is_a_plain_pass() -> None:

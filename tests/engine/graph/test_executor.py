@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline.core.request import Request
+from paceline.engine.audit.self_audit import BusyShare, SelfAudit
 from paceline.engine.engine import Engine
 from paceline.engine.graph import eligibility
 from paceline.engine.graph import scheduler as graph_scheduler
@@ -62,6 +63,20 @@ def test_plain_rounds(sampling):
     engine = graph_engine(None)
     check(engine, requests(1, samplings=SAMPLINGS[sampling:][:1]))
     assert engine.graph.num_steps > 0
+
+
+@pytest.mark.usefixtures("captures_with_a_run")
+def test_the_audit_runs_while_steps_are_in_flight():
+    engine = graph_engine(None, audit_fraction=1.0)
+    audit = engine.hooks.get(SelfAudit)
+    audit._share, in_flight = BusyShare(0.2), []
+    advance = audit._pass
+    audit._pass = lambda: in_flight.append(engine.graph.num_inflight) or advance()
+    check(engine, [replace(one, id=f"{one.id}.{i}") for i in range(2) for one in requests(2, max_tokens=4 + i)])
+    counts = engine.status.snapshot().audit
+    assert counts.busy_passes > 0
+    assert max(in_flight) > 0
+    assert (counts.texts > 0, counts.drifted) == (True, 0)
 
 
 @pytest.mark.usefixtures("captures_with_a_run")

@@ -10,6 +10,7 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import ValidatedRequest
+from paceline.policy.health import first_difference
 from paceline.policy.scaling.desired import DesiredState
 from paceline.policy.scaling.rollout import (
     Action,
@@ -90,8 +91,9 @@ class RolloutRun:
             self._pools.edit(lambda state: state.without_goal(action.name))
         elif isinstance(action, Compare):
             texts = self._texts(action.name)
-            agrees = texts is not None and expected in (None, texts)
-            self._report(f"{action.name}: canary texts {'agree' if agrees else 'differ'}")
+            wrong = _differences(texts, expected)
+            agrees = not wrong
+            self._report(f"{action.name}: canary texts {'agree' if agrees else f'differ: {wrong}'}")
             welcome = self._gateway.targets()[action.name].welcome
             self._verdicts[action.name] = (0 if welcome is None else welcome.epoch, agrees)
 
@@ -151,3 +153,13 @@ class RolloutRun:
             texts[i] += tuple(event.tokens)
             unfinished -= event.finish_reason is not None
         return texts
+
+
+def _differences(texts: Sequence[Tokens] | None, expected: Sequence[Tokens] | None) -> str:
+    """Where the canary texts of a worker leave those of its pool, in words. Empty if they do not."""
+    if texts is None:
+        return "they were not generated in time"
+    if expected is None:
+        return ""
+    found = (first_difference(text, other) for text, other in zip(texts, expected, strict=True))
+    return "; ".join(f"text {i}, {where}" for i, where in enumerate(found) if where)

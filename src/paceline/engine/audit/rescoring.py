@@ -1,7 +1,7 @@
 """Rescoring: a finished text is computed again by plain decoding, from its first token on.
 
-It reads nothing that speculation wrote: it has its own cache blocks. The contract allows for floating point: a token is the
-pick, or its score is within rounding of the pick's (`rounding`).
+It reads nothing that speculation wrote: it has its own cache blocks. Where the passes of a runner have equal bits, a token is
+the pick. Elsewhere it is the pick, or its score is within rounding of the pick's (`rounding`).
 """
 
 import math
@@ -13,11 +13,15 @@ from torch import Tensor
 
 from paceline.core.errors import InvalidRequest
 from paceline.core.request import SamplingParams
+from paceline.engine.step.step import PICKING_BYTES
+from paceline.kernels.cpu import native
 from paceline.models.runner import ModelRunner, Span
 from paceline.requests import Grammar
 from paceline.speculation.distribution import log_distribution, pick
 from paceline.speculation.rows import Purpose, RowContext, gumbel_at, process
 
+SORT_BYTES = 40
+"""Memory for picking from one logit, most of it for sorting."""
 FLOAT32_GAP = 1e-4
 """Difference of logits that another order of summation may produce."""
 STEPS = 2.0
@@ -101,11 +105,15 @@ class Rescoring:
         return RowContext(text.sampling, text.seed, text.choice, position, ids, len(text.prompt_ids), mask=mask)
 
 
-def differences(rescored: Rescored, dtype: torch.dtype) -> list[Difference]:
-    """Coupled and greedy text: the tokens that are not the picks. `dtype` is what was computed in."""
+def differences(rescored: Rescored, dtype: torch.dtype | None) -> list[Difference]:
+    """Coupled and greedy text: the tokens that are not the picks. `dtype` is `computed_in(runner)`."""
     if not rescored.tokens:
         return []
-    picks: list[int] = pick(rescored.logits, rescored.rows).tolist()
+    at_once = max(1, PICKING_BYTES // (SORT_BYTES * rescored.logits.shape[1]))
+    picks: list[int] = []
+    for start in range(0, len(rescored.tokens), at_once):
+        part = slice(start, start + at_once)
+        picks += pick(rescored.logits[part], rescored.rows[part]).tolist()
     found = []
     for i, (token, best) in enumerate(zip(rescored.tokens, picks, strict=True)):
         if token != best:
@@ -117,8 +125,10 @@ def differences(rescored: Rescored, dtype: torch.dtype) -> list[Difference]:
     return found
 
 
-def rounding(logits: Tensor, dtype: torch.dtype) -> float:
-    """Difference of two of these logits that another way of computing them may produce."""
+def rounding(logits: Tensor, dtype: torch.dtype | None) -> float:
+    """Difference of two of these logits that another pass over the same tokens may produce."""
+    if dtype is None:
+        return 0.0
     if dtype in (torch.float32, torch.float64):
         return FLOAT32_GAP
     finite = logits[logits.isfinite()].abs()
@@ -126,8 +136,11 @@ def rounding(logits: Tensor, dtype: torch.dtype) -> float:
     return STEPS * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(largest, 1.0)))
 
 
-def computed_in(runner: ModelRunner) -> torch.dtype:
-    """The coarser type of model and cache. An 8-bit cache counts as bfloat16: it rounds values that are already summed."""
+def computed_in(runner: ModelRunner) -> torch.dtype | None:
+    """None if all passes over the same tokens give the same bits: the native CPU kernels. Otherwise the coarser type of model
+    and cache. An 8-bit cache counts as bfloat16: it rounds values that are already summed."""
+    if runner.device.type == "cpu" and runner.model.dtype is torch.float32 and native.available():
+        return None
     cache = runner.cache[0][0].dtype
     if cache.itemsize == 1 and runner.model.dtype in (torch.float32, torch.float64):
         return torch.bfloat16

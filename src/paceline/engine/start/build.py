@@ -172,7 +172,7 @@ def engine_of_parts(
         if default_methods
         else None
     )
-    audit = SelfAudit(runner, scheduler.tables, audit_fraction)
+    audit = SelfAudit(runner, scheduler, audit_fraction, clock.now)
     built_in: list[StepHook | None] = [
         assignment,
         audit,

@@ -53,8 +53,21 @@ ENGINE_METRICS: tuple[tuple[type[Metric], str, str, Callable[[EngineStatus], flo
     (
         CounterMetricFamily,
         "audit_dropped_texts",
-        "Outputs selected for the audit and dropped for lack of idle time.",
+        "Outputs selected for the audit and dropped for lack of time or of cache blocks.",
         lambda s: s.audit.dropped,
+    ),
+    (CounterMetricFamily, "audited_texts", "Outputs that the audit has compared.", lambda s: s.audit.texts),
+    (
+        CounterMetricFamily,
+        "audit_busy_passes",
+        "Passes of the audit between steps that served requests.",
+        lambda s: s.audit.busy_passes,
+    ),
+    (
+        CounterMetricFamily,
+        "audit_busy_steps",
+        "Steps that served requests, as the audit counts them for its share.",
+        lambda s: s.audit.busy_steps,
     ),
 )
 """Metrics with one value per model."""

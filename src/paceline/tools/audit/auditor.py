@@ -102,13 +102,15 @@ def _divergences(
 ) -> tuple[tuple[tuple[int, float], ...], float]:
     """(output token, KL of the distribution of the used logits from that of a plain pass), and the largest KL that rounding
     explains. Greedy rows are compared at temperature 1."""
+    # Logarithms of distributions are rounded, also where the logits are equal
+    dtype = computed_in(runner) or torch.float32
     found, most = [], 0.0
     for i, row in enumerate(rescored.rows):
         entry = entries.get(i)
         if entry is not None:
             if row.params.is_greedy:
                 row = replace(row, params=replace(row.params, temperature=1.0))
-            tolerance = rounding(rescored.logits[i], computed_in(runner))
+            tolerance = rounding(rescored.logits[i], dtype)
             used = log_distribution(entry.logits.unsqueeze(0), [row])[0].exp()
             found.append((i, divergence(used, rescored.logits[i], row, tolerance)))
             most = max(most, limit(tolerance, row.params.temperature))
@@ -139,7 +141,7 @@ def check_rejection(
     prompt, generated without speculation."""
     findings: list[Finding] = []
     p_divergence, q_divergence, num_samples, largest = [], [], 0, 0.0
-    dtype = computed_in(runner)
+    dtype = computed_in(runner) or torch.float32
     for i, (token, row) in enumerate(zip(rescored.tokens, rescored.rows, strict=True)):
         entry = entries.get(i)
         if entry is None or entry.p is None:
