@@ -11,20 +11,14 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from paceline.kernels.activation import gated
-from paceline.kernels.attention import paged_attention
-from paceline.kernels.experts import feed_experts
 from paceline.kernels.formats.experts import Experts, Routing
 from paceline.kernels.formats.four_bit import FourBitWeight, pack
 from paceline.kernels.formats.four_bit import concat as concat_four_bit
-from paceline.kernels.formats.layout import AttentionLayout
 from paceline.kernels.formats.linear import DenseWeight, LinearWeight
 from paceline.kernels.formats.quantized import QuantizedWeight
 from paceline.kernels.formats.weights import Dense, FourBit, Weight, concat
 from paceline.kernels.linear import embedding_rows, linear, prepare
-from paceline.kernels.rms_norm import norm_heads, rms_norm
 from paceline.kernels.rope import rotary_table
-from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.models.families.layers import RoutedExperts
 from paceline.models.families.registry import family_of
 from paceline.models.families.spec import DecoderSpec
@@ -64,13 +58,13 @@ class DecoderWeights(nn.Module):
         parts of a layer's output, if `weights` are the share of one rank."""
         super().__init__()
         self.config, self.device, self.dtype = config, device, dtype
-        load = Loader(weights, device, dtype, has_exact_norms(config))
+        load = Loader(config, weights, device, dtype)
         if tables is not None:
             self.embedding, self.head = tables
         else:
             self.embedding = load.matrix("model.embed_tokens")
             self.head = self.embedding if config.tie_embeddings else load.matrix("lm_head")
-        self.layers = in_threads(lambda i: Layer(config, load, i, reduce), range(config.num_layers), device)
+        self.layers = in_threads(lambda i: Layer(config, i, load.layer(i), reduce), range(config.num_layers), device)
         self._set_norms_and_rotary_table(load.norm("model.norm.weight"))
 
     def _set_norms_and_rotary_table(self, final_norm: Tensor) -> None:
@@ -144,38 +138,17 @@ class Layer:
     down: LinearWeight
     router: LinearWeight
 
-    def __init__(self, config: DecoderSpec, load: "Loader", number: int, reduce: Reduce | None = None) -> None:
+    def __init__(
+        self,
+        config: DecoderSpec,
+        number: int,
+        weights: Mapping[str, LinearWeight | Tensor],
+        reduce: Reduce | None = None,
+    ) -> None:
+        """`weights` are the weights of this layer by attribute name."""
         self.config, self.spec, self.number = config, config.layers[number], number
         self.reduce = reduce
-        vars(self).update(layer_vectors(config, load, number))
-        vars(self).update(layer_matrices(config, load, number))
-
-    def attention(
-        self,
-        x: Tensor,
-        rotary: Sequence[tuple[Tensor, Tensor]],
-        layout: AttentionLayout,
-        keys: Tensor,
-        values: Tensor,
-    ) -> Tensor:
-        """[T, D] -> [T, D]. `rotary` has cos and sin [T, hd / 2] of each rotary table."""
-        heads = self.spec.attention
-        qkv = linear(x, self.qkv, self.qkv_bias)  # [T, (H + 2 KV) hd]
-        self.norm_heads(qkv)
-        cos, sin = rotary[self.spec.rotary]
-        q = apply_rotary_and_store(qkv, cos, sin, keys, values, layout.slots, heads.num, heads.num_kv)  # [T, H, hd]
-        attended = paged_attention(q, keys, values, layout, heads.scale, self.spec.window, self.sinks)  # [T, H hd]
-        return self.norm_output(
-            self.sum_over_ranks(linear(attended, self.output, self.output_bias)), self.attention_norm
-        )
-
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """[T, D] -> [T, D]"""
-        if self.experts is not None:
-            fed = feed_experts(x, self.experts)
-        else:
-            fed = linear(gated(linear(x, self.gate_up), self.spec.ffn.activation), self.down)
-        return self.norm_output(self.sum_over_ranks(fed), self.feed_forward_norm)
+        vars(self).update(weights)
 
     @property
     def matrices(self) -> tuple[LinearWeight, ...]:
@@ -194,52 +167,35 @@ class Layer:
     def sum_over_ranks(self, partial: Tensor) -> Tensor:
         return partial if self.reduce is None else self.reduce(partial)
 
-    def norm_output(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        return x if weight is None else rms_norm(x, weight, self.config.rms_eps)
-
-    def norm_heads(self, qkv: Tensor) -> None:
-        """RMS norm of each head of q and k, in place, if the architecture has it."""
-        if self.q_norm is not None and self.k_norm is not None:
-            heads = self.spec.attention
-            norm_heads(qkv, self.q_norm, self.k_norm, heads.num, heads.num_kv, self.config.rms_eps)
-
-
-def layer_vectors(config: DecoderSpec, load: "Loader", number: int) -> dict[str, Tensor]:
-    """Norms and biases of a layer, by attribute name."""
-    return {
-        piece.attribute: (load.norm if piece.is_norm else load.vector)(*_names(piece, number))
-        for piece in config.pieces(number)
-        if not piece.is_matrix
-    }
-
-
-def layer_matrices(config: DecoderSpec, load: "Loader", number: int) -> dict[str, LinearWeight]:
-    """Matrices of a layer, by attribute name."""
-    matrices = (piece for piece in config.pieces(number) if piece.is_matrix)
-    return {
-        piece.attribute: load.matrix(*(n.removesuffix(".weight") for n in _names(piece, number))) for piece in matrices
-    }
-
-
-def _names(piece: PieceSpec, number: int) -> list[str]:
-    return [f"model.layers.{number}.{tensor.name}" for tensor in piece.tensors]
-
-
-def has_exact_norms(config: DecoderSpec) -> bool:
-    """Whether the weights of norms stay float32. Rounding weights that are stored as w - 1 would lose their bits."""
-    return family_of(config).stored.norms == "w - 1"
-
 
 class Loader:
     """Loads weights to a device and joins the parts of a fused matrix along the output dimension."""
 
-    def __init__(
-        self, weights: Weights, device: torch.device, dtype: torch.dtype, has_exact_norms: bool = False
-    ) -> None:
-        """`has_exact_norms` is whether the weights of norms stay float32."""
-        self._has_exact_norms = has_exact_norms
-        self._weights, self._device, self._dtype = weights, device, dtype
+    def __init__(self, config: DecoderSpec, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+        # Weights of norms that are stored as w - 1 stay float32: rounding them would lose their bits.
+        self._has_exact_norms = family_of(config).stored.norms == "w - 1"
+        self._config, self._weights, self._device, self._dtype = config, weights, device, dtype
         self._copies = StagedCopies(device)
+
+    def layer(self, number: int) -> dict[str, LinearWeight | Tensor]:
+        """All weights of a layer, by attribute name."""
+        return {**self.layer_vectors(number), **self.layer_matrices(number)}
+
+    def layer_vectors(self, number: int) -> dict[str, Tensor]:
+        """Norms and biases of a layer, by attribute name."""
+        return {
+            piece.attribute: (self.norm if piece.is_norm else self.vector)(*_names(piece, number))
+            for piece in self._config.pieces(number)
+            if not piece.is_matrix
+        }
+
+    def layer_matrices(self, number: int) -> dict[str, LinearWeight]:
+        """Matrices of a layer, by attribute name."""
+        matrices = (piece for piece in self._config.pieces(number) if piece.is_matrix)
+        return {
+            piece.attribute: self.matrix(*(name.removesuffix(".weight") for name in _names(piece, number)))
+            for piece in matrices
+        }
 
     def matrix(self, *names: str) -> LinearWeight:
         parts = [self._weights.matrix(f"{name}.weight") for name in names]
@@ -276,6 +232,10 @@ class Loader:
 
     def vector(self, *names: str) -> Tensor:
         return torch.cat([self._weights.vector(name) for name in names]).to(self._device, self._dtype)
+
+
+def _names(piece: PieceSpec, number: int) -> list[str]:
+    return [f"model.layers.{number}.{tensor.name}" for tensor in piece.tensors]
 
 
 class HiddenStates(Mapping[int, Tensor]):

@@ -101,7 +101,7 @@ def _build_shard(
     check_split(config, shard.size)
     own, tables = ShardedWeights(weights, config, shard), None
     if shard.rank > 0:  # only rank 0 computes logits: the other ranks need no head
-        embedding = Loader(own, device, dtype).matrix("model.embed_tokens")
+        embedding = Loader(config, own, device, dtype).matrix("model.embed_tokens")
         tables = (embedding, embedding)
     return DecoderModel(shard_config(config, shard.size), own, device, dtype, tables, shard.reduce)
 

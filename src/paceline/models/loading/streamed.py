@@ -102,11 +102,10 @@ class StreamedLayer(Layer):
     def __init__(
         self, config: DecoderSpec, streamed: StreamedWeights, tables: Mapping[str, Piece], number: int
     ) -> None:
-        self.config, self.spec, self.number, self.reduce = config, config.layers[number], number, None
-        self._streamed, self._part = streamed, streamed.parts.layer(number)
         prefix = f"layers.{number}."
         vectors = {name.removeprefix(prefix): piece for name, piece in tables.items() if name.startswith(prefix)}
-        vars(self).update(vectors)
+        super().__init__(config, number, vectors)
+        self._streamed, self._part = streamed, streamed.parts.layer(number)
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.config.matrix_names(self.number):

@@ -17,7 +17,7 @@ from paceline.kernels.formats.linear import LinearWeight
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
 from paceline.model_files.tokenizer import Tokenizer
-from paceline.models.decoder import DecoderModel, Loader, has_exact_norms, layer_matrices, layer_vectors
+from paceline.models.decoder import DecoderModel, Loader
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights import Checkpoint, checkpoint_weights
 
@@ -78,17 +78,17 @@ class CheckpointParts:
     ) -> None:
         self._config, self._parts = checkpoint.config, Parts.of(checkpoint.config)
         weights = checkpoint_weights(checkpoint, device, quantization, activations)
-        self._load = Loader(weights, device, dtype, has_exact_norms(self._config))
+        self._load = Loader(self._config, weights, device, dtype)
 
     def read(self, part: int) -> dict[str, Piece]:
         if self._parts.is_layer(part):
-            return dict(layer_matrices(self._config, self._load, part - self._parts.layer(0)))
+            return dict(self._load.layer_matrices(part - self._parts.layer(0)))
         pieces: dict[str, Piece] = {"embedding": self._load.matrix("model.embed_tokens")}
         if not self._config.tie_embeddings:
             pieces["head"] = self._load.matrix("lm_head")
         pieces["final_norm"] = self._load.norm("model.norm.weight")
         for i in range(self._config.num_layers):
-            vectors = layer_vectors(self._config, self._load, i)
+            vectors = self._load.layer_vectors(i)
             pieces.update({f"layers.{i}.{name}": vector for name, vector in vectors.items()})
         return pieces
 

@@ -29,7 +29,7 @@ def test_no_operation_waits(monkeypatch, sampling):
     monkeypatch.setattr("paceline.kernels.cpu.native.library", lambda: None)
     head = tiny_eagle(tiny_model(), reduced=24)
     monkeypatch.setattr(
-        "paceline.models.heads.eagle.eagle.paged_attention", lambda q, *rest: q.flatten(1)
+        "paceline.models.decoder.ops.paged_attention", lambda q, *rest: q.flatten(1)
     )  # the reference kernel waits
     runner = EagleRunner(head, 8, 8)
     sequences = [CachedSequence([0, 1], 20, 19), CachedSequence([2], 5, 30)]

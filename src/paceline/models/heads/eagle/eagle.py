@@ -14,16 +14,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.kernels.activation import gated
-from paceline.kernels.attention import HEAD_MULTIPLE, paged_attention
-from paceline.kernels.cpu.decoder import DecoderShape, LayerWeights
 from paceline.kernels.cpu.eagle_head import EagleHead, HeadWeights, InnerRows
 from paceline.kernels.formats.layout import AttentionLayout, uses_gpu_kernels
 from paceline.kernels.formats.packing import PackedWeight
-from paceline.kernels.linear import embedding_rows, linear
-from paceline.kernels.rms_norm import add_rms_norm, rms_norm
-from paceline.kernels.rotary import apply_rotary_and_store
-from paceline.models.decoder import HiddenStates
+from paceline.kernels.linear import embedding_rows
+from paceline.kernels.rms_norm import rms_norm
+from paceline.models.decoder import HiddenStates, TorchOps, forward_layer, native_layer
 from paceline.models.heads.eagle.eagle_weights import EagleWeights
 from paceline.models.memory import zeroed
 from paceline.models.runner import Span, build_inputs, pass_rows, warm_up_sizes
@@ -34,47 +30,23 @@ if TYPE_CHECKING:
 
 def native_head(head: EagleWeights, cache: tuple[Tensor, Tensor]) -> EagleHead | None:
     """The head as one native call. None if a part of the head needs its own call."""
-    c, (keys, values) = head.config, cache
-    matrices = (head.qkv, head.output, head.gate_up, head.down, head.embedding, head.fc, head.vocabulary.head)
-    packed = tuple(matrix for matrix in matrices if isinstance(matrix, PackedWeight))
-    if len(packed) < len(matrices) or c.head_dim % HEAD_MULTIPLE or keys.dtype is not torch.float32:
+    native = native_layer(head.layer, head.final_norm, cache)
+    tables = (head.embedding, head.fc, head.vocabulary.head)
+    packed = tuple(table for table in tables if isinstance(table, PackedWeight))
+    if native is None or len(packed) < len(tables):
         return None
-    shape = DecoderShape(
-        c.hidden_size, c.ffn_size, c.num_heads, c.num_kv_heads, c.head_dim, "silu", c.rms_eps, c.head_dim**-0.5
-    )
-    layer = LayerWeights(
-        packed[0],
-        packed[1],
-        packed[2],
-        packed[3],
-        experts=None,
-        qkv_bias=None,
-        output_bias=None,
-        q_norm=None,
-        k_norm=None,
-        sinks=None,
-        attention_norm=None,
-        feed_forward_norm=None,
-        post_attention_norm=head.post_attention_norm,
-        next_norm=head.final_norm,
-        keys=keys,
-        values=values,
-        window=None,
-        rotary=0,
-    )
     return EagleHead(
         HeadWeights(
-            shape,
-            layer,
-            embedding=packed[4],
-            fc=packed[5],
-            vocabulary=packed[6],
+            *native,
+            embedding=packed[0],
+            fc=packed[1],
+            vocabulary=packed[2],
             input_norm=head.input_norm,
             hidden_norm=head.hidden_norm,
             cos=head.cos,
             sin=head.sin,
             ids=head.vocabulary.ids,
-            is_residual_normed=c.norm_before_residual,
+            is_residual_normed=head.config.norm_before_residual,
         )
     )
 
@@ -104,17 +76,12 @@ class EagleModel(EagleWeights):
             from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_forward
 
             return gpu_eagle_forward(self, states, tokens, positions, layout, cache, plan)
-        c = self.config
-        cos, sin = self.cos[positions], self.sin[positions]
-        embedded = rms_norm(embedding_rows(self.embedding, tokens), self.input_norm, c.rms_eps)
-        normed = rms_norm(states, self.hidden_norm, c.rms_eps)
+        ops = TorchOps([(self.cos, self.sin)], positions, layout, self.config.rms_eps)
+        embedded = ops.norm(embedding_rows(self.embedding, tokens), self.input_norm)
+        normed = ops.norm(states, self.hidden_norm)
+        residual = normed if self.config.norm_before_residual else states
         joined = torch.cat((embedded, normed), 1)  # [T, 2 D]
-        qkv = linear(joined, self.qkv)  # [T, (H + 2 KV) hd]
-        q = apply_rotary_and_store(qkv, cos, sin, *cache, layout.slots, c.num_heads, c.num_kv_heads)
-        attended = linear(paged_attention(q, *cache, layout, c.head_dim**-0.5), self.output)
-        residual = normed if c.norm_before_residual else states
-        normed, hidden = add_rms_norm(attended, residual, self.post_attention_norm, c.rms_eps)
-        return linear(gated(linear(normed, self.gate_up)), self.down) + hidden
+        return forward_layer(self.layer, residual, joined, self.final_norm, cache, ops)[0]
 
     def native(self, cache: tuple[Tensor, Tensor]) -> EagleHead | None:
         """The native calls over `cache`; None if a part of the head needs its own call."""

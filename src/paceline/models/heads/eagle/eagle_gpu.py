@@ -53,21 +53,21 @@ def gpu_eagle_pass(
 ) -> tuple[Tensor, Normed]:
     """Returns the states [T, D], and the same states with the final norm partly applied. Earlier passes have cached the first
     `first_row` rows of each sequence's tree."""
-    c, eps = model.config, model.config.rms_eps
+    c, layer, eps = model.config, model.layer, model.config.rms_eps
     assert isinstance(model.embedding, DenseWeight)  # on a GPU
     plan = plan or plan_eagle(model, len(tokens), len(layout.context_lens))
     joined, residual = join_norms(
         tokens, model.embedding.values, model.input_norm, states, model.hidden_norm, eps, rows, c.norm_before_residual
     )
-    qkv = product(joined, model.qkv)
+    qkv = product(joined, layer.qkv)
     where = layout.starts, layout.context_lens, layout.block_tables
     q = rotate_and_store(qkv, positions, model.cos, model.sin, *cache, *where, first_row)
     attended = paged_attention(q, *cache, *where, plan, c.head_dim**-0.5, layout.ancestors, first_row=first_row)
     if len(tokens) <= MAX_ROWS:
-        hidden, normed = add_linear(attended, model.output, residual, model.post_attention_norm, eps)
-        return add_linear(gate_up(normed, model.gate_up), model.down, hidden, model.final_norm, eps)
-    dense, hidden = add_rms_norm(product(attended, model.output), residual, model.post_attention_norm, eps)
-    out = product(silu_mul(product(dense, model.gate_up)), model.down) + hidden
+        hidden, normed = add_linear(attended, layer.output, residual, layer.post_attention_norm, eps)
+        return add_linear(gate_up(normed, layer.gate_up), layer.down, hidden, model.final_norm, eps)
+    dense, hidden = add_rms_norm(product(attended, layer.output), residual, layer.post_attention_norm, eps)
+    out = product(silu_mul(product(dense, layer.gate_up)), layer.down) + hidden
     return out, _as_normed(gpu_eagle_norm(model, out))
 
 

@@ -13,7 +13,8 @@ from paceline.kernels.formats.weights import concat
 from paceline.kernels.linear import linear
 from paceline.kernels.rope import RopeScaling, rotary_table
 from paceline.model_files import Metadata
-from paceline.models.decoder import DecoderModel
+from paceline.models.decoder import DecoderModel, Layer
+from paceline.models.families.flat import flat_spec
 from paceline.models.families.read import read_config
 from paceline.models.families.rope import rope_from_hf
 from paceline.models.families.spec import DecoderSpec
@@ -48,6 +49,23 @@ class EagleConfig:
                 f"config.json of the draft has layers {self.state_layers}, heads of {self.head_dim} values and "
                 f"{self.num_heads} heads for {self.num_kv_heads} key-value heads: no head has this shape"
             )
+
+    def as_decoder(self, target: DecoderSpec) -> DecoderSpec:
+        """The description of a decoder of one layer, as the head has."""
+        return flat_spec(
+            architecture="llama",
+            vocab_size=target.vocab_size,
+            hidden_size=self.hidden_size,
+            num_layers=1,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            ffn_size=self.ffn_size,
+            rms_eps=self.rms_eps,
+            rope_theta=self.rope_theta,
+            max_position=target.max_position,
+            rope_scaling=self.rope_scaling,
+        )
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         return 2 * self.num_kv_heads * self.head_dim * bytes_per_value
@@ -126,14 +144,18 @@ class EagleWeights:
         attention, mlp = "layers.0.self_attn", "layers.0.mlp"
         self.input_norm = self._vector("layers.0.input_layernorm")
         self.hidden_norm = self._vector("layers.0.hidden_norm")
-        self.post_attention_norm = self._vector("layers.0.post_attention_layernorm")
         self.final_norm = self._vector("norm")
         shape = heads + 2 * config.num_kv_heads * config.head_dim, 2 * d
-        self.qkv = self._matrix(shape, *(f"{attention}.{part}" for part in ("q_proj", "k_proj", "v_proj")))
-        self.output = self._matrix((d, heads), f"{attention}.o_proj")
-        self.gate_up = self._matrix((2 * config.ffn_size, d), f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        self.down = self._matrix((d, config.ffn_size), f"{mlp}.down_proj")
-        self.weight_bytes = sum(m.nbytes for m in (self.fc, self.qkv, self.output, self.gate_up, self.down))
+        matrices = {
+            "qkv": self._matrix(shape, *(f"{attention}.{part}" for part in ("q_proj", "k_proj", "v_proj"))),
+            "output": self._matrix((d, heads), f"{attention}.o_proj"),
+            "gate_up": self._matrix((2 * config.ffn_size, d), f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+            "down": self._matrix((d, config.ffn_size), f"{mlp}.down_proj"),
+        }
+        after_attention = {"post_attention_norm": self._vector("layers.0.post_attention_layernorm")}
+        self.layer = Layer(config.as_decoder(target.config), 0, {**matrices, **after_attention})
+        """The layer, whose input is the embedding and the state, both normed."""
+        self.weight_bytes = self.fc.nbytes + sum(matrix.nbytes for matrix in self.layer.matrices)
         self.weight_bytes += self.vocabulary.nbytes
         self.weight_bytes += 0 if self.embedding is target.embedding else self.embedding.nbytes
         cos, sin = rotary_table(config.head_dim, config.rope_theta, config.rope_scaling, target.config.max_position)

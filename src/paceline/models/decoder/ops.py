@@ -1,0 +1,166 @@
+"""The operations of a forward pass, as each backend provides them.
+
+`forward.py` has the sequence of these operations, once for all backends. A backend has an object for each pass, which knows the
+rows of the pass. `ComposedOps` builds the operations of a layer from single steps; a backend that fuses steps overrides
+operations. `TorchOps` computes each step with the functions of `kernels`, in torch or in the native CPU kernels.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from paceline.kernels.activation import gated
+from paceline.kernels.attention import paged_attention
+from paceline.kernels.experts import feed_experts
+from paceline.kernels.formats.layout import AttentionLayout
+from paceline.kernels.formats.linear import LinearWeight
+from paceline.kernels.linear import linear
+from paceline.kernels.rms_norm import add_rms_norm, norm_heads, rms_norm
+from paceline.kernels.rotary import apply_rotary_and_store
+from paceline.models.decoder.decoder import DecoderWeights, Layer
+
+LayerCache = tuple[Tensor, Tensor]
+"""Keys and values of a layer, each [num_blocks, BLOCK_SIZE, KV, hd]."""
+N = TypeVar("N")
+"""The normed hidden states of a pass. A backend may leave a part of the norm to the product that reads them."""
+
+
+class Ops(Protocol[N]):
+    """The operations of one pass of T rows. D is the hidden size."""
+
+    def embed(self, model: DecoderWeights, tokens: Tensor) -> tuple[Tensor, N]:
+        """The hidden states [T, D] that enter layer 0, and the same after its first norm."""
+        ...
+
+    def all_layers(self, hidden: Tensor, normed: N, state_layers: Sequence[int]) -> Mapping[int, Tensor] | None:
+        """Computes all layers in one call, in place: `hidden` becomes the last state and `normed` its norm. Returns the hidden
+        states that enter `state_layers`. None if each layer needs calls of its own; nothing is computed then."""
+        ...
+
+    def project(self, normed: N, layer: Layer, cache: LayerCache) -> Tensor:
+        """The rotated queries [T, H, hd]. The keys and values of these rows are in the cache afterwards."""
+        ...
+
+    def attend(self, q: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
+        """Attention of the queries to the cache, [T, H hd]."""
+        ...
+
+    def add_attention(self, attended: Tensor, layer: Layer, hidden: Tensor) -> tuple[Tensor, N]:
+        """`hidden` plus the output of attention, and the sum after the norm before the feed-forward layer."""
+        ...
+
+    def feed(self, normed: N, layer: Layer) -> Tensor:
+        """The inner values of the feed-forward layer [T, F], or the output of its experts [T, D]."""
+        ...
+
+    def add_fed(self, fed: Tensor, layer: Layer, hidden: Tensor, next_norm: Tensor) -> tuple[Tensor, N]:
+        """`hidden` plus the output of the feed-forward layer, and the sum after `next_norm`."""
+        ...
+
+    def logits(self, model: DecoderWeights, normed: N, rows: Tensor) -> Tensor:
+        """Logits [R, V] in float32 of the chosen rows [R]."""
+        ...
+
+    def normed_states(self, normed: N) -> Tensor:
+        """[T, D] after the whole norm."""
+        ...
+
+
+class ComposedOps(ABC):
+    """Operations of a layer that are built from single steps."""
+
+    @abstractmethod
+    def product(self, x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
+        """x [T, K] -> [T, N]"""
+
+    @abstractmethod
+    def rotate_and_store(self, qkv: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
+        """Applies the norms of heads and the rotation to qkv [T, (H + 2 KV) hd], stores k and v, and returns q [T, H, hd]."""
+
+    @abstractmethod
+    def attend(self, q: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
+        """See `Ops.attend`."""
+
+    @abstractmethod
+    def feed(self, normed: Tensor, layer: Layer) -> Tensor:
+        """See `Ops.feed`."""
+
+    @abstractmethod
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The RMS norm of x [T, D]."""
+
+    @abstractmethod
+    def add_norm(self, x: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """x + hidden, and the RMS norm of the sum."""
+
+    def embed(self, model: DecoderWeights, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = model.embed(tokens)
+        return hidden, self.norm(hidden, model.layers[0].input_norm)
+
+    def all_layers(self, hidden: Tensor, normed: Tensor, state_layers: Sequence[int]) -> Mapping[int, Tensor] | None:
+        return None
+
+    def project(self, normed: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
+        return self.rotate_and_store(self.product(normed, layer.qkv, layer.qkv_bias), layer, cache)
+
+    def add_attention(self, attended: Tensor, layer: Layer, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        output = self.product(attended, layer.output, layer.output_bias)
+        return self._add(output, layer, layer.attention_norm, hidden, layer.post_attention_norm)
+
+    def add_fed(self, fed: Tensor, layer: Layer, hidden: Tensor, next_norm: Tensor) -> tuple[Tensor, Tensor]:
+        output = fed if layer.experts is not None else self.product(fed, layer.down)
+        return self._add(output, layer, layer.feed_forward_norm, hidden, next_norm)
+
+    def _add(
+        self, output: Tensor, layer: Layer, output_norm: Tensor | None, hidden: Tensor, next_norm: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        output = layer.sum_over_ranks(output)
+        if output_norm is not None:
+            output = self.norm(output, output_norm)
+        return self.add_norm(output, hidden, next_norm)
+
+    def logits(self, model: DecoderWeights, normed: Tensor, rows: Tensor) -> Tensor:
+        return model.logits(normed[rows])
+
+    def normed_states(self, normed: Tensor) -> Tensor:
+        return normed
+
+
+class TorchOps(ComposedOps):
+    """The operations on a CPU, and the reference of the other backends."""
+
+    def __init__(
+        self, rotary: Sequence[tuple[Tensor, Tensor]], positions: Tensor, layout: AttentionLayout, rms_eps: float
+    ) -> None:
+        """`rotary` has cos and sin [max_position, hd / 2] of each rotary table."""
+        self.rotary = [(cos[positions], sin[positions]) for cos, sin in rotary]  # [T, hd / 2] each
+        self.layout, self._rms_eps = layout, rms_eps
+
+    def product(self, x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
+        return linear(x, weight, bias)
+
+    def rotate_and_store(self, qkv: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
+        heads = layer.spec.attention
+        if layer.q_norm is not None and layer.k_norm is not None:
+            norm_heads(qkv, layer.q_norm, layer.k_norm, heads.num, heads.num_kv, self._rms_eps)
+        return apply_rotary_and_store(
+            qkv, *self.rotary[layer.spec.rotary], *cache, self.layout.slots, heads.num, heads.num_kv
+        )
+
+    def attend(self, q: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
+        spec = layer.spec
+        return paged_attention(q, *cache, self.layout, spec.attention.scale, spec.window, layer.sinks)
+
+    def feed(self, normed: Tensor, layer: Layer) -> Tensor:
+        if layer.experts is not None:
+            return feed_experts(normed, layer.experts)
+        return gated(linear(normed, layer.gate_up), layer.spec.ffn.activation)
+
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, self._rms_eps)
+
+    def add_norm(self, x: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        normed, total = add_rms_norm(x, hidden, weight, self._rms_eps)
+        return total, normed
