@@ -1,9 +1,12 @@
 """Depths: the limits of request, server and breaker, and plain steps."""
 
+import pytest
+
 from paceline.core.sequence import Origin
 from paceline.core.sequence import Sequence as Generation
 from paceline.policy.depth.breaker import BreakerRule
 from paceline.speculation.drafts.drafts import Draft
+from paceline.speculation.proposer import ProposerTraits
 from paceline.speculation.verification.verification import Verdict
 from tests.engine.step.case import Case, RecordedDepth
 
@@ -54,8 +57,9 @@ def test_a_skipped_step_makes_no_decision_and_counts_as_declined() -> None:
     assert report.fallbacks["declined"] == 2
 
 
-def test_without_rows_graph_methods_are_not_decided_for() -> None:
-    case = Case(graph_methods=frozenset({"one"}))
+@pytest.mark.parametrize("graph_methods", [frozenset[str](), frozenset({"one"})])
+def test_without_room_methods_of_this_machine_are_not_decided_for(graph_methods: frozenset[str]) -> None:
+    case = Case(graph_methods=graph_methods)
     drafting, plain = case.sequence(), case.sequence(enabled=False)
     case.speculator.prepare_next([drafting, plain], has_room=False)
     assert case.depth.candidates == []
@@ -65,11 +69,12 @@ def test_without_rows_graph_methods_are_not_decided_for() -> None:
     assert report.fallbacks["no_room"] == 1
 
 
-def test_without_rows_a_pool_drafts_for_the_step_after() -> None:
-    case = Case(graph_methods=frozenset({"one"}))
+def test_without_room_a_pool_drafts_for_the_step_after() -> None:
+    case = Case()
+    case.two.traits = ProposerTraits(is_remote=True)
     drafting, pooled = case.sequence(), case.sequence(method="two")
     case.speculator.prepare_next([drafting, pooled], has_room=False)
-    assert drafting.depth == pooled.depth == 6
+    assert (drafting.depth, pooled.depth) == (0, 6)
 
 
 def test_a_sequence_in_prefill_is_not_decided_for() -> None:

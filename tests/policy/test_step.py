@@ -4,25 +4,58 @@ from paceline.core.sequence import BLOCK_SIZE
 from paceline.policy.step import (
     MIN_PROMPT_ROWS,
     MIN_TOKENS,
+    Objectives,
+    PromptClaim,
     PromptPacer,
     admits,
     chunk_tokens,
     ends_inside_piece,
     padded_size,
+    piece_rows,
     prompt_budget,
 )
 
 
-def test_the_limit_follows_the_measured_time_of_a_token() -> None:
-    pacer = PromptPacer(seconds=0.2)
-    assert pacer.max_tokens is None
-    pacer.observe(MIN_TOKENS - 1, 100.0)  # a step that decodes
-    assert pacer.max_tokens is None
-    pacer.observe(256, 0.256)
-    assert pacer.max_tokens == 200
+def test_the_pacer_subtracts_what_decoding_costs() -> None:
+    pacer = PromptPacer(Objectives(ttft=1.0, tpot=0.2))
+    assert pacer.max_rows(16, ()) is None
+    pacer.observe(16, 0, MIN_TOKENS - 1, 100.0)
+    assert pacer.max_rows(16, ()) is None
+    pacer.observe(16, 0, 0, 0.1)  # a step that only decodes
+    pacer.observe(16, 0, 100, 0.2)
+    assert pacer.max_rows(16, ()) == 100
+    assert pacer.max_rows(0, ()) == 200
     for _ in range(50):
-        pacer.observe(64, 64.0)
-    assert pacer.max_tokens == MIN_TOKENS
+        pacer.observe(16, 0, 64, 64.0)
+    assert pacer.max_rows(16, ()) == MIN_TOKENS
+
+
+def test_rows_of_drafts_do_not_make_prompts_look_slow() -> None:
+    pacer = PromptPacer(Objectives(ttft=1.0, tpot=0.2))
+    pacer.observe(16, 64, 0, 0.5)  # not the cost of decoding
+    pacer.observe(16, 64, 80, 0.16)
+    assert pacer.max_rows(0, ()) == 200
+    assert pacer.max_rows(16, ()) == 184  # decoding rows cost as much as those of prompts until they are measured
+
+
+@pytest.mark.parametrize(
+    ("decoding", "claims", "rows"),
+    [
+        (0.05, [], 150),
+        (0.05, [(10_000, 0.0)], 150),
+        (0.3, [], 100),  # decoding alone misses the objective: a quarter of the time
+        (0.3, [(200, 0.0)], 100),  # 200 * 0.3 / (1 - 0.2) = 75 are enough
+        (0.3, [(400, 0.0)], 200),
+        (0.3, [(400, 0.0), (450, 0.0)], 245),
+        (0.3, [(400, 0.3)], 100),  # half of the time is not enough
+        (0.3, [(7000, 0.0)], 100),
+    ],
+)
+def test_pieces_follow_the_objectives(decoding: float, claims: list[tuple[int, float]], rows: int) -> None:
+    objectives = Objectives(ttft=1.0, tpot=0.2)
+    assert piece_rows(objectives, decoding, 0.001, [PromptClaim(*claim) for claim in claims]) == pytest.approx(
+        rows, abs=1
+    )
 
 
 @pytest.mark.parametrize(

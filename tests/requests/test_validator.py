@@ -34,6 +34,7 @@ def sequences(part: RequestValidator, asked: Request, now: float) -> list[Sequen
         (request(prompt=(1, 100)), "prompt", "token 100 is outside the vocabulary of 100"),
         (request(prompt=(-1,)), "prompt", "token -1 is outside"),
         (request(prompt=(1,) * 32), "prompt", "32 tokens and the context window 32"),
+        (replace(request(), weight=0.0), "weight", "in .0.001, 1000., got 0.0"),
         (request(logit_bias={5: 1.0, 100: 1.0}), "logit_bias", "token 100 is outside"),
         (request(stop_token_ids=(100,)), "stop_token_ids", "token 100 is outside"),
         (request(speculation={"method": "eagle"}), "speculation.method", "choose from: draft_model, ngram"),

@@ -122,6 +122,12 @@ class EngineConfig:
     max_batched_tokens: int | None = None
     """Most scheduled tokens of one step; longer prompts are computed in chunks. The default is 256 on a CPU and up to
     8192 on a GPU."""
+    tpot_objective: float = 0.2
+    """Seconds that a step may take in which sequences decode, and so the time between two tokens. The rows of prompts in it
+    follow: what decoding leaves, and at least a quarter of the step."""
+    ttft_objective: float = 1.0
+    """Seconds to the first token. Prompts take up to half of every step, whatever `tpot_objective`, if one of them meets it
+    then. Prompts that are too long for it do not count."""
     memory_fraction: float = 0.85
     """Share of the device's memory for weights, caches and activations of target and draft."""
     kv_tokens: int | None = None
@@ -161,6 +167,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}")
+        for name, seconds in (("tpot_objective", self.tpot_objective), ("ttft_objective", self.ttft_objective)):
+            if not seconds > 0.0:
+                raise InvalidConfig(f"{name} must be more than 0 seconds, got {seconds}")
         if not 0.0 <= self.audit_fraction <= 1.0:
             raise InvalidConfig(f"audit_fraction must be in [0, 1], got {self.audit_fraction}")
         if self.kv_host_bytes is not None and self.kv_host_bytes < 0:

@@ -176,6 +176,10 @@ class Request:
     """Traffic category. Acceptance, depth and circuit breaker are tracked separately for each."""
     priority: int = 0
     """Scheduling priority; a lower number is served first."""
+    tenant: str = ""
+    """Who shares the steps with others: prompts of one tenant do not slow down those of another. A gateway sets it."""
+    weight: float = 1.0
+    """Share of the tenant."""
     cache_salt: str = ""
     """Salt of the prefix keys. Requests with different salts never share a cached prefix."""
     committed: tuple[tuple[int, ...] | None, ...] = ()

@@ -73,6 +73,10 @@ class Sequence:
     priority: int = 0
     """Priority; a lower number is scheduled first and preempted last."""
     arrival: float = 0.0
+    tenant: str = ""
+    """See `Request.tenant`."""
+    weight: float = 1.0
+    """See `Request.weight`."""
     cache_salt: str = ""
     method: str = ""
     verification: Verification = "coupled"

@@ -210,6 +210,7 @@ class PoolProposer:
         self.traits = ProposerTraits(
             is_tree=verifies_trees,
             can_miss_steps=True,
+            is_remote=True,
             traffic_class=self._traffic_class,
             is_available=lambda: self._connections.has_ready,
         )

@@ -14,6 +14,7 @@ from paceline.core.request import ValidatedRequest
 from paceline.core.sequence import FinishReason, Sequence
 from paceline.engine.failures import RequestFailure, contained, is_isolated, owner_error
 from paceline.engine.hook import StepHooks
+from paceline.engine.observation import StepContents
 from paceline.engine.output import OutputProcessor
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
@@ -117,13 +118,15 @@ class Committer:
         speculator: Speculator,
         validator: RequestValidator,
         hooks: StepHooks,
-        pacer: PromptPacer | None,
+        pacer: PromptPacer,
     ) -> None:
-        """`pacer` limits the prompt tokens of a step. If None, the executor limits them."""
+        """`pacer` limits the prompt tokens of a step."""
         self.num_generated = 0
         """Tokens committed."""
         self._requests, self._scheduler, self._speculator = requests, scheduler, speculator
         self._validator, self._hooks, self._pacer = validator, hooks, pacer
+        self._last_verified: float | None = None
+        """When the step before was verified. None if no sequence ran after it."""
 
     def commit(self, result: StepResult) -> list[StepOutput]:
         """Append the verified tokens, learn from the step, and return the new output."""
@@ -164,8 +167,19 @@ class Committer:
 
     def _learn(self, result: StepResult) -> None:
         self._speculator.learn(result)
-        if self._pacer is not None:
-            self._pacer.observe(result.num_tokens, result.forward_seconds)
-            self._scheduler.limit_prompts(self._pacer.max_tokens)
+        self._pace(result)
         for hook in self._hooks:
             hook.committed(result)
+
+    def _pace(self, result: StepResult) -> None:
+        """Decide how many prompt tokens the next step computes at most. The time of a step includes what its drafts took."""
+        now, last = result.times.verified, self._last_verified
+        running = self._scheduler.running
+        self._last_verified = now if running else None
+        if result.is_timed:
+            contents = StepContents.of(result)
+            drafted = sum([sequence_result.num_nodes for sequence_result in contents.rounds])
+            seconds = now - (result.times.began if last is None else last)
+            self._pacer.observe(contents.batch, drafted, contents.prefill_rows, seconds)
+        num_decoding = sum([sequence.num_uncomputed == 1 for sequence in running])
+        self._scheduler.limit_prompts(self._pacer.max_rows(num_decoding, self._scheduler.claims(now)))

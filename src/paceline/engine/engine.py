@@ -23,7 +23,7 @@ from paceline.engine.step.step import GraphStepExecutor, StepExecutor, StepResul
 from paceline.model_files import SystemFingerprint
 from paceline.model_files.tokenizer import Tokenizer
 from paceline.models.runner import ModelRunner
-from paceline.policy.step import PromptPacer
+from paceline.policy.step import DEFAULT_OBJECTIVES, Objectives, PromptPacer
 from paceline.requests import Grammar, RequestValidator
 
 logger = logging.getLogger(__name__)
@@ -51,10 +51,12 @@ class Engine:
         audit: AuditReport | None = None,
         counted_bytes: int = 0,
         fingerprint: SystemFingerprint | None = None,
+        objectives: Objectives = DEFAULT_OBJECTIVES,
     ) -> None:
         """`graph` runs steps as CUDA graphs; None on a CPU. `hooks` are all hooks of the engine: see `engine_of_parts` for
         those that every engine has, of which `assignment` and `audit` are two. `counted_bytes` is the memory that the builder
-        computed before it loaded anything. `fingerprint` is what its texts depend on. None if the model has no files."""
+        computed before it loaded anything. `fingerprint` is what its texts depend on. None if the model has no files. The size
+        of prompt pieces follows the `objectives`."""
         self.runner = runner
         self.scheduler = scheduler
         self.speculator = speculator
@@ -74,7 +76,7 @@ class Engine:
         self.requests = Requests(validator, scheduler, speculator, output, self.hooks, self.clock)
         host = HostExecutor(runner, scheduler, speculator, output, self.clock, self.hooks)
         self.executors = ExecutorSelector(host, graph, scheduler, speculator, self.hooks, self.clock)
-        pacer = PromptPacer() if graph is None else None
+        pacer = PromptPacer(objectives)
         self._committer = Committer(self.requests, scheduler, speculator, validator, self.hooks, pacer)
         self._recovery = EngineRecovery(self.requests, scheduler, self.executors, self._step)
         self._committed: tuple[StepExecutor, StepResult | None] | None = None

@@ -1,30 +1,31 @@
 """Chooses the sequences of the next step and the tokens scheduled for each."""
 
 import bisect
-from collections.abc import Callable, Collection
+import heapq
+from collections.abc import Callable, Collection, Iterable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import islice
 
 from paceline.core.sequence import BLOCK_SIZE, Sequence, Status
 from paceline.engine.step.step import Schedule, Scheduled
 from paceline.engine.tiers import Tiers
 from paceline.kv import BlockTables, blocks_for
-from paceline.policy.step import admits, chunk_tokens, ends_inside_piece
+from paceline.policy.prompt_line import PromptLine, rank
+from paceline.policy.step import PromptClaim, admits, chunk_tokens, ends_inside_piece
+
+MOST_CLAIMS = 16
+"""Prompts in the line for which the size of pieces is decided."""
 
 
-def _rank(sequence: Sequence) -> tuple[int, float, int]:
-    """Order of service; the last in this order is preempted first."""
-    return sequence.priority, sequence.arrival, sequence.id
-
-
-def _shares_prefill(sequence: Sequence, prefilling: Seq[Sequence]) -> bool:
-    """Whether this step computes a block of its prompt for a sequence of higher rank, so that the next step finds it cached.
-    The wait is short: a step admits sequences only if it completes the prompts of all that run."""
+def _shares_prefill(sequence: Sequence, prefilling: Iterable[Sequence]) -> bool:
+    """Whether this step computes a block of its prompt for a sequence of higher rank, so that the next step finds it cached."""
     ids, salt = sequence.cacheable_ids, sequence.cache_salt
     # The last token is always computed, so a prompt this short has no block that could be found in the cache.
     if len(ids) <= BLOCK_SIZE:
         return False
     for other in prefilling:
-        if other.cache_salt != salt or _rank(other) > _rank(sequence):
+        if other.cache_salt != salt or rank(other) > rank(sequence):
             continue
         end = (other.num_computed // BLOCK_SIZE + 1) * BLOCK_SIZE
         if end < len(ids) and other.ids[:end] == ids[:end]:  # a hit leaves the last token to compute
@@ -32,12 +33,23 @@ def _shares_prefill(sequence: Sequence, prefilling: Seq[Sequence]) -> bool:
     return False
 
 
+@dataclass(slots=True)
+class _Admission:
+    """The admissions of one step."""
+
+    taken: int
+    """Sequences that run, and places kept for those that join in the next step."""
+    is_closed: bool
+    """Whether the step admits no further sequence."""
+
+
 class Scheduler:
     """Continuous batching over a paged cache. Owns the queues, the block tables, and `num_computed` after preemption.
 
-    Running sequences come first, with at least one token each. A sequence that needs a block when none is free preempts the one
-    of lowest rank. Drafts get only the remaining tokens and blocks: speculation never preempts. Waiting sequences are admitted
-    while tokens, blocks and `max_num_seqs` last.
+    Sequences that decode come first, with one token each. Then come prompts in the order of `PromptLine`, those that run and
+    those that wait: several share a step, and short ones pass long ones. A waiting sequence is admitted when its prompt gets
+    tokens. A sequence that needs a block when none is free preempts the running one of lowest rank, by priority and arrival.
+    Drafts get only the remaining tokens and blocks: speculation never preempts, and no prompt waits for it.
     """
 
     def __init__(
@@ -55,19 +67,27 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
         self.max_draft_tokens = max_batched_tokens if max_draft_tokens is None else max_draft_tokens
-        self.running: list[Sequence] = []
-        self.waiting: list[Sequence] = []  # like `running`, in rank order
+        self.running: list[Sequence] = []  # in rank order
+        self.line = PromptLine[Sequence]()
+        """The waiting sequences, and the order of all prompts."""
         self.num_preemptions = 0
         self.tiers = tiers
         self._prompt_piece = prompt_piece
+        self.barred: Sequence | None = None
+        """The waiting sequence that came first in the newest call of `schedule_prompts` and could not join."""
         self._held_back: Sequence | None = None
         """The prompt that waited last for room. It does not wait twice: prompts of higher rank may arrive in every step."""
         self._only: Collection[Sequence] | None = None
         self._max_prompt_tokens: int | None = None
 
     @property
+    def waiting(self) -> list[Sequence]:
+        """In the order in which they are admitted if they have one tenant."""
+        return list(self.line)
+
+    @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running or len(self.line))
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -78,39 +98,62 @@ class Scheduler:
     def may_admit(self) -> bool:
         """Whether the next step can admit a sequence: fewer than `max_num_seqs` run, and the first that waits for no tier
         finds blocks, those that running sequences hold in reserve included."""
-        if len(self.running) >= self.max_num_seqs:
+        if len(self.running) >= self.max_num_seqs or not len(self.line):
             return False
-        for sequence in self.waiting:
-            if self.tiers is None or not self.tiers.is_fetching(sequence):
-                need, free = self._needed(sequence, len(self.running)), self.tables.pool.num_free
-                free = free if need <= free else free + self._num_idle
-                return admits(need, free, len(self.running), self.max_num_seqs)
-        return False
+        first = self.line.next
+        if first is None or (self.tiers is not None and self.tiers.is_fetching(first)):
+            tiers = self.tiers
+            first = next((s for s in self.line if tiers is None or not tiers.is_fetching(s)), None)
+        if first is None:
+            return False
+        need, free = self._needed(first, len(self.running)), self.tables.pool.num_free
+        free = free if need <= free else free + self._num_idle
+        return admits(need, free, len(self.running), self.max_num_seqs)
 
     def prompt_rows(self, excluded: Collection[int] = ()) -> int:
         """Prompt tokens that the next step would compute if its budget were large enough, without these sequences."""
-        newcomers = self.waiting[: self.max_num_seqs - len(self.running)] if self.may_admit else ()
+        newcomers = islice(self.line, self.max_num_seqs - len(self.running)) if self.may_admit else ()
         prompts = [s for s in (*self.running, *newcomers) if s.id not in excluded]
         return sum([count for s in prompts if (count := s.num_uncomputed) > 1])
 
     def is_full(self, prompt_rows: int) -> bool:
-        """Whether `prompt_rows` prompt rows take all tokens of the next step, so that none is left for drafts."""
-        return len(self.running) + prompt_rows >= self.max_batched_tokens
+        """Whether `prompt_rows` prompt rows take all the time or all tokens of the next step, so that none is left for
+        drafts."""
+        return prompt_rows >= min(self._prompt_limit, self.max_batched_tokens - len(self.running))
 
     @property
     def _num_idle(self) -> int:
         """Blocks that running sequences hold beyond their committed tokens."""
-        return sum(len(self.tables.blocks(s.id)) - blocks_for(len(s.ids)) for s in self.running)
+        return sum(max(0, len(self.tables.blocks(s.id)) - blocks_for(len(s.ids))) for s in self.running)
+
+    @property
+    def _num_promised(self) -> int:
+        """Blocks that prompts which have begun need and do not hold yet."""
+        return sum(
+            max(0, blocks_for(len(s.ids)) - len(self.tables.blocks(s.id))) for s in self.running if s.is_prefilling
+        )
+
+    def claims(self, now: float) -> Iterator[PromptClaim]:
+        """The first prompts of the line, for the pacer."""
+        begun = sorted([s for s in self.running if s.is_prefilling], key=lambda s: s.num_uncomputed)
+        rows = 0
+        waiting = islice(self.line, min(MOST_CLAIMS, self.max_num_seqs - len(self.running)))
+        for sequence in heapq.merge(begun, waiting, key=lambda s: s.num_uncomputed):
+            rows += sequence.num_uncomputed
+            yield PromptClaim(rows, now - sequence.arrival)
 
     def add(self, sequence: Sequence) -> None:
-        bisect.insort(self.waiting, sequence, key=_rank)
+        cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)
+        rows = len(sequence.ids) - len(cached) * BLOCK_SIZE
+        self.line.add(sequence, rows if sequence.leader is None else 1)  # the leader computes the prompt
         if self.tiers is not None:
             self.tiers.prefetch(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a finished or cancelled sequence and free its blocks."""
-        queue = self.running if sequence.status is Status.RUNNING else self.waiting
-        queue.remove(sequence)
+        if sequence.status is Status.RUNNING:
+            self.running.remove(sequence)
+        self.line.discard(sequence)
         self.tables.close(sequence.id)
         if self.tiers is not None:
             self.tiers.cancel(sequence)
@@ -125,66 +168,82 @@ class Scheduler:
         self._only = sequences
 
     def schedule(self) -> Schedule:
-        """The next step of the host executor: running sequences, then admitted ones, then room for drafts."""
+        """The next step of the host executor: sequences that decode, then prompts, then room for drafts."""
         preempted: list[Sequence] = []
         rows: dict[Sequence, int] = {}
-        budget = self.max_batched_tokens
-        prompts = self._prompt_budget
-        used = self._schedule_running(rows, budget, prompts, preempted)
-        if not preempted and all(count == sequence.num_uncomputed for sequence, count in rows.items()):
-            prompts -= sum(count for count in rows.values() if count > 1)
-            self._admit(rows, min(budget - used, prompts))
+        running = [s for s in self.running if self._only is None or s in self._only]
+        for sequence in running:
+            if sequence.num_uncomputed == 1 and sequence.status is Status.RUNNING:
+                self._extend(sequence, 1, rows, preempted)
+        budget = min(self._prompt_limit, self.max_batched_tokens - len(rows))
+        prompts = [s for s in running if s.num_uncomputed > 1 and s.status is Status.RUNNING]
+        self._share(rows, prompts, budget, preempted)
         drafts = self._reserve_drafts(rows)
         items = tuple(Scheduled(sequence, count, drafts.get(sequence, 0)) for sequence, count in rows.items())
         return Schedule(items, tuple(preempted))
 
     def schedule_prompts(self, budget: int, can_join: Callable[[Sequence], bool]) -> tuple[Scheduled, ...]:
-        """Prompt tokens for a step in which the other running sequences decode: first of running sequences for which `can_join`
-        is true, then of waiting ones up to the first for which it is false. No sequence is preempted."""
+        """Prompt tokens for a step in which the other running sequences decode: of running sequences for which `can_join` is
+        true, and of waiting ones up to the first for which it is false. No sequence is preempted."""
         rows: dict[Sequence, int] = {}
-        for sequence in self.running:
-            if budget > 0 and can_join(sequence):
-                count = self._chunk(sequence, budget)
-                if not self.tables.grow(sequence.id, sequence.num_computed + count):
-                    return ()
-                rows[sequence] = count
-                budget = budget - count if count == sequence.num_uncomputed else 0
-        self._admit(rows, budget, can_join)
+        self.barred = None
+        prompts = [sequence for sequence in self.running if can_join(sequence)]
+        self._share(rows, prompts, min(budget, self._prompt_limit), None, can_join)
         return tuple(Scheduled(sequence, count, 0) for sequence, count in rows.items())
 
     @property
-    def _prompt_budget(self) -> int:
-        """Prompt tokens of the next step."""
+    def _prompt_limit(self) -> int:
+        """Most prompt tokens of the next step."""
         limit = self._max_prompt_tokens
         if limit is None or not any(sequence.num_uncomputed == 1 for sequence in self.running):
             return self.max_batched_tokens
         return min(limit, self.max_batched_tokens)
 
-    def _schedule_running(self, rows: dict[Sequence, int], budget: int, prompts: int, preempted: list[Sequence]) -> int:
-        used = 0
-        num_behind = len(self.running)
-        for sequence in list(self.running):
-            if sequence.status is not Status.RUNNING:  # preempted in this call
-                continue
-            num_behind -= 1
-            if self._only is not None and sequence not in self._only:
-                continue
-            # A long prompt leaves one token for each sequence behind it, so that none stalls.
-            count, room = sequence.num_uncomputed, max(1, budget - used - num_behind)
-            if count > 1:
-                count = self._chunk(sequence, max(1, min(room, prompts)))
-                prompts -= count
-            while not self.tables.grow(sequence.id, sequence.num_computed + count):
-                victim = self.running[-1]
-                self._preempt(victim)
-                preempted.append(victim)
-                used -= rows.pop(victim, 0)
-                if victim is sequence:
-                    break
-            else:
-                rows[sequence] = count
-                used += count
-        return used
+    def _share(
+        self,
+        rows: dict[Sequence, int],
+        begun: Seq[Sequence],
+        budget: int,
+        preempted: list[Sequence] | None,
+        can_join: Callable[[Sequence], bool] = lambda sequence: True,
+    ) -> None:
+        """Give the `budget` to prompts that have begun and to waiting ones. `preempted` receives the sequences that are
+        preempted for them; if it is None, none is."""
+        admission = _Admission(len(self.running), is_closed=bool(preempted) or len(self.running) >= self.max_num_seqs)
+        turns = self.line.turns(begun, budget, may_begin=not admission.is_closed)
+        while (turn := turns.next(budget)) is not None:
+            sequence, most = turn.prompt, turn.most
+            before = rows.get(sequence, 0)
+            if sequence.status is Status.RUNNING:
+                count = self._chunk(sequence, before + most)
+                if preempted is not None:
+                    self._extend(sequence, count, rows, preempted)
+                    admission.is_closed = admission.is_closed or bool(preempted)
+                elif self.tables.grow(sequence.id, sequence.num_computed + count):
+                    rows[sequence] = count
+            elif (self._only is None or sequence in self._only) and not self._admit(
+                sequence, most, rows, admission, can_join
+            ):
+                admission.is_closed = not turns.refuse(turn)
+            if admission.is_closed:
+                turns.close()
+            count = max(0, rows.get(sequence, 0) - before)
+            is_whole = before + count == sequence.num_uncomputed
+            turns.took(sequence, count, is_over=is_whole or count < most)
+            budget -= count
+            if count and not is_whole and count < most:  # the chunk ends with a piece: the next ones keep whole pieces
+                return
+
+    def _extend(self, sequence: Sequence, count: int, rows: dict[Sequence, int], preempted: list[Sequence]) -> None:
+        """Schedule `count` tokens of a running sequence. Preempts sequences, perhaps this one, if blocks run out."""
+        while not self.tables.grow(sequence.id, sequence.num_computed + count):
+            victim = self.running[-1]
+            self._preempt(victim)
+            preempted.append(victim)
+            rows.pop(victim, None)
+            if victim is sequence:
+                return
+        rows[sequence] = count
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free the blocks of a sequence; its tokens stay, and their KV is computed again after its next admission."""
@@ -197,45 +256,51 @@ class Scheduler:
         self.add(sequence)
 
     def _admit(
-        self, rows: dict[Sequence, int], budget: int, can_join: Callable[[Sequence], bool] = lambda sequence: True
-    ) -> None:
-        taken = len(self.running)  # including places kept for sequences that join in the next step
-        prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
-        for sequence in list(self.waiting):
-            if budget <= 0 or taken >= self.max_num_seqs or not can_join(sequence):
-                return
-            if self._only is not None and sequence not in self._only:
-                continue
-            if self.tables.prefix_caching and _shares_prefill(sequence, prefilling):
-                taken += 1  # no sequence of lower rank takes its place
-                continue
-            if self.tables.prefix_caching and self._waits_for_leader(sequence):
-                continue
-            if self.tiers is not None and not self.tiers.is_ready(sequence):
-                continue
-            free, most = self.tables.pool.num_free, self.max_num_seqs
-            if self.running and not admits(self._needed(sequence, taken), free, taken, most):
-                return
-            if self._waits_for_room(sequence, budget, rows.values()):
-                return
-            sequence.num_computed = self.tables.open(sequence.id, sequence.cacheable_ids, sequence.cache_salt)
-            if self.tiers is not None:
-                sequence.num_computed += self.tiers.load(sequence)
-            count = self._chunk(sequence, budget)
-            if not self.tables.grow(sequence.id, sequence.num_computed + count):
-                self.tables.close(sequence.id)
-                sequence.num_computed = 0
-                return
-            self.waiting.remove(sequence)
-            bisect.insort(self.running, sequence, key=_rank)
-            sequence.status = Status.RUNNING
-            if sequence.is_prefilling:
-                prefilling.append(sequence)
-            if not sequence.num_preemptions:  # after a preemption, a hit is its own earlier work
-                sequence.num_cached = sequence.num_computed
-            rows[sequence] = count
-            budget = budget - count if count == sequence.num_uncomputed else 0
-            taken += 1
+        self,
+        sequence: Sequence,
+        most: int,
+        rows: dict[Sequence, int],
+        admission: "_Admission",
+        can_join: Callable[[Sequence], bool],
+    ) -> bool:
+        """Admit a waiting sequence with up to `most` tokens, unless it has to wait. Returns False if the cache has no room for
+        it."""
+        if admission.taken >= self.max_num_seqs:
+            admission.is_closed = True
+            return True
+        if not can_join(sequence):
+            self.barred = sequence
+            admission.is_closed = True
+            return True
+        if self.tables.prefix_caching and _shares_prefill(sequence, [s for s in rows if s.is_prefilling]):
+            admission.taken += 1  # no sequence of lower rank takes its place
+            return True
+        if self.tables.prefix_caching and self._waits_for_leader(sequence):
+            return True
+        if self.tiers is not None and not self.tiers.is_ready(sequence):
+            return True
+        need, free = self._needed(sequence, admission.taken), self.tables.pool.num_free
+        if self.running and not admits(need, free, admission.taken, self.max_num_seqs):
+            return False
+        if self._waits_for_room(sequence, most, rows.values()):
+            admission.is_closed = True
+            return True
+        sequence.num_computed = self.tables.open(sequence.id, sequence.cacheable_ids, sequence.cache_salt)
+        if self.tiers is not None:
+            sequence.num_computed += self.tiers.load(sequence)
+        count = self._chunk(sequence, most)
+        if not self.tables.grow(sequence.id, sequence.num_computed + count):
+            self.tables.close(sequence.id)
+            sequence.num_computed = 0
+            return False
+        self.line.begin(sequence)
+        bisect.insort(self.running, sequence, key=rank)
+        sequence.status = Status.RUNNING
+        if not sequence.num_preemptions:  # after a preemption, a hit is its own earlier work
+            sequence.num_cached = sequence.num_computed
+        rows[sequence] = count
+        admission.taken += 1
+        return True
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """Prompt tokens of the sequence to compute now, at most `budget`."""
@@ -254,9 +319,11 @@ class Scheduler:
         return True
 
     def _needed(self, sequence: Sequence, taken: int) -> int:
-        """Blocks to admit the sequence: for its tokens, and one spare block for it and for every running sequence."""
+        """Blocks to admit the sequence: for its tokens, for what prompts that have begun still need, and one spare block for it
+        and for every running sequence."""
         cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)
-        return blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached) + 1 + taken
+        own = blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached)
+        return own + self._num_promised + 1 + taken
 
     @staticmethod
     def _waits_for_leader(sequence: Sequence) -> bool:

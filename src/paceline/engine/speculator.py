@@ -196,8 +196,8 @@ class Speculator:
         """Decide the next depth of every sequence and report the committed tokens to the proposers.
 
         `verdicts` and `hidden` are the target's picks and hidden states of the step just committed. `has_room` is true if the
-        next pass has rows for drafts. Without room, a depth is decided only for methods that draft on the host: they draft for
-        the pass after it. `prompt_rows` is the number of prompt tokens still to be computed.
+        next pass has rows and time for drafts. Without room, a depth is decided only for methods that draft in other processes:
+        they draft for the pass after it. `prompt_rows` is the number of prompt tokens still to be computed.
         """
         if not running:
             self._costs.has_ended()
@@ -205,10 +205,11 @@ class Speculator:
             set_plain(running)
             return
         ready = [sequence for sequence in running if sequence.num_uncomputed == 1 and sequence.draft is None]
-        if has_room or not all(sequence.method in self.graph_methods for sequence in ready):
-            self.decide(ready, prompt_rows)
-        else:
-            self.skip(ready)
+        elsewhere = [sequence for sequence in ready if self.proposers[sequence.method].traits.is_remote]
+        if has_room or elsewhere:
+            self.decide(ready if has_room else elsewhere, prompt_rows)
+        if not has_room:
+            self.skip([sequence for sequence in ready if not self.proposers[sequence.method].traits.is_remote])
         for method, batch in self._progress_by_method(running, ready, verdicts or {}, hidden or {}).items():
             started = self._clock.now()
             self._guard.observe(method, batch)

@@ -1,9 +1,13 @@
 """Decides which sequences join a step, how many prompt tokens it computes, and how many rows a pass is padded to. The engine
 and the simulator share these rules.
 
-On a CPU a step computes so few prompt tokens that sequences that decode do not wait long. On a GPU it computes whole pieces of
-long prompts.
+A step computes so few prompt tokens that sequences that decode do not wait long: `PromptPacer` measures how many. A GPU also
+computes whole pieces of long prompts, if the step has room for them.
 """
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from paceline.core.sequence import LEAST_PIECE_ROWS
 
@@ -17,10 +21,10 @@ DRAFT_PREFILL_SLOWDOWN = 3.0
 """Time of a draft prefill that runs in the steps of sequences that decode, over its time alone. It slows the steps down, and
 the sequence does not draft until it is complete. With a factor of 1, 128 sequences of 128 tokens lost 7% on an H200."""
 
-STEP_SECONDS = 0.2
-"""Time that prompt tokens may take in a step in which other sequences decode."""
+LEAST_SHARE = 0.25
+"""Least part of a step for prompts, also where decoding alone misses the objective."""
 MIN_TOKENS = 32
-"""Fewest prompt tokens of a step, and fewest scheduled tokens of a step that is measured."""
+"""Fewest prompt tokens of a step, and fewest of a step that is measured."""
 WEIGHT = 0.25
 """Weight of the newest measurement."""
 
@@ -65,24 +69,78 @@ def ends_inside_piece(num_computed: int, num_left: int, budget: int, piece: int)
     return (num_computed + chunk_tokens(num_computed, num_left, budget, piece)) % piece != 0
 
 
+@dataclass(frozen=True, slots=True)
+class Objectives:
+    """What the size of prompt pieces follows, in seconds."""
+
+    ttft: float = 1.0
+    """Time to the first token of a prompt that the step has time for."""
+    tpot: float = 0.2
+    """Time of a step in which sequences decode."""
+
+
+DEFAULT_OBJECTIVES = Objectives()
+
+
+class PromptClaim(NamedTuple):
+    """A prompt that waits for its first token."""
+
+    rows: int
+    """Its rows, and those of the prompts before it."""
+    waited: float
+
+
+def piece_rows(
+    objectives: Objectives, decoding_seconds: float, row_seconds: float, claims: Iterable[PromptClaim]
+) -> int:
+    """Most prompt rows of a step whose decoding takes `decoding_seconds`, if a prompt row takes `row_seconds`.
+
+    As many as `Objectives.tpot` allows, and at least a quarter of the time. More, up to half of the time, if a claim meets
+    `Objectives.ttft` with them and not without: a claim of R rows meets it with r rows in each step if
+
+        R / r steps * (decoding_seconds + r * row_seconds) <= ttft - waited
+    """
+    rows = max(objectives.tpot - decoding_seconds, decoding_seconds * LEAST_SHARE / (1.0 - LEAST_SHARE)) / row_seconds
+    most = decoding_seconds / row_seconds
+    if rows < most:
+        for claim in claims:
+            slack = objectives.ttft - claim.waited - claim.rows * row_seconds
+            if slack > 0.0 and (needed := claim.rows * decoding_seconds / slack) <= most:
+                rows = max(rows, needed)
+    return max(MIN_TOKENS, int(rows))
+
+
 class PromptPacer:
-    """Measures the time of a scheduled token in steps with many of them. It matters on a CPU: a GPU computes thousands in that
-    time."""
+    """Measures what decoding costs in a step, and what a prompt row adds to it."""
 
-    def __init__(self, seconds: float = STEP_SECONDS) -> None:
-        self._seconds = seconds
-        self._per_token: float | None = None
+    def __init__(self, objectives: Objectives) -> None:
+        self._objectives = objectives
+        self._row_seconds: float | None = None
+        self._decoding: dict[int, float] = {}
+        """Time of steps without prompts and drafts, by `padded_size` of their sequences."""
 
-    def observe(self, num_tokens: int, seconds: float) -> None:
-        """A step computed `num_tokens` scheduled tokens in this time."""
-        if num_tokens < MIN_TOKENS:
+    def observe(self, num_decoding: int, num_drafted: int, prompt_rows: int, seconds: float) -> None:
+        """A step, drafting included, took this long. `num_drafted` is the number of draft tokens that it verified."""
+        size = padded_size(num_decoding) if num_decoding else 0
+        if prompt_rows < MIN_TOKENS:
+            if size and not prompt_rows and not num_drafted:
+                self._decoding[size] = _average(self._decoding.get(size), seconds)
             return
-        measured, last = seconds / num_tokens, self._per_token
-        self._per_token = measured if last is None else (1.0 - WEIGHT) * last + WEIGHT * measured
+        decoding = 0.0 if not size else self._decoding.get(size)
+        if decoding is None or num_drafted or decoding >= seconds:  # all rows take the same time
+            row_seconds = seconds / (prompt_rows + num_decoding + num_drafted)
+        else:
+            row_seconds = (seconds - decoding) / prompt_rows
+        self._row_seconds = _average(self._row_seconds, row_seconds)
 
-    @property
-    def max_tokens(self) -> int | None:
-        """Most prompt tokens of a step in which other sequences decode. None if no step was measured yet."""
-        if not self._per_token:
+    def max_rows(self, num_decoding: int, claims: Iterable[PromptClaim]) -> int | None:
+        """Most prompt rows of a step in which `num_decoding` sequences decode. None if no step was measured yet."""
+        row_seconds = self._row_seconds
+        if not row_seconds:
             return None
-        return max(MIN_TOKENS, int(self._seconds / self._per_token))
+        decoding = self._decoding.get(padded_size(num_decoding), num_decoding * row_seconds) if num_decoding else 0.0
+        return piece_rows(self._objectives, decoding, row_seconds, claims)
+
+
+def _average(last: float | None, measured: float) -> float:
+    return measured if last is None else (1.0 - WEIGHT) * last + WEIGHT * measured

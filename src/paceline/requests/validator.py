@@ -100,6 +100,8 @@ class RequestValidator:
             raise InvalidRequest("the prompt is empty: give at least one token", field="prompt")
         if len(request.prompt_ids) >= limits.max_model_len:
             raise PromptTooLong(len(request.prompt_ids), limits.max_model_len)
+        if not 0.001 <= request.weight <= 1000.0:
+            raise InvalidRequest(f"weight must be in [0.001, 1000], got {request.weight}", field="weight")
         bad = next((token for token in request.prompt_ids if not 0 <= token < limits.vocab_size), None)
         if bad is not None:
             raise InvalidRequest(f"token {bad} is outside the vocabulary of {limits.vocab_size}", field="prompt")
@@ -184,6 +186,8 @@ class RequestValidator:
                     category=category,
                     priority=request.priority,
                     arrival=now,
+                    tenant=request.tenant,
+                    weight=request.weight,
                     cache_salt=request.cache_salt,
                     method=self.method(speculation),
                     verification=speculation.verification or self._verification,

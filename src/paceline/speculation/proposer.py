@@ -114,6 +114,8 @@ class ProposerTraits:
     drafts for some sequences are of another quality, such as a second draft on trial. None if all have the same class."""
     is_available: Callable[[], bool] | None = None
     """Returns whether it can draft for another sequence now. None if it always can."""
+    is_remote: bool = False
+    """It drafts in other processes, whose time the steps of the engine do not wait for."""
     can_run_in_graph: bool = False
     """The graph executor can draft by this method on a GPU."""
     runners: "tuple[ModelRunner | EagleRunner, ...]" = ()

@@ -171,6 +171,7 @@ def check_limits(request: Request) -> None:
     for name, text, limit in (
         ("id", request.id, MAX_NAME),
         ("category", request.category, MAX_NAME),
+        ("tenant", request.tenant, MAX_NAME),
         ("cache_salt", request.cache_salt, MAX_SALT),
         ("resume_key", request.resume_key, MAX_NAME),
         ("trace", request.trace, MAX_NAME),

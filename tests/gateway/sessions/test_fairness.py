@@ -81,3 +81,6 @@ def test_a_key_grants_the_priority(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert [request.priority for request in server.target.requests] == [0, 3, -5]
+    tenants = [request.tenant for request in server.target.requests]
+    assert tenants[0] == tenants[1] != tenants[2]
+    assert all(tenants)

@@ -142,9 +142,8 @@ class GraphScheduler:
         prompts = scheduler.schedule_prompts(budget, self._can_join)
         if prompts:
             return replace(decoding, items=prompts)
-        # The first that waits may need the host; otherwise it waits for blocks or for a prompt in flight
-        needs_host = self._eligibility.reason(scheduler.waiting[:1]) is not None
-        return (self.host_prefill_reason(0) if needs_host else None) or decoding
+        # Without a sequence that needs the host, the first waits for blocks or for a prompt in flight
+        return (self.host_prefill_reason(0) if scheduler.barred is not None else None) or decoding
 
     def _can_join(self, sequence: Sequence) -> bool:
         if sequence in self._slots or sequence.id in self.inflight_prompts:

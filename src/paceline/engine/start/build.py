@@ -46,7 +46,7 @@ from paceline.models.parallel import Ranks, RankSpec, load_parallel
 from paceline.models.runner import ModelRunner
 from paceline.policy.depth.allocation import PaddedBatch
 from paceline.policy.depth.rules import make_breaker, make_depth
-from paceline.policy.step import padded_size
+from paceline.policy.step import DEFAULT_OBJECTIVES, Objectives, padded_size
 from paceline.requests import Limits, RequestValidator
 from paceline.speculation import Proposer
 
@@ -117,6 +117,7 @@ def assemble(
         counted_bytes=sizing.memory.budget_bytes - sizing.memory.free_bytes,
         default_methods=default_methods(config.speculation, proposers),
         fingerprint=system_fingerprint,
+        objectives=Objectives(config.ttft_objective, config.tpot_objective),
     )
 
 
@@ -163,6 +164,7 @@ def engine_of_parts(
     counted_bytes: int = 0,
     default_methods: Sequence[str] = (),
     fingerprint: SystemFingerprint | None = None,
+    objectives: Objectives = DEFAULT_OBJECTIVES,
 ) -> Engine:
     """An engine with the hooks that every engine has, followed by `hooks`. If `default_methods` names two methods, a request
     that names none gets the faster one; if it is empty, such a request gets the validator's default."""
@@ -194,6 +196,7 @@ def engine_of_parts(
         audit=audit,
         counted_bytes=counted_bytes,
         fingerprint=fingerprint,
+        objectives=objectives,
     )
 
 

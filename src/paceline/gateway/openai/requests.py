@@ -177,6 +177,8 @@ def build_requests(
             speculation=speculation_params(body, session.is_strict),
             category=category or _infer_category(prompt, sampling, topic, session.gateway.tokenizer),
             priority=max(body.priority, session.key.share.priority),
+            tenant=session.key.id,
+            weight=session.key.share.weight,
             cache_salt=session.key.salt_cache(body.cache_salt or ""),
             trace=getattr(http.state, "trace", ""),
         )
