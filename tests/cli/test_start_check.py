@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import yaml
 from typer.testing import CliRunner
 
@@ -84,3 +85,29 @@ def test_a_check_that_breaks_is_an_error(cluster_file: Path, monkeypatch: pytest
     monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(PacelineError, match=r"ended with status 1: run `paceline doctor`"):
         check_before_start(load_cluster(cluster_file))
+
+
+REFUSED = """
+import runpy, sys
+sys.argv = ["paceline", "serve", "--port", "0", *sys.argv[1:]]
+try:
+    runpy.run_module("paceline", run_name="__main__")
+except SystemExit as ended:
+    print(ended.code, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "/nowhere"], "no model at"),
+        (["--draft", "/nowhere"], "no draft at"),
+        (["--draft", "FOLDER"], "ids differ"),
+    ],
+)
+def test_serve_refuses_what_files_show_before_it_imports_torch(tmp_path: Path, options: list[str], words: str) -> None:
+    tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, [])).save(str(tmp_path / "tokenizer.json"))
+    given = [str(tmp_path) if option == "FOLDER" else option for option in options]
+    done = subprocess.run([sys.executable, "-c", REFUSED, *given], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2", "False"], done.stdout + done.stderr
+    assert words in done.stderr

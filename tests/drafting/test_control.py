@@ -120,10 +120,9 @@ def test_speculation_enabled_under_load_is_answered_with_busy() -> None:
         assert core.num_free_blocks == 12
 
 
-@pytest.mark.parametrize(("part", "words"), [("vocabulary", "vocabulary"), ("chat_template", "chat template")])
-def test_draft_that_does_not_fit_is_refused_and_the_target_goes_on(part: str, words: str) -> None:
+def test_draft_that_does_not_fit_is_refused_and_the_target_goes_on() -> None:
     target = Target()
-    other = replace(TOKENIZER, **{part: "another one"})
+    other = replace(TOKENIZER, vocabulary="another one")
     with (
         draft_worker(model_core(tiny_model()), TINY.vocab_size, tokenizer=other) as wrong,
         draft_worker(model_core(tiny_model()), TINY.vocab_size, name="draft-1") as right,
@@ -132,8 +131,8 @@ def test_draft_that_does_not_fit_is_refused_and_the_target_goes_on(part: str, wo
         members.known.append(draft_member(wrong))
         until(lambda: states(pool).get("draft-0") == "refused")
         refusal = next(worker.refusal for worker in pool.workers() if worker.name == "draft-0")
-        expected = f"sha256 of the target's {getattr(TOKENIZER, part)}, of the draft's another one"
-        assert refusal == f"target and draft differ in their {words}: {expected}"
+        expected = f"sha256 of the target's {TOKENIZER.vocabulary}, of the draft's another one"
+        assert refusal == f"target and draft differ in their vocabulary: {expected}"
         assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED
         assert wrong.status().rounds == 0
         members.known.append(draft_member(right))
@@ -141,3 +140,17 @@ def test_draft_that_does_not_fit_is_refused_and_the_target_goes_on(part: str, wo
         assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED
         assert (wrong.status().rounds, states(pool)["draft-0"]) == (0, "refused")
         assert right.status().rounds > 0
+
+
+def test_draft_with_another_chat_template_is_used_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    target = Target()
+    other = replace(TOKENIZER, chat_template="another one")
+    with (
+        draft_worker(model_core(tiny_model()), TINY.vocab_size, tokenizer=other) as draft,
+        served(target) as (pool, members),
+    ):
+        members.known.append(draft_member(draft))
+        until(lambda: states(pool).get("draft-0") == "ready")
+        assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED
+        assert draft.status().rounds > 0
+    assert sum("differ in their chat template" in message for message in caplog.messages) == 1

@@ -201,7 +201,6 @@ def test_num_kept_beyond_the_offer_is_an_error(target):
     ("hello", "code"),
     [
         ({"tokenizer": replace(TOKENIZER, vocabulary="other")}, ErrorCode.TOKENIZER),
-        ({"tokenizer": replace(TOKENIZER, chat_template="other")}, ErrorCode.TOKENIZER),
         ({"tokenizer": None}, ErrorCode.TOKENIZER),
         ({"version": VERSION + 1}, ErrorCode.VERSION),
         ({"version": VERSION - 1}, ErrorCode.VERSION),

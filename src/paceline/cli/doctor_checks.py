@@ -226,10 +226,12 @@ def describe(model: ModelSketch) -> str:
 
 def _check_pair(target: ModelSketch, draft: ModelSketch) -> Iterator[Check]:
     try:
-        check_compatible(target.tokenizer, draft.tokenizer)
+        warning = check_compatible(target.tokenizer, draft.tokenizer)
     except IncompatibleDraft as error:
         yield Check.problem("pair", str(error))
         return
+    if warning is not None:
+        yield Check.note("pair", "compatible, with differences", warning)
     share = draft.config.num_parameters / target.config.num_parameters
     if share > LARGE_DRAFT:
         yield Check.note(
@@ -239,7 +241,7 @@ def _check_pair(target: ModelSketch, draft: ModelSketch) -> Iterator[Check]:
         )
     else:
         yield Check(
-            "pair", f"compatible: same tokens, same end-of-turn tokens; the draft is {1 / share:.1f} times smaller"
+            "pair", f"compatible: the draft can propose the target's tokens; it is {1 / share:.1f} times smaller"
         )
 
 

@@ -24,7 +24,7 @@ from paceline.core.pool_config import PoolConfig
 from paceline.engine.sizing import device_facts, size_engine
 from paceline.engine.start import pick_device, pick_dtype
 from paceline.model_files.hub import PREFIX, pick_draft
-from paceline.model_files.tokenizer import check_compatible
+from paceline.model_files.tokenizer import check_compatible, describe_mismatch, fingerprint
 from paceline.models.drafts import DraftFolder, find_draft
 from paceline.models.heads import distilled_config
 from paceline.models.loading import LoadedModel
@@ -178,8 +178,11 @@ def _check_head(pool: PoolConfig, target: ModelSketch) -> Iterator[Check]:
     head = find_draft(name)
     if head is None:
         draft = sketch(name, torch.device("cpu"), target.model.dtype)
-        check_compatible(target.tokenizer, draft.tokenizer)
-        yield Check(f"{pool.name} draft", describe(draft))
+        warning = check_compatible(target.tokenizer, draft.tokenizer)
+        if warning is not None:
+            yield Check.note(f"{pool.name} draft", describe(draft), warning)
+        else:
+            yield Check(f"{pool.name} draft", describe(draft))
     else:
         _check_trained(head, pool.model, target)
         size = _file_bytes(head) / GIB
@@ -190,16 +193,25 @@ def _fits(pool: PoolConfig, draft: ModelSketch, targets: dict[str, ModelSketch])
     """Target models that the pool drafts for. A problem unless there is one."""
     fitting: list[str] = []
     reasons: list[str] = []
+    warnings: list[str] = []
     for name, target in targets.items():
         try:
-            check_compatible(target.tokenizer, draft.tokenizer)
-            fitting.append(target.name)
+            warning = check_compatible(target.tokenizer, draft.tokenizer)
         except IncompatibleDraft as error:
             reasons.append(f"{name}: {error}")
+            continue
+        mismatch = describe_mismatch(fingerprint(target.tokenizer), fingerprint(draft.tokenizer))
+        if mismatch is not None:
+            reasons.append(f"{name}: {mismatch}; a draft worker needs the whole vocabulary of its target")
+            continue
+        fitting.append(target.name)
+        if warning is not None:
+            warnings.append(f"{name}: {warning}")
     label = f"{pool.name} fits"
     if fitting:
         others = f"; refused by {len(reasons)} other model{'s' if len(reasons) > 1 else ''}" if reasons else ""
-        return Check(label, f"{', '.join(fitting)}: same tokens, stop tokens and chat template{others}")
+        found = f"{', '.join(fitting)}: same tokens{others}"
+        return Check.note(label, found, "; ".join(warnings)) if warnings else Check(label, found)
     if not targets:
         return Check.note(label, "not checked: no target model can be opened", "correct the target pools first")
     return Check.problem(label, "; ".join(reasons))

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from paceline.cli import console
 from paceline.cli.console import describe
-from paceline.cli.doctor_cluster import check_before_start
 from paceline.cli.options import ENGINE, with_settings
 from paceline.cli.workers import Ray
 from paceline.core.errors import InvalidConfig
 from paceline.deploy import load_gateway_config
 from paceline.gateway.config import SETTINGS, GatewayConfig, ServerConfig
+from paceline.model_files.tokenizer import check_pair
 
 if TYPE_CHECKING:
     from paceline.deploy import ServerReady
@@ -43,10 +43,13 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
             raise InvalidConfig("--ray needs a cluster: give a file with pools, --config cluster.yaml")
         config = replace(config, cluster=replace(config.cluster, ray=ray))
     if isinstance(config, GatewayConfig):
+        from paceline.cli.doctor_cluster import check_before_start
         from paceline.deploy import is_up
 
         if not is_up(config.cluster):
             check_before_start(config.cluster)
+    else:
+        check_pair(config.engine.model, config.engine.draft)  # before the imports and the weights, which take seconds
     doing = "waiting for the workers" if isinstance(config, GatewayConfig) else describe(config.engine)
     if console.err.is_terminal:  # not a spinner: the engine process writes its log to the same terminal
         console.err.print(f"{doing} …", style="dim")

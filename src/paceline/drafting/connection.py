@@ -88,6 +88,8 @@ class DraftConnection:
         self.load = Load()
         self.round_trip = RoundTrip()
         self._tokenizer, self._on_lost = tokenizer, on_lost
+        self._warning: str | None = None
+        """What differs between target and draft without making drafts wrong, as the log has it."""
         self._liveness = Liveness(LIVENESS)
         hello = Hello(VERSION, PROCESS_EPOCH, tokenizer, name)
         self._link: PeerLink[FromDraft] = PeerLink(
@@ -233,7 +235,7 @@ class DraftConnection:
         """Do not use the worker, because target and draft do not fit together. The handshake is repeated after a pause."""
         if reason != self.refusal:
             logger.warning(
-                "draft worker %s (%s) is refused: %s; choose a draft with the target's tokenizer and chat template; "
+                "draft worker %s (%s) is refused: %s; choose a draft with the target's tokenizer; "
                 "`paceline doctor CLUSTER.yaml` shows the first difference",
                 self.where.name,
                 self.where.address,
@@ -277,6 +279,10 @@ class DraftConnection:
         elif self.state is not PeerState.LOST:
             if self._liveness.observe_answer(hello.epoch, now):
                 logger.info("draft worker %s has restarted", self.where.name)
+            warning = self._tokenizer.difference(hello.tokenizer)
+            if warning is not None and warning != self._warning:
+                logger.warning("draft worker %s: %s", self.where.name, warning)
+            self._warning = warning
             self.refusal = ""
             self._link.send_before(now)
 

@@ -184,7 +184,7 @@ class DraftWorker:
         clock: Clock | None = None,
         weights: WeightManager | None = None,
     ) -> None:
-        """`tokenizer` is that of the draft. The worker refuses targets whose tokenizer or chat template differs. `weights` is
+        """`tokenizer` is that of the draft. The worker refuses targets with another vocabulary. `weights` is
         closed at the end."""
         self.name = name
         limits, self._clock = limits or DraftLimits(), clock or WallClock()

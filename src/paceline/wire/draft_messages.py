@@ -55,7 +55,7 @@ class Hello(Message, frozen=True, tag=1):
     epoch: Large
     """Random number of the process. A receiver ignores messages of another epoch."""
     tokenizer: Fingerprint | None
-    """Checksums of tokenizer and chat template, which must be the same for sender and receiver. None from a gateway."""
+    """Checksums of tokenizer and chat template; the vocabulary must be the same for both sides. None from a gateway."""
     name: Name = ""
     max_sequences: Count = 0
     """Sequences that a draft worker holds for all targets together."""
@@ -197,7 +197,7 @@ class ErrorCode(IntEnum):
     VERSION = 2
     """The protocol versions differ."""
     TOKENIZER = 3
-    """The tokenizers or chat templates differ."""
+    """The vocabularies differ."""
     NO_HELLO = 4
     """`Hello` is missing: the worker restarted, or dropped a target that was silent for too long."""
     EPOCH = 5

@@ -136,10 +136,22 @@ def test_a_draft_with_fewer_rows_and_a_shorter_window(target: str, tmp_path: Pat
 def test_a_draft_of_another_vocabulary_is_refused(target: str, tmp_path: Path) -> None:
     other = save_checkpoint(tmp_path / "other", letters=LETTERS[::-1])
     with pytest.raises(IncompatibleDraft, match="token 0 is 'a' in the target and '3' in the draft"):
-        engine(target, draft=other)
+        build_engine(EngineConfig(model=target, draft=other), load=no_load)
+
+
+def no_load(*_: object) -> LoadedModel:
+    raise AssertionError("weights are read before the pair is refused")
+
+
+def test_a_draft_with_other_stop_tokens_is_a_warning(
+    target: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     ends = save_checkpoint(tmp_path / "ends", eos_token_id=3)
-    with pytest.raises(IncompatibleDraft, match="stop tokens"):
-        engine(target, draft=ends)
+    built = engine(target, draft=ends, speculation={"depth": "fixed", "max_depth": 4})
+    (message,) = [message for message in caplog.messages if "draft" in message and "stops" in message]
+    assert message.startswith(f"the draft {ends}: the target stops at ")
+    request_ = Request("r", (1, 2), SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True))
+    assert run(built, [request_]).tokens == run(engine(target), [request_]).tokens
 
 
 def test_the_window_is_the_least_of_asked_and_made_for(target: str, caplog: pytest.LogCaptureFixture) -> None:

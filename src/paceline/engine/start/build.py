@@ -37,7 +37,7 @@ from paceline.kernels.formats.weights import Activations
 from paceline.kv import BlockTables
 from paceline.model_files import SystemFingerprint
 from paceline.model_files.hub import pick_draft
-from paceline.model_files.tokenizer import Tokenizer, check_compatible, fingerprint
+from paceline.model_files.tokenizer import Tokenizer, check_compatible, check_pair, fingerprint
 from paceline.models import make_runner
 from paceline.models.drafts import LoadedHead, find_draft, load_draft
 from paceline.models.heads.eagle import EagleModel
@@ -341,12 +341,13 @@ def draft_of(config: EngineConfig) -> str | None:
 
 
 def _check_draft(config: EngineConfig) -> None:
-    """The draft exists. Checked before the weights of the target are read, which can take minutes."""
+    """The draft exists and has the target's tokens. Checked before weights are read, which can take minutes."""
     name = draft_of(config)
     if name is None:
         return
     try:
-        find_draft(name)
+        if find_draft(name) is None:
+            check_pair(config.model, name)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{error}; or set `draft` to `none`, to decode without a draft model") from error
 
@@ -377,7 +378,9 @@ def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedM
         draft = load_model(name, model.device, model.dtype, pick_quantization(config.draft_quantization))
     except UnsupportedModel as error:
         raise UnsupportedModel(f"the draft {name} cannot be used: {error}") from error
-    check_compatible(target.tokenizer, draft.tokenizer)
+    warning = check_compatible(target.tokenizer, draft.tokenizer)
+    if warning is not None:
+        logger.warning("the draft %s: %s", name, warning)
     return draft
 
 

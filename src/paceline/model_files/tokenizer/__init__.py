@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     )
     from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer, tokenizer_from_gguf
     from paceline.model_files.tokenizer.tokenizer import TextStream, Tokenizer, tokenizer_from_folder
+    from paceline.model_files.tokenizer.vocabulary import check_pair
 
 __all__ = [
     "ChatTemplate",
@@ -22,6 +23,7 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "check_compatible",
+    "check_pair",
     "describe_mismatch",
     "fingerprint",
     "load_tokenizer",
@@ -37,5 +39,6 @@ __getattr__ = lazy_face(
         "compatibility": "Fingerprint check_compatible describe_mismatch fingerprint vocabulary_checksum",
         "gguf_tokenizer": "load_tokenizer tokenizer_from_gguf",
         "tokenizer": "TextStream Tokenizer tokenizer_from_folder",
+        "vocabulary": "check_pair",
     },
 )

@@ -1,36 +1,39 @@
-"""Checks whether a draft fits a target, with the same vocabulary, special tokens, stop tokens and chat template."""
+"""Whether a draft fits a target: equal ids of its vocabulary are needed, other differences can lower the acceptance."""
 
 import hashlib
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from paceline.core.errors import IncompatibleDraft
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
+from paceline.model_files.tokenizer.vocabulary import Vocabulary, check_vocabularies
 
 SHA256_LENGTH = 64
 """Characters of a checksum; a peer may send more."""
+LOWER = "drafts are valid, and fewer of them may be accepted"
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """sha256 of each part of a tokenizer that target and draft must share."""
+    """sha256 of each part of a tokenizer. A draft needs the vocabulary of its target."""
 
     vocabulary: str
     merges: str
     special_tokens: str
     stop_tokens: str
     chat_template: str | None
-    """None for a base model, which fits any chat template."""
+    """None for a base model."""
 
-    def differing_part(self, other: "Fingerprint") -> str | None:
-        """Name of the first field that differs; None if the tokenizers fit together."""
-        for field in fields(Fingerprint):
-            mine, theirs = getattr(self, field.name), getattr(other, field.name)
-            if mine != theirs and not (field.name == "chat_template" and None in (mine, theirs)):
-                return field.name
-        return None
+    def difference(self, draft: "Fingerprint") -> str | None:
+        """What differs without making drafts wrong, as one sentence; None if nothing does."""
+        parts = [
+            name for name in ("merges", "special_tokens", "stop_tokens") if getattr(self, name) != getattr(draft, name)
+        ]
+        if self.chat_template != draft.chat_template and None not in (self.chat_template, draft.chat_template):
+            parts.append("chat_template")
+        words = ", ".join(part.replace("_", " ") for part in parts)
+        return f"target and draft differ in their {words}: {LOWER}" if parts else None
 
 
 @lru_cache(maxsize=4)
@@ -51,51 +54,29 @@ def fingerprint(tokenizer: Tokenizer) -> Fingerprint:
     )
 
 
-def check_compatible(target: Tokenizer, draft: Tokenizer) -> None:
-    """Raise `IncompatibleDraft`, with the two checksums and the first difference, unless all parts are equal.
+def check_compatible(target: Tokenizer, draft: Tokenizer) -> str | None:
+    """What differs without making drafts wrong, as one sentence; None if nothing does. Raises `IncompatibleDraft` if ids have
+    another meaning in the draft.
 
     Embeddings may differ in size: see `proposable_ids` of the vocabulary of drafts.
     """
-    target_parts, draft_parts = fingerprint(target), fingerprint(draft)
-    part = target_parts.differing_part(draft_parts)
-    if part is None:
-        return
-    expected, found = getattr(target_parts, part), getattr(draft_parts, part)
-    raise IncompatibleDraft(
-        f"target and draft differ in their {_words(part)}: {_difference(part, target, draft)} (sha256 of the target's "
-        f"{expected}, of the draft's {found}); choose a draft of the target's model family"
-    )
+    unknown = check_vocabularies(Vocabulary.of(target), Vocabulary.of(draft))
+    parts = [f"the draft does not know {unknown} of the target's tokens"] if unknown else []
+    if target.eos_ids != draft.eos_ids:
+        parts.append(f"the target stops at {sorted(target.eos_ids)} and the draft at {sorted(draft.eos_ids)}")
+    templates = [tokenizer.chat_template for tokenizer in (target, draft)]
+    if None not in templates and templates[0].strip() != templates[1].strip():  # type: ignore[union-attr]
+        parts.append("their chat templates differ, and the target's is used")
+    return f"{'; '.join(parts)}: {LOWER}" if parts else None
 
 
 def describe_mismatch(target: Fingerprint, draft: Fingerprint) -> str | None:
-    """The first part that differs, with the checksums of target and draft, for peers that know only each other's checksums.
-    None if target and draft fit together."""
-    part = target.differing_part(draft)
-    if part is None:
+    """Why drafts of the draft would be wrong, with the checksums of target and draft, for peers that know only each other's
+    checksums. None if the draft's ids have the target's meaning."""
+    if target.vocabulary == draft.vocabulary:
         return None
-    expected, found = (str(getattr(model_fingerprint, part))[:SHA256_LENGTH] for model_fingerprint in (target, draft))
-    return f"target and draft differ in their {_words(part)}: sha256 of the target's {expected}, of the draft's {found}"
-
-
-def _difference(part: str, target: Tokenizer, draft: Tokenizer) -> str:
-    if part == "vocabulary":
-        ours, theirs = dict(_by_id(target)), dict(_by_id(draft))
-        i = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
-        return f"token {i} is {_quoted(ours.get(i))} in the target and {_quoted(theirs.get(i))} in the draft"
-    if part == "merges":
-        first, second = _merges(target), _merges(draft)
-        shorter = min(len(first), len(second))
-        i = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), shorter)
-        a, b = (" + ".join(m[i]) if i < len(m) else None for m in (first, second))
-        return f"merge {i} is {_quoted(a)} in the target and {_quoted(b)} in the draft"
-    if part == "special_tokens":
-        i, token = min(set(_special(target)) ^ set(_special(draft)))
-        return f"token {i} ({token!r}) is special only in the {'target' if i in target.special_ids else 'draft'}"
-    if part == "stop_tokens":
-        return f"the target stops at {sorted(target.eos_ids)}, the draft at {sorted(draft.eos_ids)}"
-    a, b = (tokenizer.chat_template or "" for tokenizer in (target, draft))
-    i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    return f"from character {i} on the target has {a[i : i + 30]!r} and the draft {b[i : i + 30]!r}"
+    expected, found = (str(fingerprint.vocabulary)[:SHA256_LENGTH] for fingerprint in (target, draft))
+    return f"target and draft differ in their vocabulary: sha256 of the target's {expected}, of the draft's {found}"
 
 
 def _by_id(tokenizer: Tokenizer) -> list[tuple[int, str]]:
@@ -109,14 +90,6 @@ def _merges(tokenizer: Tokenizer) -> list[list[str]]:
 
 def _special(tokenizer: Tokenizer) -> list[tuple[int, str]]:
     return [(i, tokenizer.token(i) or "") for i in sorted(tokenizer.special_ids)]
-
-
-def _words(part: str) -> str:
-    return part.replace("_", " ")
-
-
-def _quoted(token: str | None) -> str:
-    return "absent" if token is None else repr(token)
 
 
 def _sha256(value: Any) -> str:

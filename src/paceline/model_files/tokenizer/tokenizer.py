@@ -69,7 +69,7 @@ class Tokenizer:
         known = self._context_free[skip_special]
         if token_id not in known:
             text = self.decode([token_id], skip_special)
-            known[token_id] = text if self._is_byte_level and REPLACEMENT not in text else None
+            known[token_id] = text if self.is_byte_level and REPLACEMENT not in text else None
         return known[token_id]
 
     def token(self, token_id: int) -> str | None:
@@ -83,9 +83,9 @@ class Tokenizer:
             return b""
         if token_id in self.special_ids:
             return token.encode()
-        if self._is_byte_level:
-            if all(char in _BYTE_OF for char in token):
-                return bytes(_BYTE_OF[char] for char in token)
+        if self.is_byte_level:
+            if all(char in BYTE_OF for char in token):
+                return bytes(BYTE_OF[char] for char in token)
             return token.encode()
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes([int(token[3:5], 16)])
@@ -110,7 +110,8 @@ class Tokenizer:
         return self._backend.to_str()
 
     @cached_property
-    def _is_byte_level(self) -> bool:
+    def is_byte_level(self) -> bool:
+        """Whether tokens are spelled in GPT-2's alphabet of bytes."""
         decoder = self._backend.decoder
         return decoder is not None and json.loads(decoder.__getstate__()).get("type") == "ByteLevel"
 
@@ -122,7 +123,8 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF = _byte_alphabet()
+"""Bytes by the characters that spell them in byte-level vocabularies."""
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
