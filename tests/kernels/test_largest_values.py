@@ -1,9 +1,12 @@
 """The largest values of rows: columns and values as torch gives them, for every width."""
 
+import math
+
 import pytest
 import torch
 
-from paceline.kernels.sampling import arg_max, top, top_with_total
+from paceline.kernels.cpu import native
+from paceline.kernels.sampling import arg_max, top, top_with_exact_total, top_with_total
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 100, 1000, 4096])
@@ -37,3 +40,38 @@ def test_infinities_and_nan() -> None:
     assert columns[1].tolist() == [100, 70]
     assert totals[2].item() == -torch.inf
     assert arg_max(scores).tolist() == scores.argmax(1).tolist()
+
+
+def shifted(rows: int, width: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Rows whose largest value is 0; those of few bits have many equal values."""
+    scores = torch.randn(rows, width, generator=torch.Generator().manual_seed(width)).to(dtype).to(torch.float32)
+    return scores - scores.amax(1, keepdim=True)
+
+
+@pytest.mark.parametrize("width", [1, 7, 100, 4096, 50_000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_total_without_native_kernels_is_exact(
+    width: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = shifted(9, width, dtype)
+    columns, values, totals = (part.clone() for part in top_with_exact_total(scores, 6))
+    monkeypatch.setattr(native, "supports", lambda _: False)
+    found = top_with_exact_total(scores, 6)
+    assert torch.equal(found[0], columns)  # equal values by column
+    assert torch.equal(found[1], values)
+    torch.testing.assert_close(found[2], totals, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found[2], scores.double().logsumexp(1, keepdim=True).float(), atol=1e-7, rtol=2e-7)
+    order = torch.randperm(width)
+    for rows in (scores[4:5], scores[2:7], scores.repeat(5, 1)[4:]):
+        again = top_with_exact_total(rows, 3)
+        row = int((rows == scores[4]).all(1).nonzero()[0])
+        assert torch.equal(again[0][row], columns[4, :3])
+        assert torch.equal(again[2][row], found[2][4])
+    assert torch.equal(top_with_exact_total(scores[:, order], 1)[2], found[2])  # in any order of the sum
+
+
+def test_equal_logits_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "supports", lambda _: False)
+    width = 300_000
+    _, _, totals = top_with_exact_total(torch.zeros(1, width), 1)
+    assert totals.item() == pytest.approx(math.log(width))

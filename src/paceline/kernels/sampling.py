@@ -12,6 +12,9 @@ from paceline.core.request import SamplingParams
 from paceline.kernels.cpu import native
 from paceline.kernels.formats.sampling import log_min_p
 
+FIXED_POINT = 2.0**44
+"""Exponentials up to 1 as integers, whose sum has no order. What is cut off of the 2^18 tokens of a large vocabulary is below
+the last bit of float32, and the sum of 2^19 of them fits 64 bits."""
 MAX_RANKED = 64
 """`MOST` in cpu/sampling.c."""
 
@@ -104,6 +107,22 @@ def top_with_total(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     totals = torch.empty(rows, 1)
     _top(scores, columns, values.data_ptr(), totals.data_ptr(), count)
     return columns, values, totals
+
+
+def top_with_exact_total(scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `top_with_total`, for rows whose largest value is 0. The bits of a row depend on no other row, on any device: equal
+    values are ranked by column, and where the device chooses the order of a sum, integers are summed."""
+    if native.supports(scores) and scores.is_contiguous():
+        return top_with_total(scores, count)
+    width = scores.shape[1]
+    columns = torch.arange(width - 1, -1, -1, device=scores.device)
+    bits = (scores + 0.0).view(torch.int32).to(torch.int64)  # + 0.0: -0 ranks as 0
+    keys = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits) << 32 | columns
+    best = keys.topk(min(count, width), dim=1).values
+    chosen = width - 1 - (best & 0xFFFFFFFF)
+    masses = (scores.exp() * FIXED_POINT).to(torch.int64).sum(1, keepdim=True)
+    totals = (masses.to(torch.float64) / FIXED_POINT).log().to(torch.float32)
+    return chosen, scores.gather(1, chosen), totals
 
 
 def _top(scores: Tensor, columns: Tensor, values: int | None, totals: int | None, count: int) -> None:

@@ -16,9 +16,11 @@ from torch import Tensor
 
 from paceline.core.output import TokenLogprobs
 from paceline.core.request import SamplingParams
-from paceline.kernels.sampling import SampledRow, arg_max, can_sample, sample
+from paceline.kernels.sampling import SampledRow, arg_max, can_sample, sample, top_with_exact_total
 from paceline.speculation.rows import Purpose, RowContext, gumbel, gumbel_at, process, stream
 
+SCORED_ROWS = 16
+"""Rows whose log-probabilities are computed together: a row of a large vocabulary takes some megabytes."""
 WIDTH = 256
 """Candidates ranked first without top-k; rows that need more get 16 times as many, up to all."""
 
@@ -154,15 +156,26 @@ def sample_draft(logits: Tensor, rows: Sequence[RowContext]) -> tuple[Tensor, Te
 
 
 def logprobs(logits: Tensor, chosen: Sequence[int], top_n: int) -> list[TokenLogprobs]:
-    """Log-probabilities of the chosen tokens and of the `top_n` best under the model: raw logits, temperature 1."""
-    values = logits.to(torch.float32).log_softmax(1)
-    own = values.gather(1, torch.tensor(chosen, device=values.device).unsqueeze(1)).squeeze(1)
-    ranks: list[int] = (1 + (values > own.unsqueeze(1)).sum(1)).tolist()
-    best = values.topk(min(top_n, values.shape[1]), dim=1)
+    """Log-probabilities of the chosen tokens and of the `top_n` best under the model: raw logits, temperature 1. Equal logits
+    give equal bits, in every batch and for every `top_n`."""
+    found: list[TokenLogprobs] = []
+    for start in range(0, len(chosen), SCORED_ROWS):
+        part = slice(start, start + SCORED_ROWS)
+        found += _logprobs(logits[part], chosen[part], top_n)
+    return found
+
+
+def _logprobs(logits: Tensor, chosen: Sequence[int], top_n: int) -> list[TokenLogprobs]:
+    scores = logits.to(torch.float32)
+    scores = scores - scores.amax(1, keepdim=True)
+    columns, best, totals = top_with_exact_total(scores, max(1, top_n))
+    own = scores.gather(1, torch.tensor(chosen, device=scores.device).unsqueeze(1))
+    ranks: list[int] = (1 + (scores > own).sum(1)).tolist()
+    values, top = (own - totals).squeeze(1).tolist(), (best - totals)[:, :top_n]
     return [
         TokenLogprobs(token, logprob, tuple(zip(tokens, scores, strict=True)), rank)
         for token, logprob, tokens, scores, rank in zip(
-            chosen, own.tolist(), best.indices.tolist(), best.values.tolist(), ranks, strict=True
+            chosen, values, columns[:, :top_n].tolist(), top.tolist(), ranks, strict=True
         )
     ]
 
