@@ -115,12 +115,13 @@ def tiles_to_try(rows: int) -> list[Tile]:
 
 
 def _call(matrix: Matrix, rows: int, tile: Tile) -> Callable[[FourBitWeight], object]:
-    from paceline.kernels.gpu.linear import Normed, gate_up, linear
+    from paceline.kernels.gpu.linear import gate_up, linear
+    from paceline.kernels.gpu.normed import Normed
 
     x = torch.randn(rows, matrix.inputs, device="cuda", dtype=torch.bfloat16)
     if not matrix.is_paired:
         return partial(linear, x, tile=tile)
-    return partial(gate_up, Normed(x, torch.ones(rows, 64, device="cuda"), 1e-5), tile=tile)
+    return partial(gate_up, Normed(x, torch.ones(rows, 64, device="cuda", dtype=torch.int64), 1e-5), tile=tile)
 
 
 def microseconds(call: Callable[[FourBitWeight], object], weights: list[FourBitWeight]) -> float:

@@ -31,7 +31,8 @@ from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.formats.linear import DenseWeight, LinearWeight
 from paceline.kernels.formats.quantized import QuantizedWeight
-from paceline.kernels.gpu.linear import Normed, add_linear, gate_up, linear, qkv_rotary_store
+from paceline.kernels.gpu.linear import add_linear, gate_up, linear, qkv_rotary_store
+from paceline.kernels.gpu.normed import Normed
 from paceline.kernels.gpu.tiles import MEASURED, RowClass, Tile, tile_for, tile_key
 
 ROWS = {RowClass.UP_TO_16: (8, 16), RowClass.UP_TO_64: (32, 64), RowClass.MORE: (128, 1024)}
@@ -235,7 +236,7 @@ class Chain:
         self.calls = 24 if rows <= 64 else 6
         bf16 = {"device": DEVICE, "dtype": torch.bfloat16}
         self.x = torch.randn(rows, case.inputs, **bf16)
-        self.normed = Normed(self.x, torch.ones(rows, 128, device=DEVICE), 1e-5)
+        self.normed = Normed(self.x, torch.ones(rows, 128, device=DEVICE, dtype=torch.int64), 1e-5)
         self.residual = torch.zeros(rows, case.outputs, **bf16)
         self.norm = torch.ones(case.outputs, **bf16)
         if case.kind == "qkv":
@@ -251,7 +252,7 @@ class Chain:
             places = (self.table, self.table, self.positions, self.positions, self.cache, self.cache)
             return qkv_rotary_store(self.normed, weight, None, *places, case.heads, tile)
         if case.kind == "head":
-            return linear(self.normed, weight, out_dtype=torch.float32, tile=tile)
+            return linear(self.x, weight, out_dtype=torch.float32, tile=tile)
         if case.kind == "product":
             return linear(self.x, weight, tile=tile)
         return add_linear(self.x, weight, self.residual, self.norm, 1e-5, tile)[0]

@@ -26,8 +26,8 @@ if __name__ == "__main__":
     compilation.record_kernels(found.append)
     build_engine(CONFIG).warm_up()
     compilation.compile_again()
-    (spec,) = [spec for spec in found if spec.name == "_silu_mul"]
+    (spec,) = [spec for spec in found if spec.name == "_gated"]
     print(len(found), len(set(found)), compilation.compile_kernel(spec), compilation.compile_kernel(spec))
-    for one in {spec.name: spec for spec in found}.values():
-        compilation.compile_kernel(one)
+    for kernel in {spec.name: spec for spec in found}.values():
+        compilation.compile_kernel(kernel)
     print(" ".join(sorted({spec.name for spec in found})))

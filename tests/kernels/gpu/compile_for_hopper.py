@@ -18,6 +18,7 @@ from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rank_sum import MAX_PROGRAMS, add_ranks
+from paceline.kernels.gpu.rms_norm import rms_norm
 from paceline.kernels.gpu.tiles import Tile
 
 
@@ -38,8 +39,8 @@ def compile_pass(rows: int, splits: int, is_tree: bool) -> None:
     )
     hidden, normed = add_linear(attended, DenseWeight(zeros(512, 512)), hidden, norm, 1e-5)
     inner = gate_up(normed, DenseWeight(zeros(1024, 512)))
-    hidden, normed = add_linear(inner, DenseWeight(zeros(512, 512)), hidden, norm, 1e-5)
-    linear(normed, DenseWeight(zeros(64, 512)), out_dtype=torch.float32)
+    hidden, _ = add_linear(inner, DenseWeight(zeros(512, 512)), hidden, norm, 1e-5)
+    linear(rms_norm(hidden, norm, 1e-5), DenseWeight(zeros(64, 512)), out_dtype=torch.float32)
 
 
 def four_bit(outputs: int, inputs: int, kind: Kind) -> FourBitWeight:

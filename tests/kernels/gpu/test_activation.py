@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from paceline.kernels.activation import gated_reference
-from paceline.kernels.gpu.activation import silu_mul
+from paceline.kernels.gpu.gated import gated
+from paceline.kernels.gpu.normed import Normed
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import on_device
 
@@ -16,7 +17,14 @@ def test_equals_the_reference(rows: int, width: int, dtype: torch.dtype, toleran
     gate_up[0, 0], gate_up[0, 1] = 80.0, -80.0
     expected = gated_reference(gate_up)
     given = on_device(gate_up)[0]
-    torch.testing.assert_close(silu_mul(given).cpu(), expected, rtol=tolerance, atol=tolerance)
-    out = torch.full((rows, width), torch.nan, dtype=dtype, device=given.device)
-    assert silu_mul(given, out) is out
-    torch.testing.assert_close(out.cpu(), expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(gated(given, "silu").cpu(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_the_factor_of_the_norm_is_applied_first() -> None:
+    gate_up = torch.randn(3, 80, generator=generator(0))
+    hidden = torch.randn(3, 16, generator=generator(1))
+    squares = (hidden.square() * 2**24).long()
+    factor = torch.rsqrt(hidden.square().mean(1, keepdim=True) + 1e-5)
+    given, x, sums = on_device(gate_up, hidden, squares)
+    ours = gated(given, "silu", Normed(x, sums, 1e-5))
+    torch.testing.assert_close(ours.cpu(), gated_reference(gate_up * factor), rtol=1e-5, atol=1e-5)

@@ -7,7 +7,8 @@ from torch import Tensor
 from paceline.kernels.formats.four_bit import FourBitWeight, concat, pack
 from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.formats.weights import FourBit
-from paceline.kernels.gpu.linear import Normed, add_linear, gate_up, linear, qkv_rotary_store
+from paceline.kernels.gpu.linear import add_linear, gate_up, linear, qkv_rotary_store
+from paceline.kernels.gpu.normed import Normed
 from paceline.kernels.gpu.tiles import Tile, four_bit_tile, whole_blocks
 from paceline.models.weights.family_weights import unpack_mxfp4
 from tests.kernels.cases import generator
@@ -43,11 +44,11 @@ def draw(*shape: int, seed: int = 9) -> Tensor:
 
 
 def normed(x: Tensor) -> Normed:
-    return Normed(x, x.square().sum(1, keepdim=True), 1e-5)
+    return Normed(x, (x.square() * 2**24).long().sum(1, keepdim=True), 1e-5)
 
 
 def apply(x: Normed) -> Tensor:
-    return x.scaled * torch.rsqrt(x.squares.sum(1, keepdim=True) / x.scaled.shape[1] + x.eps)
+    return x.scaled * torch.rsqrt(x.squares.sum(1, keepdim=True) / 2**24 / x.scaled.shape[1] + x.eps)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:
@@ -121,7 +122,7 @@ def test_gate_and_up_and_the_sum_after_them(splits: int) -> None:
     hidden, after = add_linear(wide, down, residual, norm, 1e-5, tile)
     close(hidden, residual + wide @ down.dequantize().t())
     close(after.scaled, hidden * norm)
-    close(after.squares.sum(1), hidden.square().sum(1))
+    close(after.squares.sum(1) / 2**24, hidden.square().sum(1))
 
 
 @pytest.mark.parametrize("splits", [1, 2])

@@ -7,7 +7,7 @@ import torch
 
 from paceline.kernels.formats.layout import LongPrompt
 from paceline.kernels.formats.linear import DenseWeight
-from paceline.kernels.gpu.linear import MAX_ROWS
+from paceline.kernels.gpu import linear
 from paceline.models.decoder import forward_gpu as gpu_decoder
 from paceline.models.decoder.forward_gpu import gpu_forward
 from paceline.models.families.spec import DecoderSpec
@@ -77,7 +77,7 @@ def check(
 def _either_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code for few rows or for many rows. The test has few rows in both cases, because the interpreter is slow."""
     if request.param == "many rows":
-        monkeypatch.setattr(gpu_decoder, "MAX_ROWS", 0)
+        monkeypatch.setattr(linear, "MAX_ROWS", 0)
 
 
 @pytest.mark.usefixtures("_either_path")
@@ -99,7 +99,7 @@ def test_a_tree_and_a_chain_in_one_batch() -> None:
 def test_long_prompts_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside sequences of few rows, in chunks, and not in layers with a window."""
     attended = list[LongPrompt]()
-    monkeypatch.setattr(gpu_decoder, "MAX_ROWS", 0)
+    monkeypatch.setattr(linear, "MAX_ROWS", 0)
     for module in (gpu_decoder, runner_module):
         monkeypatch.setattr(module, "LONG_ROWS", 10)
     monkeypatch.setattr(gpu_decoder, "supports_prompts", lambda dtype, cache: True)
@@ -123,15 +123,15 @@ def test_long_prompts_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("num_logits", [0, 1, 3, 20])
 def test_the_last_layer_computes_only_rows_with_logits(num_logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After it has stored the keys and values of all rows."""
-    monkeypatch.setattr(gpu_decoder, "MAX_ROWS", 0)
+    monkeypatch.setattr(linear, "MAX_ROWS", 0)
     rows_fed = list[int]()
-    feed = gpu_decoder._feed_forward
+    activate = gpu_decoder.gated
 
-    def recorded(layer: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
-        rows_fed.append(len(x))
-        return feed(layer, x, **options)
+    def recorded(gate_up: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        rows_fed.append(len(gate_up))
+        return activate(gate_up, *arguments)
 
-    monkeypatch.setattr(gpu_decoder, "_feed_forward", recorded)
+    monkeypatch.setattr(gpu_decoder, "gated", recorded)
     check(SHAPE, [Span([7, 2], 0, tokens(20), num_logits)])
     assert rows_fed == [20] * (SHAPE.num_layers - 1) + [num_logits] * (num_logits > 0)
     rows_fed.clear()
@@ -139,7 +139,7 @@ def test_the_last_layer_computes_only_rows_with_logits(num_logits: int, monkeypa
     assert rows_fed == [20] * SHAPE.num_layers
 
 
-@pytest.mark.parametrize("count", [5, MAX_ROWS + 1])
+@pytest.mark.parametrize("count", [5, linear.MAX_ROWS + 1])
 def test_hidden_states_on_request(count: int) -> None:
     span = Span([3, 9, 0, 11, 5], 0, tokens(count), 1)
     check(SHALLOW, [span], state_layers=(0, 1), last_hidden=True)

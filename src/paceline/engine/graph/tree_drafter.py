@@ -18,7 +18,6 @@ from paceline.engine.graph.drafter import DraftShape, DraftTensors
 from paceline.engine.graph.slots import DeviceSlots, Sampling
 from paceline.kernels.formats.layout import AttentionLayout
 from paceline.kernels.gpu.attention.plan import AttentionScratch
-from paceline.kernels.gpu.linear import Normed
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
 from paceline.kernels.gpu.speculation.growth import candidate_buffers, choose_nodes, grow_level
 from paceline.kernels.gpu.speculation.head_rows import (
@@ -66,7 +65,7 @@ def fresh_pass(
     slots: DeviceSlots,
     scratch: AttentionScratch,
     places: HeadPlaces | None = None,
-) -> Callable[[], tuple[Tensor, Normed]]:
+) -> Callable[[], tuple[Tensor, Tensor]]:
     """A function that computes and caches the new hidden states, and returns the head's states [S * F, D]."""
     batch, rows = fresh.tokens.shape
     model = runner.model
@@ -75,7 +74,7 @@ def fresh_pass(
     layout = AttentionLayout(at.positions, starts, at.contexts, tables)  # slots: found by the kernels
     plan = plan_eagle(model, batch * rows, batch, scratch)
 
-    def run() -> tuple[Tensor, Normed]:
+    def run() -> tuple[Tensor, Tensor]:
         place_fresh(slots.state.lengths, fresh, at, len(model.cos))
         fused = product(fresh.states.flatten(0, 1), model.fc)
         return gpu_eagle_pass(model, fused, None, fresh.tokens.flatten(), at.positions, layout, runner.cache, plan)

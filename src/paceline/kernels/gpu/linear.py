@@ -8,15 +8,15 @@ the number of rows. Weights are dense, 8-bit (int8, float8_e4m3fn) with float32 
     gate_up           silu(x G^T) * (x U^T)
     qkv_rotary_store  q, rotated; k, rotated, and v are stored in the paged cache
 
-The RMS norm between them needs no kernel. The kernel that writes the residual stream h also writes h * w_norm and the sums of
-h^2 over its strip (`Normed`). The kernel that reads them applies r = rsqrt(mean(h^2) + eps) to the products: norm(h) W^T = r
-((h * w_norm) W^T).
+`normed.py` has the norm between them. A product of one part (`splits` of 1) sums K from first to last into one float32
+accumulator, is rounded, and only then multiplied by the norm's factor or added to the residual stream: the bits are those of a
+library's product with the same order of sums, followed by other kernels.
 
 Programs may start while the previous kernel ends (programmatic dependent launch): they prefetch weights, which no kernel
 writes, and wait before they access activations.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
@@ -28,20 +28,20 @@ from paceline.kernels.formats.packing import PackedWeight
 from paceline.kernels.formats.quantized import GROUP, QuantizedWeight
 from paceline.kernels.gpu.launch import PDL
 from paceline.kernels.gpu.linear_kernels import embed_kernel, linear_kernel, pair_kernel
+from paceline.kernels.gpu.normed import Normed
 from paceline.kernels.gpu.tiles import Tile, four_bit_tile, tile_for, whole_blocks
 from paceline.kernels.gpu.weight_arguments import weight_arguments
 
 MAX_ROWS = 64
-"""Most rows of dense weights. Larger products are not bound by the weights and use the vendor's library."""
+"""Most rows of dense weights of a narrow model, whose products take as long as their launches."""
+_MAX_ROWS_WIDE = 32
+_WIDE = 2048
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Normed:
-    """Hidden states before the last factor of the RMS norm, which is one number per row."""
-
-    scaled: Tensor  # [T, D], h * w_norm
-    squares: Tensor  # [T, P] float32, sums of h^2 over P strips
-    eps: float
+def most_rows(width: int) -> int:
+    """Most rows that these kernels compute in a model of dense weights with this hidden size. Larger products are not bound by
+    the weights and use the vendor's library, whose bits are the same (`products.py`)."""
+    return MAX_ROWS if width <= _WIDE else min(MAX_ROWS, _MAX_ROWS_WIDE)
 
 
 def embed(ids: Tensor, table: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Normed]:
@@ -49,7 +49,7 @@ def embed(ids: Tensor, table: Tensor, norm: Tensor, eps: float) -> tuple[Tensor,
     assert ids.is_contiguous()
     rows, width = len(ids), table.shape[1]
     hidden, scaled = (torch.empty(rows, width, dtype=norm.dtype, device=table.device) for _ in range(2))
-    squares = torch.empty(rows, 1, dtype=torch.float32, device=table.device)
+    squares = torch.empty(rows, 1, dtype=torch.int64, device=table.device)
     embed_kernel[(rows,)](
         ids, table, norm, hidden, scaled, squares, width, BLOCK=triton.next_power_of_2(width), num_warps=8, **PDL
     )
@@ -57,7 +57,7 @@ def embed(ids: Tensor, table: Tensor, norm: Tensor, eps: float) -> tuple[Tensor,
 
 
 def linear(
-    x: Tensor | Normed,
+    x: Tensor,
     weight: LinearWeight,
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -65,9 +65,8 @@ def linear(
     out: Tensor | None = None,
 ) -> Tensor:
     """x [T, K] -> [T, N], written to `out` if given."""
-    rows = x.scaled if isinstance(x, Normed) else x
     if out is None:
-        out = torch.empty(len(rows), weight.shape[0], dtype=out_dtype or rows.dtype, device=rows.device)
+        out = torch.empty(len(x), weight.shape[0], dtype=out_dtype or x.dtype, device=x.device)
     _linear(x, weight, out, bias=bias, tile=tile)
     return out
 
@@ -79,7 +78,7 @@ def add_linear(
     hidden, scaled = torch.empty_like(residual), torch.empty_like(residual)
     tile = _fit(tile, weight, x)
     strips = triton.cdiv(weight.shape[0], tile.outputs)
-    squares = torch.empty(len(x), strips, dtype=torch.float32, device=x.device)
+    squares = torch.empty(len(x), strips, dtype=torch.int64, device=x.device)
     _linear(x, weight, hidden, residual=residual, following=(next_norm, scaled, squares), tile=tile)
     return hidden, Normed(scaled, squares, eps)
 
@@ -114,7 +113,7 @@ def qkv_rotary_store(
 
 
 def _linear(
-    x: Tensor | Normed,
+    x: Tensor,
     weight: LinearWeight,
     out: Tensor,
     bias: Tensor | None = None,
@@ -122,23 +121,20 @@ def _linear(
     following: tuple[Tensor, Tensor, Tensor] | None = None,
     tile: Tile | None = None,
 ) -> None:
-    values, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, Normed) else (x, None, 0.0)
-    (rows, inputs), outputs = values.shape, weight.shape[0]
-    tile = _fit(tile, weight, values)
-    block_t = tile.rows_of(_tile_rows(weight, values))
-    parts = 0 if squares is None else squares.shape[1]
+    (rows, inputs), outputs = x.shape, weight.shape[0]
+    tile = _fit(tile, weight, x)
+    block_t = tile.rows_of(_tile_rows(weight, x))
     strips, blocks, splits = triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, block_t), tile.splits
     given = weight_arguments(weight)
     linear_kernel[(strips, blocks, splits)](
-        values, given.codes, given.scales, squares, bias, residual, out, *(following or (None, None, None)),
+        x, given.codes, given.scales, bias, residual, out, *(following or (None, None, None)),
         *_split_scratch(strips * blocks, tile, block_t, out.device),
-        rows, outputs, inputs, values.stride(0), given.groups, given.padded_outputs, eps, parts,
-        BLOCK_T=block_t, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
-        PARTS=triton.next_power_of_2(parts) if parts else 0, SPLITS=splits,
+        rows, outputs, inputs, x.stride(0), given.groups, given.padded_outputs,
+        BLOCK_T=block_t, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs, SPLITS=splits,
         BIAS=bias is not None, RESIDUAL=residual is not None, NEXT=following is not None,
         SCALES=given.has_scales, GROUPED=given.is_grouped, FOUR_BIT=given.four_bit, KIND=given.kind,
         EVEN=outputs % tile.outputs == 0 and (given.four_bit > 0 or inputs % (tile.inputs * splits) == 0),
-        PRECISION="ieee" if values.dtype is torch.float32 else "tf32",
+        PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
         AHEAD=tile.ahead, num_warps=tile.warps, num_stages=tile.stages, **PDL,
     )  # fmt: skip
 

@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.gpu.four_bit_tile import add_four_bit, fetch_four_bit
+from paceline.kernels.gpu.gated import SILU, activate
 from paceline.kernels.gpu.launch import gdc_launch, gdc_wait, hashed
+from paceline.kernels.gpu.normed import norm_factor, square_units
 from paceline.kernels.gpu.weight_tile import fetch_ahead, load_weights
 
 
@@ -14,14 +16,6 @@ def _rows_of(x_ptr, rows, ks, m, k: tl.constexpr, stride):
     return tl.load(
         x_ptr + rows[None, :] * stride + ks[:, None], mask=(rows[None, :] < m) & (ks[:, None] < k), other=0.0
     )
-
-
-@triton.jit
-def _norm_factor(squares_ptr, rows, m, k: tl.constexpr, eps, parts, PARTS: tl.constexpr):
-    strips = tl.arange(0, PARTS)
-    inside = (rows[:, None] < m) & (strips < parts)[None, :]
-    squares = tl.load(squares_ptr + rows[:, None] * parts + strips[None, :], mask=inside, other=0.0)
-    return tl.rsqrt(tl.sum(squares, 1) / k + eps)
 
 
 @hashed
@@ -54,10 +48,10 @@ def _sum_columns(
 
 @triton.jit
 def linear_kernel(
-    x_ptr, w_ptr, scale_ptr, squares_ptr, bias_ptr, residual_ptr, out_ptr, next_ptr, scaled_ptr, next_squares_ptr,
+    x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, next_ptr, scaled_ptr, squares_ptr,
     partial_ptr, counter_ptr,
-    m, n, k: tl.constexpr, stride_x, groups, padded_n, eps, parts,
-    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
+    m, n, k: tl.constexpr, stride_x, groups, padded_n,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, NEXT: tl.constexpr, SCALES: tl.constexpr, GROUPED: tl.constexpr,
     FOUR_BIT: tl.constexpr, KIND: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
@@ -97,8 +91,6 @@ def linear_kernel(
         acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
         for split in tl.static_range(SPLITS):
             acc += tl.load(sums + split * (BLOCK_N * BLOCK_T), cache_modifier=".cg")
-    if PARTS > 0:
-        acc *= _norm_factor(squares_ptr, rows, m, k, eps, parts, PARTS)[None, :]
     if SCALES:
         acc *= tl.load(scale_ptr + outs, mask=outs < n, other=0.0)[:, None]
     inside = (outs[:, None] < n) & (rows[None, :] < m)
@@ -106,17 +98,17 @@ def linear_kernel(
     if BIAS:
         acc += tl.load(bias_ptr + outs, mask=outs < n, other=0.0).to(tl.float32)[:, None]
     if RESIDUAL:
-        acc += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        # Rounded first, as a product that the vendor's library stores before the residual is added
+        residual = tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
+        acc = acc.to(out_ptr.dtype.element_ty).to(tl.float32) + residual
     hidden = acc.to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + place, hidden, mask=inside)
     if NEXT:
         wide = hidden.to(tl.float32)
         weight = tl.load(next_ptr + outs, mask=outs < n, other=0.0).to(tl.float32)
         tl.store(scaled_ptr + place, (wide * weight[:, None]).to(scaled_ptr.dtype.element_ty), mask=inside)
-        # float64 sums these squares without rounding, so that the order of threads does not change the bits
-        exact = tl.where(inside, wide, 0.0).to(tl.float64)
-        squares = tl.sum(exact * exact, 0).to(tl.float32)
-        tl.store(next_squares_ptr + rows * tl.num_programs(0) + tl.program_id(0), squares, mask=rows < m)
+        squares = tl.sum(square_units(tl.where(inside, wide, 0.0)), 0)
+        tl.store(squares_ptr + rows * tl.num_programs(0) + tl.program_id(0), squares, mask=rows < m)
 
 
 @triton.jit
@@ -143,10 +135,10 @@ def pair_kernel(
     if FOUR_BIT:
         gdc_launch(PDL)
         if PDL and AHEAD > 0:
-            one = tl.program_id(0) * BLOCK_N
-            one = (one // distance) * 2 * distance + one % distance if ROTARY else one
-            fetch_four_bit(w_ptr, one, 2 * n, first, groups, BLOCK_N, AHEAD * BLOCK_K, FOUR_BIT)
-            fetch_four_bit(w_ptr, one + distance, 2 * n, first, groups, BLOCK_N, AHEAD * BLOCK_K, FOUR_BIT)
+            start = tl.program_id(0) * BLOCK_N
+            start = (start // distance) * 2 * distance + start % distance if ROTARY else start
+            fetch_four_bit(w_ptr, start, 2 * n, first, groups, BLOCK_N, AHEAD * BLOCK_K, FOUR_BIT)
+            fetch_four_bit(w_ptr, start + distance, 2 * n, first, groups, BLOCK_N, AHEAD * BLOCK_K, FOUR_BIT)
         gdc_wait(PDL)
         for start in range(0, share, BLOCK_K):
             acc = add_four_bit(
@@ -171,17 +163,22 @@ def pair_kernel(
         acc = tl.zeros([2 * BLOCK_N, BLOCK_T], tl.float32)
         for split in tl.static_range(SPLITS):
             acc += tl.load(sums + split * (2 * BLOCK_N * BLOCK_T), cache_modifier=".cg")
-    acc *= _norm_factor(squares_ptr, rows, m, k, eps, parts, PARTS)[None, :]
     if SCALES:
         acc *= tl.load(scale_ptr + outs, mask=members < n, other=0.0)[:, None]
+    # Rounded first, as a product that the vendor's library stores before the norm's factor is applied
+    acc = acc.to(out_ptr.dtype.element_ty).to(tl.float32)
+    factor = norm_factor(squares_ptr, rows, rows < m, k, eps, parts, PARTS)[None, :]
     if BIAS:
-        acc += tl.load(bias_ptr + outs, mask=members < n, other=0.0).to(tl.float32)[:, None]
+        bias = tl.load(bias_ptr + outs, mask=members < n, other=0.0).to(tl.float32)[:, None]
+        acc = tl.fma(acc, tl.broadcast_to(factor, acc.shape), tl.broadcast_to(bias, acc.shape))
+    else:
+        acc *= factor
     low, high = tl.split(tl.permute(tl.reshape(acc, [2, BLOCK_N, BLOCK_T]), (1, 2, 0)))
     pairs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     head, offset = pairs // distance, pairs % distance
     inside = (pairs[:, None] < n) & (rows[None, :] < m)
     if not ROTARY:
-        gated = low / (1.0 + tl.exp(-low)) * high
+        gated = activate(low, high, SILU)
         tl.store(out_ptr + rows[None, :] * n + pairs[:, None], gated.to(out_ptr.dtype.element_ty), mask=inside)
     else:
         # A strip may span heads, so each element is stored separately: q in its buffer, k and v in the cache.
@@ -191,8 +188,9 @@ def pair_kernel(
         cos = tl.load(cos_ptr + angle, mask=turns, other=1.0)
         sin = tl.load(sin_ptr + angle, mask=turns, other=0.0)
         kind = out_ptr.dtype.element_ty
-        rotated_low = (low * cos - high * sin).to(kind)
-        rotated_high = (high * cos + low * sin).to(kind)
+        turned_low, turned_high = rotate(low, high, cos, sin)
+        rotated_low = tl.where(turns, turned_low, low).to(kind)
+        rotated_high = tl.where(turns, turned_high, high).to(kind)
         is_q = (head < num_q)[:, None] & inside
         place = rows[None, :] * (num_q * 2 * distance) + (head * 2 * distance + offset)[:, None]
         tl.store(out_ptr + place, rotated_low, mask=is_q)
@@ -201,12 +199,20 @@ def pair_kernel(
         cached = key_ptr.dtype.element_ty
         is_k = (head >= num_q)[:, None] & turns
         place = slot[None, :] * (num_kv * 2 * distance) + ((head - num_q) * 2 * distance + offset)[:, None]
-        tl.store(key_ptr + place, rotated_low.to(cached), mask=is_k)
-        tl.store(key_ptr + place + distance, rotated_high.to(cached), mask=is_k)
+        cached_low, cached_high = rotated_low.to(tl.float32).to(cached), rotated_high.to(tl.float32).to(cached)
+        tl.store(key_ptr + place, cached_low, mask=is_k)
+        tl.store(key_ptr + place + distance, cached_high, mask=is_k)
         is_v = (head >= num_q + num_kv)[:, None] & inside
         place -= num_kv * 2 * distance
-        tl.store(value_ptr + place, rotated_low.to(cached), mask=is_v)
-        tl.store(value_ptr + place + distance, rotated_high.to(cached), mask=is_v)
+        tl.store(value_ptr + place, cached_low, mask=is_v)
+        tl.store(value_ptr + place + distance, cached_high, mask=is_v)
+
+
+@hashed
+@triton.jit
+def rotate(low, high, cos, sin):
+    """The two halves of heads, rotated. What is rounded is written out, since a compiler may join products and sums."""
+    return tl.fma(low, cos, -(high * sin)), tl.fma(high, cos, low * sin)
 
 
 @triton.jit
@@ -223,4 +229,4 @@ def embed_kernel(
     weight = tl.load(norm_ptr + columns, mask=columns < d, other=0.0).to(tl.float32)
     tl.store(out_ptr + row * d + columns, hidden, mask=columns < d)
     tl.store(scaled_ptr + row * d + columns, (wide * weight).to(scaled_ptr.dtype.element_ty), mask=columns < d)
-    tl.store(squares_ptr + row, tl.sum(wide * wide))
+    tl.store(squares_ptr + row, tl.sum(square_units(wide)))

@@ -59,16 +59,15 @@ def tile_for(rows: int, outputs: int, inputs: int, itemsize: int, is_paired: boo
     if inputs <= 2048:
         return Tile(16, 256 // itemsize, 1, 4)
     if row_class is not RowClass.UP_TO_16:
-        return Tile(64, 256 // itemsize, 4, 4, splits=2 if outputs <= 4096 and not is_paired else 1)
+        return Tile(64, 256 // itemsize, 4, 4)
     return Tile(16, 512 // itemsize, 1, 4)
 
 
-def router_tile(rows: int, outputs: int, inputs: int) -> Tile | None:
-    """The tile of a product with few outputs, whose columns are split so that many programs share them. None if `tile_for`
-    decides."""
-    if rows > 64:
-        return None
-    return Tile(16, 128, 1, 4, splits=max(1, min(8, inputs // 256)))
+def router_tile(rows: int, inputs: int) -> Tile:
+    """The tile of a product with few outputs, whose columns are split so that many programs share them. The splits and the
+    order of their sums do not depend on the number of rows."""
+    splits = max(1, min(8, inputs // 256))
+    return Tile(16, 128, 1, 4, splits=splits) if rows <= 64 else Tile(64, 128, 4, 3, splits=splits)
 
 
 def four_bit_tile(rows: int, outputs: int, inputs: int, is_paired: bool) -> Tile:

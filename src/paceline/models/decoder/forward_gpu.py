@@ -1,5 +1,7 @@
 """Forward pass of `DecoderModel` on a GPU. Few rows: five fused kernels per layer. Many rows: the vendor's matrix products.
 
+Both give a row the same bits.
+
 No function here waits for the device or branches on device values, so a whole pass can be captured as a CUDA graph.
 """
 
@@ -8,19 +10,19 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.formats.layout import LONG_ROWS, AttentionLayout, PassSize
-from paceline.kernels.formats.linear import DenseWeight, LinearWeight
-from paceline.kernels.gpu.activation import silu_mul
+from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, attention_plan, ragged_plan
 from paceline.kernels.gpu.attention.prompts import attend_long_prompt, supports_prompts
 from paceline.kernels.gpu.attention.rotary import HeadNorms, rotate_and_store
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
-from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
-from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from paceline.kernels.gpu.linear import add_linear, embed, gate_up, most_rows, qkv_rotary_store
+from paceline.kernels.gpu.normed import Normed
+from paceline.kernels.gpu.products import product
+from paceline.kernels.gpu.rms_norm import add_norm, add_rms_norm, rms_norm
 from paceline.models.decoder.decoder import AfterLayer, DecoderWeights, ForwardOutput, Layer
 from paceline.models.families.spec import DecoderSpec
 
@@ -69,7 +71,7 @@ def gpu_forward(
     `attention_out` are buffers for the logits and for every layer's attention. Attention does not write rows that belong to no
     sequence."""
     plan = plan or plan_pass(model, PassSize(len(tokens), len(layout.context_lens), len(tokens)))
-    is_fused = len(tokens) <= MAX_ROWS and _is_plain(model.config) and model.layers[0].reduce is None
+    is_plain = _is_plain(model.config) and model.layers[0].reduce is None
     inputs = _PassInputs(
         tokens,
         positions,
@@ -83,7 +85,7 @@ def gpu_forward(
         logits_out,
         attention_out,
     )
-    output = _few_rows(model, inputs) if is_fused else _many_rows(model, inputs)
+    output = _plain_rows(model, inputs) if is_plain else _other_rows(model, inputs)
     if model.device.type == "meta":
         states = torch.empty(len(tokens), model.config.hidden_size, dtype=model.dtype, device=model.device)
         return replace(output, hidden_by_layer=dict.fromkeys(state_layers, states))
@@ -91,7 +93,7 @@ def gpu_forward(
 
 
 def _is_plain(config: DecoderSpec) -> bool:
-    """Whether the kernels for few rows compute all that the layers of a model do."""
+    """Whether the fused kernels compute all that the layers of a model do."""
     heads, ffn = config.heads, config.ffn
     has_others = heads.has_qk_norm or heads.has_output_bias or config.norms != "pre" or config.experts is not None
     return not has_others and ffn.activation == "silu" and len(config.rotary) == 1
@@ -109,42 +111,68 @@ def _layers(
     return ((i, layer) for i, layer in layers if windows.index(windows[i]) == i)
 
 
-def _few_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
-    config, inner = model.config, {}
+def _plain_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
+    """The norms are parts of the kernels around them (`normed.py`), whatever the number of rows."""
+    eps, inner, logit_rows, partial_layer = model.config.rms_eps, {}, inputs.logit_rows, _partial_layer(model, inputs)
     hidden, normed = _embed(model, inputs.tokens)
     for i, (layer, next_norm, (keys, values)) in _layers(model, inputs.cache):
         if i in inputs.state_layers:
             inner[i] = hidden
-        q = qkv_rotary_store(
-            normed,
-            layer.qkv,
-            layer.qkv_bias,
-            model.cos,
-            model.sin,
-            inputs.positions,
-            inputs.layout.slots,
-            keys,
-            values,
-            config.num_heads,
-        )
-        attended = _attend(model, i, q, keys, values, inputs)
-        hidden, normed = add_linear(attended, layer.output, hidden, layer.post_attention_norm, config.rms_eps)
-        gated = gate_up(normed, layer.gate_up)
-        hidden, normed = add_linear(gated, layer.down, hidden, next_norm, config.rms_eps)
+        q = _store_and_query(model, layer, normed, keys, values, inputs)
+        if i == partial_layer and logit_rows is not None and len(logit_rows):
+            hidden, attended = hidden[logit_rows], _attend(model, i, q, keys, values, inputs)[logit_rows]
+            hidden, normed = _add_layer(layer, attended, hidden, next_norm, eps)
+        elif i != partial_layer:
+            attended = _attend(model, i, q, keys, values, inputs)
+            hidden, normed = _add_layer(layer, attended, hidden, next_norm, eps)
         if inputs.after_layer is not None:
             inputs.after_layer(i)
-    if config.num_layers in inputs.state_layers:
-        inner[config.num_layers] = hidden
-    last = _apply_norm(normed) if inputs.last_hidden else None
-    logits, logit_rows = None, inputs.logit_rows
+    if model.config.num_layers in inputs.state_layers:
+        inner[model.config.num_layers] = hidden
+    final, logits = model.norms_after[-1], None
+    last = rms_norm(hidden, final, eps) if inputs.last_hidden else None
     if logit_rows is not None and len(logit_rows):
-        if len(logit_rows) < len(inputs.tokens):
-            normed = Normed(normed.scaled[logit_rows], normed.squares[logit_rows], normed.eps)
-        logits = model.expand_logits(linear(normed, model.head, out_dtype=torch.float32, out=inputs.logits_out))
+        if len(logit_rows) < len(hidden):
+            hidden = hidden[logit_rows]
+        logits = head_logits(model, rms_norm(hidden, final, eps), inputs.logits_out)
     return ForwardOutput(logits, last, inner)
 
 
-def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
+def _store_and_query(
+    model: DecoderWeights, layer: Layer, normed: Normed, keys: Tensor, values: Tensor, inputs: _PassInputs
+) -> Tensor:
+    """q [T, H, hd], rotated; k and v are stored."""
+    layout, positions = inputs.layout, inputs.positions
+    if len(positions) > most_rows(model.config.hidden_size):
+        qkv = product(normed.scaled, layer.qkv)
+        where = layout.starts, layout.context_lens, layout.block_tables
+        rotary = model.cos, model.sin, keys, values
+        return rotate_and_store(qkv, positions, *rotary, *where, before=normed, bias=layer.qkv_bias)
+    return qkv_rotary_store(
+        normed,
+        layer.qkv,
+        layer.qkv_bias,
+        model.cos,
+        model.sin,
+        positions,
+        layout.slots,
+        keys,
+        values,
+        model.config.num_heads,
+    )
+
+
+def _add_layer(layer: Layer, attended: Tensor, hidden: Tensor, next_norm: Tensor, eps: float) -> tuple[Tensor, Normed]:
+    """The residual stream after the layer."""
+    if len(attended) <= most_rows(hidden.shape[1]):
+        hidden, normed = add_linear(attended, layer.output, hidden, layer.post_attention_norm, eps)
+        return add_linear(gate_up(normed, layer.gate_up), layer.down, hidden, next_norm, eps)
+    hidden, normed = add_norm(product(attended, layer.output), hidden, layer.post_attention_norm, eps)
+    active = gated(product(normed.scaled, layer.gate_up), "silu", normed)
+    return add_norm(product(active, layer.down), hidden, next_norm, eps)
+
+
+def _other_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
     eps, inner, num_layers = model.config.rms_eps, {}, model.config.num_layers
     where = inputs.layout.starts, inputs.layout.context_lens, inputs.layout.block_tables
     logit_rows, partial_layer = inputs.logit_rows, _partial_layer(model, inputs)
@@ -154,7 +182,7 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
     for i, (layer, next_norm, (keys, values)) in _layers(model, inputs.cache):
         if i in inputs.state_layers:
             inner[i] = hidden
-        qkv = _product(normed, layer.qkv, layer.qkv_bias)
+        qkv = product(normed, layer.qkv, layer.qkv_bias)
         rotary = model.rotary[layer.spec.rotary]
         q = rotate_and_store(qkv, inputs.positions, *rotary, keys, values, *where, norms=_head_norms(layer))
         is_partial = i == partial_layer
@@ -162,10 +190,10 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
             attended = _attend(model, i, q, keys, values, inputs)
             if is_partial:
                 attended, hidden = attended[logit_rows], hidden[logit_rows]
-            attended = _product(attended, layer.output, layer.output_bias, by_vendor=is_partial)
+            attended = product(attended, layer.output, layer.output_bias)
             attended = _norm_output(layer.sum_over_ranks(attended), layer.attention_norm, eps)
             normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
-            fed = layer.sum_over_ranks(_feed_forward(layer, normed, by_vendor=is_partial))
+            fed = layer.sum_over_ranks(_feed_forward(layer, normed))
             fed = _norm_output(fed, layer.feed_forward_norm, eps)
             normed, hidden = add_rms_norm(fed, hidden, next_norm, eps)
         if inputs.after_layer is not None:
@@ -181,14 +209,14 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
 
 def _partial_layer(model: DecoderWeights, inputs: _PassInputs) -> int | None:
     """The last layer, if it computes only the rows that have logits, after it has stored the keys and values of all rows; else
-    None. The vendor's products compute these rows, whatever their number, so that no further kernel is needed. On the device
-    `meta` the last layer may not be computed (`_layers`)."""
+    None. On the device `meta` the last layer may not be computed (`_layers`)."""
     last = model.config.num_layers - 1
     layer = model.layers[last]
+    if inputs.logit_rows is not None and len(inputs.logit_rows) == len(inputs.tokens):
+        return None
     if inputs.last_hidden or last + 1 in inputs.state_layers or layer.reduce is not None or layer.experts is not None:
         return None
-    is_dense = all(isinstance(weight, DenseWeight) for weight in (layer.output, layer.gate_up, layer.down))
-    return last if is_dense and model.device.type != "meta" else None
+    return last if model.device.type != "meta" else None
 
 
 def _head_norms(layer: Layer) -> HeadNorms | None:
@@ -197,13 +225,11 @@ def _head_norms(layer: Layer) -> HeadNorms | None:
     return HeadNorms(layer.q_norm, layer.k_norm, layer.config.rms_eps)
 
 
-def _feed_forward(layer: Layer, x: Tensor, by_vendor: bool = False) -> Tensor:
+def _feed_forward(layer: Layer, x: Tensor) -> Tensor:
     """[T, D] -> [T, D]"""
     if layer.experts is not None:
         return feed_experts(x, layer.experts)
-    gate_up = _product(x, layer.gate_up, by_vendor=by_vendor)
-    kind = layer.spec.ffn.activation
-    return _product(silu_mul(gate_up) if kind == "silu" else gated(gate_up, kind), layer.down, by_vendor=by_vendor)
+    return product(gated(product(x, layer.gate_up), layer.spec.ffn.activation), layer.down)
 
 
 def _norm_output(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -237,26 +263,6 @@ def _embed(model: DecoderWeights, tokens: Tensor) -> tuple[Tensor, Normed]:
     return embed(torch.arange(len(rows), device=rows.device), rows, norm, eps)
 
 
-def _apply_norm(normed: Normed) -> Tensor:
-    """[T, D] after the norm."""
-    mean = normed.squares.sum(1, keepdim=True) / normed.scaled.shape[1]
-    return (normed.scaled.float() * torch.rsqrt(mean + normed.eps)).to(normed.scaled.dtype)
-
-
 def head_logits(model: DecoderWeights, rows: Tensor, out: Tensor | None = None) -> Tensor:
     """[R, V] float32 from [R, D] after the final norm. Logits are never rounded to fewer bits, which would create ties."""
-    head = model.head
-    if len(rows) > MAX_ROWS and not rows.is_cpu and rows.dtype is not torch.float32 and isinstance(head, DenseWeight):
-        weight = head.values.t()
-        if out is None:
-            return model.expand_logits(torch.mm(rows, weight, out_dtype=torch.float32))
-        return model.expand_logits(torch.mm(rows, weight, out_dtype=torch.float32, out=out))
-    return model.expand_logits(linear(rows, head, out_dtype=torch.float32, out=out))
-
-
-def _product(x: Tensor, weight: LinearWeight, bias: Tensor | None = None, by_vendor: bool = False) -> Tensor:
-    """Multiplies x [T, K] into [T, N], for any number of rows. The bits of few rows do not depend on their number, which the
-    vendor's library does not promise. With `by_vendor` the library computes few rows of dense weights too."""
-    if isinstance(weight, DenseWeight) and (by_vendor or len(x) > MAX_ROWS):
-        return dense_linear(x, weight.values, bias)
-    return linear(x, weight, bias)
+    return model.expand_logits(product(rows, model.head, out_dtype=torch.float32, out=out))

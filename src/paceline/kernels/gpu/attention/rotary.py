@@ -13,6 +13,8 @@ from torch import Tensor
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.gpu.attention.plan import search_width
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
+from paceline.kernels.gpu.linear_kernels import rotate
+from paceline.kernels.gpu.normed import Normed, norm_arguments, row_factor
 
 _HEADS = 8
 """Heads of one row per program."""
@@ -39,9 +41,12 @@ def rotate_and_store(
     block_tables: Tensor,  # [S, W] int32
     first_row: int = 0,
     norms: HeadNorms | None = None,
+    before: Normed | None = None,
+    bias: Tensor | None = None,  # [(H + 2 KV) hd]
 ) -> Tensor:
     """Returns q [T, H, hd], rotated in place, as a view of `qkv`. Keys and values are stored in the caches, rounded to the type
-    of `qkv` and then to that of the cache; float8 saturates. Rows from `starts[S]` on are ignored. `first_row` is as in
+    of `qkv` and then to that of the cache; float8 saturates. `before`: `qkv` is a product with its hidden states; its factor
+    is applied here, then `bias` is added. Rows from `starts[S]` on are ignored. `first_row` is as in
     `paged_attention`."""
     assert qkv.is_contiguous()
     assert key_cache.is_contiguous()
@@ -50,6 +55,8 @@ def rotate_and_store(
     rows, kv_heads, width = qkv.shape[0], key_cache.shape[2], key_cache.shape[3]
     heads = qkv.shape[1] // width - 2 * kv_heads
     num_sequences = len(context_lens)
+    assert bias is None or before is not None  # a product adds it otherwise
+    inputs, squares, parts, norm_eps = norm_arguments(before)
     _rotate[(rows, triton.cdiv(heads + 2 * kv_heads, _HEADS))](
         qkv,
         positions,
@@ -62,10 +69,14 @@ def rotate_and_store(
         block_tables,
         None if norms is None else norms.q,
         None if norms is None else norms.k,
+        squares,
+        bias,
         num_sequences,
         block_tables.stride(0),
         first_row,
         0.0 if norms is None else norms.eps,
+        parts,
+        norm_eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=width // 2,
@@ -74,6 +85,9 @@ def rotate_and_store(
         SEARCH=search_width(num_sequences),
         BLOCK=_HEADS,
         NORM=norms is not None,
+        INPUTS=inputs,
+        PARTS=triton.next_power_of_2(parts) if parts else 0,
+        BIAS=bias is not None,
         num_warps=4,
         **PDL,
     )
@@ -95,10 +109,14 @@ def _rotate(
     block_tables,
     q_norm,
     k_norm,
+    squares,
+    bias,
     num_sequences,
     table_stride,
     first_row,
     eps,
+    parts,
+    norm_eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -107,6 +125,9 @@ def _rotate(
     SEARCH: tl.constexpr,
     BLOCK: tl.constexpr,
     NORM: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row, part = tl.program_id(0), tl.program_id(1)
@@ -128,6 +149,16 @@ def _rotate(
     at = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * 2 * HALF) + (head * 2 * HALF)[:, None] + lane[None, :]
     low = tl.load(qkv + at, mask=is_kept, other=0.0)
     high = tl.load(qkv + at + HALF, mask=is_kept, other=0.0)
+    if PARTS > 0:
+        factor = row_factor(squares, row.to(tl.int64), INPUTS, norm_eps, parts, PARTS)
+        low, high = low.to(tl.float32), high.to(tl.float32)
+        if BIAS:
+            factors, own = tl.broadcast_to(factor, low.shape), bias + (head * 2 * HALF)[:, None] + lane[None, :]
+            low = tl.fma(low, factors, tl.load(own, mask=is_kept, other=0.0).to(tl.float32))
+            high = tl.fma(high, factors, tl.load(own + HALF, mask=is_kept, other=0.0).to(tl.float32))
+        else:
+            low *= factor
+            high *= factor
     if NORM:
         wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
         mean = tl.sum(wide_low * wide_low + wide_high * wide_high, 1) / (2 * HALF)
@@ -141,8 +172,10 @@ def _rotate(
     c = tl.load(cos + angle, mask=lane < HALF, other=0.0)[None, :]
     s = tl.load(sin + angle, mask=lane < HALF, other=0.0)[None, :]
     narrow: tl.constexpr = qkv.dtype.element_ty
-    rotated_low = (low.to(tl.float32) * c - high.to(tl.float32) * s).to(narrow)
-    rotated_high = (high.to(tl.float32) * c + low.to(tl.float32) * s).to(narrow)
+    low, high = low.to(tl.float32), high.to(tl.float32)
+    shape: tl.constexpr = low.shape
+    turned_low, turned_high = rotate(low, high, tl.broadcast_to(c, shape), tl.broadcast_to(s, shape))
+    rotated_low, rotated_high = turned_low.to(narrow), turned_high.to(narrow)
 
     is_query = is_kept & (head < HEADS)[:, None]
     tl.store(qkv + at, rotated_low, mask=is_query)
@@ -154,8 +187,8 @@ def _rotate(
     tl.store(key_cache + to + HALF, rotated_high.to(tl.float32).to(stored), mask=is_key)
     is_value = is_kept & (head >= HEADS + KV_HEADS)[:, None]
     to -= KV_HEADS * 2 * HALF
-    tl.store(value_cache + to, low.to(tl.float32).to(stored), mask=is_value)
-    tl.store(value_cache + to + HALF, high.to(tl.float32).to(stored), mask=is_value)
+    tl.store(value_cache + to, low.to(narrow).to(tl.float32).to(stored), mask=is_value)
+    tl.store(value_cache + to + HALF, high.to(narrow).to(tl.float32).to(stored), mask=is_value)
 
 
 @triton.jit

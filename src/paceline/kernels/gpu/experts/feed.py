@@ -6,7 +6,7 @@
 
 A program computes a strip of outputs for a block of pairs of one expert and streams its weights over all inputs: a pass of few
 tokens reads the matrices of the experts in use once. The size of a launch depends on the number of rows alone, so that a pass
-can be captured. The order of the sums of a row does not depend on the other rows, up to 16 rows.
+can be captured. The order of the sums of a row does not depend on the number of rows.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from paceline.kernels.gpu.experts.routing import PairBlocks, route, sort_pairs
 from paceline.kernels.gpu.four_bit_tile import add_four_bit
 from paceline.kernels.gpu.gated import activate
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
-from paceline.kernels.gpu.linear import MAX_ROWS, linear
+from paceline.kernels.gpu.linear import linear
 from paceline.kernels.gpu.tiles import Tile, router_tile, whole_blocks
 from paceline.kernels.gpu.weight_arguments import weight_arguments
 from paceline.kernels.gpu.weight_tile import load_weights
@@ -48,8 +48,8 @@ _FEW, _SOME, _MANY = ExpertTile(8, 32, 128, 2, 4), ExpertTile(16, 32, 128, 2, 4)
 
 def feed_experts(x: Tensor, experts: Experts) -> Tensor:
     """x [T, D] -> [T, D]."""
-    routing, tile = experts.routing, _FEW if len(x) <= 8 else _SOME if len(x) <= MAX_ROWS else _MANY
-    split = router_tile(len(x), *experts.router.shape)
+    routing, tile = experts.routing, _FEW if len(x) <= 8 else _SOME if len(x) <= 64 else _MANY
+    split = router_tile(len(x), experts.router.shape[1])
     logits = linear(x, experts.router, experts.router_bias, out_dtype=torch.float32, tile=split)
     ids, weights = route(logits, routing)
     blocks = sort_pairs(ids, routing.num_experts, tile.block_rows)

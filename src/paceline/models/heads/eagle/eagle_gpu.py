@@ -4,17 +4,16 @@ device values.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.formats.layout import AttentionLayout
-from paceline.kernels.formats.linear import DenseWeight, LinearWeight
-from paceline.kernels.gpu.activation import silu_mul
+from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, attention_plan
 from paceline.kernels.gpu.attention.rotary import rotate_and_store
-from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, gate_up, linear
-from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from paceline.kernels.gpu.products import product
+from paceline.kernels.gpu.rms_norm import rms_norm
 from paceline.kernels.gpu.speculation.join_norms import join_norms
+from paceline.models.decoder import add_layer
 from paceline.models.heads.eagle.eagle_weights import EagleWeights
 
 
@@ -50,8 +49,8 @@ def gpu_eagle_pass(
     cache: tuple[Tensor, Tensor],
     plan: AttentionPlan | None = None,
     first_row: int = 0,
-) -> tuple[Tensor, Normed]:
-    """Returns the states [T, D], and the same states with the final norm partly applied. Earlier passes have cached the first
+) -> tuple[Tensor, Tensor]:
+    """Returns the states [T, D], and the same states after the final norm. Earlier passes have cached the first
     `first_row` rows of each sequence's tree."""
     c, layer, eps = model.config, model.layer, model.config.rms_eps
     assert isinstance(model.embedding, DenseWeight)  # on a GPU
@@ -63,12 +62,8 @@ def gpu_eagle_pass(
     where = layout.starts, layout.context_lens, layout.block_tables
     q = rotate_and_store(qkv, positions, model.cos, model.sin, *cache, *where, first_row)
     attended = paged_attention(q, *cache, *where, plan, c.head_dim**-0.5, layout.ancestors, first_row=first_row)
-    if len(tokens) <= MAX_ROWS:
-        hidden, normed = add_linear(attended, layer.output, residual, layer.post_attention_norm, eps)
-        return add_linear(gate_up(normed, layer.gate_up), layer.down, hidden, model.final_norm, eps)
-    dense, hidden = add_rms_norm(product(attended, layer.output), residual, layer.post_attention_norm, eps)
-    out = product(silu_mul(product(dense, layer.gate_up)), layer.down) + hidden
-    return out, _as_normed(gpu_eagle_norm(model, out))
+    hidden, _ = add_layer(layer, attended, residual, model.final_norm, eps)
+    return hidden, gpu_eagle_norm(model, hidden)
 
 
 def gpu_eagle_norm(model: EagleWeights, states: Tensor) -> Tensor:
@@ -76,23 +71,6 @@ def gpu_eagle_norm(model: EagleWeights, states: Tensor) -> Tensor:
     return rms_norm(states, model.final_norm, model.config.rms_eps)
 
 
-def gpu_eagle_logits(model: EagleWeights, normed: Normed, rows: Tensor | None = None) -> Tensor:
-    """The logits [R, V'] of `rows` in float32, by default of all rows."""
-    if rows is not None:
-        normed = Normed(normed.scaled[rows], normed.squares[rows], normed.eps)
-    if len(normed.scaled) <= MAX_ROWS:
-        return linear(normed, model.vocabulary.head, out_dtype=torch.float32)
-    mean = normed.squares.sum(1, keepdim=True) / normed.scaled.shape[1]
-    return product((normed.scaled * torch.rsqrt(mean + normed.eps)).to(normed.scaled.dtype), model.vocabulary.head)
-
-
-def product(x: Tensor, weight: LinearWeight) -> Tensor:
-    """x [T, K] -> [T, N], for any number of rows."""
-    if isinstance(weight, DenseWeight) and len(x) > MAX_ROWS:
-        return dense_linear(x, weight.values)
-    return linear(x, weight)
-
-
-def _as_normed(normed: Tensor) -> Normed:
-    """A `Normed` whose remaining factor is 1."""
-    return Normed(normed, torch.full((len(normed), 1), normed.shape[1], dtype=torch.float32, device=normed.device), 0.0)
+def gpu_eagle_logits(model: EagleWeights, normed: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The logits [R, V'] of `rows` in float32, by default of all rows; `normed` has them after the final norm."""
+    return product(normed if rows is None else normed[rows], model.vocabulary.head, out_dtype=torch.float32)

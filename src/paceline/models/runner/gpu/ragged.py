@@ -11,7 +11,6 @@ from torch import Tensor
 
 from paceline.kernels.formats.layout import LONG_ROWS, AttentionLayout, LongPrompt, PassSize
 from paceline.kernels.gpu.attention.plan import power_of_two, search_width
-from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.models.decoder import ForwardOutput, head_logits
 from paceline.models.device import MAX_GRAPH_ROWS, Graph, StreamEvent, staging_tensor
 from paceline.models.runner import Span
@@ -22,7 +21,7 @@ MAX_RAGGED_ROWS = LONG_ROWS
 MAX_RAGGED_SEQUENCES = 256
 _MAX_WORK = 17 * 10**12
 """Weight bytes times rows above which launches overlap with the work (1,024 rows of 8 billion weights in bf16)."""
-PADDING = MAX_ROWS
+PADDING = 64
 """Rows of small passes are padded to a multiple of this number, to two of it at least."""
 _ALIGNED = 4
 """Alignment, in 32-bit numbers, that kernels expect of their inputs."""

@@ -17,6 +17,7 @@ from paceline.kernels.formats.layout import MAX_TREE_ROWS, PIECE
 from paceline.kernels.gpu.attention.pieces import has_pieces
 from paceline.kernels.gpu.attention.prompts import supports_prompts
 from paceline.kernels.gpu.linear import MAX_ROWS
+from paceline.kernels.gpu.products import sum_in_one_part
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
 from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput, head_logits
 from paceline.models.device import MAX_GRAPH_ROWS, GraphPool, StreamTimer
@@ -78,6 +79,8 @@ class GpuRunner(ModelRunner):
     ) -> None:
         """`leader` is that of a model that is divided among ranks."""
         super().__init__(model, num_blocks + 1, kv_dtype, cache, weights_id)
+        if model.device.type == "cuda":
+            sum_in_one_part()
         self.num_blocks = num_blocks
         self.scratch_block = num_blocks
         # HAZARD: wide enough for the longest context and the padding after it, which kernels look up too
