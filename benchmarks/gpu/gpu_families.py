@@ -121,7 +121,7 @@ def _call(matrix: Matrix, rows: int, tile: Tile) -> Callable[[FourBitWeight], ob
     x = torch.randn(rows, matrix.inputs, device="cuda", dtype=torch.bfloat16)
     if not matrix.is_paired:
         return partial(linear, x, tile=tile)
-    return partial(gate_up, Normed(x, torch.ones(rows, 64, device="cuda", dtype=torch.int64), 1e-5), tile=tile)
+    return partial(gate_up, Normed(x, torch.full((rows, 64), 2**24, device="cuda"), 1e-5), tile=tile)
 
 
 def microseconds(call: Callable[[FourBitWeight], object], weights: list[FourBitWeight]) -> float:

@@ -147,7 +147,8 @@ def _up_to_64(case: Case, is_quick: bool) -> list[Tile]:
     else:
         found = _grid(((32, 4), (64, 4), (128, 4)), (64 * wide, 128 * wide), (3, 4, 6))
         narrow = _grid(((16, 1), (16, 2), (32, 1), (32, 2)), (128, 256), (3, 4, 5))
-    if case.kind == "add_linear":  # too few programs otherwise
+    # Too few programs otherwise. Products of dense weights have one part at any number of rows
+    if case.kind == "add_linear" and case.dtype.itemsize == 1:
         found += [replace(tile, splits=splits) for tile in found for splits in ((2,) if is_quick else (2, 4))]
     return [tile for tile in [*narrow, *found] if fits(tile, case.rows[1], case.dtype.itemsize)]
 
@@ -236,7 +237,7 @@ class Chain:
         self.calls = 24 if rows <= 64 else 6
         bf16 = {"device": DEVICE, "dtype": torch.bfloat16}
         self.x = torch.randn(rows, case.inputs, **bf16)
-        self.normed = Normed(self.x, torch.ones(rows, 128, device=DEVICE, dtype=torch.int64), 1e-5)
+        self.normed = Normed(self.x, torch.full((rows, 128), 2**24, device=DEVICE), 1e-5)
         self.residual = torch.zeros(rows, case.outputs, **bf16)
         self.norm = torch.ones(case.outputs, **bf16)
         if case.kind == "qkv":

@@ -49,9 +49,11 @@ def block_rows(rows: int) -> int:
 
 
 def tile_for(rows: int, outputs: int, inputs: int, itemsize: int, is_paired: bool) -> Tile:
-    """The tile for a product. All numbers of rows up to 16 have the same tile and so sum in the same order: a row's bits do not
-    depend on the number of rows. Without a measured tile, more than 64 rows have that of 17 to 64."""
+    """The tile for a product. Tiles of dense weights have one split: the order of the sums of a row does not depend on the
+    number of rows. Without a measured tile, more than 64 rows have that of 17 to 64."""
     row_class = RowClass.of(rows)
+    if itemsize == 2 and inputs > 2048 and 8 < rows <= 16:
+        row_class = RowClass.UP_TO_64  # larger strips are faster for wide dense weights from 9 rows on
     for known in (row_class, RowClass.UP_TO_64) if row_class is RowClass.MORE else (row_class,):
         measured = _measured().get(tile_key(known, outputs, inputs, itemsize, is_paired))
         if measured is not None:
