@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -69,7 +70,7 @@ class Group:
     """Forms that share an engine, and what its configuration changes."""
 
     forms: tuple[Form, ...]
-    changes: dict[str, object] = field(default_factory=dict)
+    changes: dict[str, Any] = field(default_factory=dict)
     method: str | None = None
     draft: str | None = None
     reference: str = "bf16"
@@ -172,11 +173,13 @@ def rows(options: argparse.Namespace, prompts: Sequence[list[int]] | None, names
 
 def encoded(engine: Engine, files: Sequence[Path]) -> list[list[int]]:
     """Token ids of the first turns, of all files in turn."""
-    template = ChatTemplate.of(engine.tokenizer)
+    tokenizer = engine.tokenizer
+    assert tokenizer is not None
+    template = ChatTemplate.of(tokenizer)
     chosen = [select(load_prompts(file), limit=256 // len(files)) for file in files]
     prompts = [prompt for together in zip(*chosen, strict=True) for prompt in together]
     return [
-        list(engine.tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))[:1500]
+        list(tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))[:1500]
         for prompt in prompts
     ]
 

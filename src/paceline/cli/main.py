@@ -1,5 +1,6 @@
 """The entry point `paceline`. A missing package becomes an error with its install command."""
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,8 @@ if TYPE_CHECKING:
 
 
 def app() -> None:
+    # For `kernels.gpu.products`, which otherwise chooses this library with a warning of torch
+    os.environ.setdefault("TORCH_BLAS_PREFER_CUBLASLT", "1")
     try:
         cli = _application(sys.argv[1:])
     except ModuleNotFoundError as error:

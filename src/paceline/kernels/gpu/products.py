@@ -68,7 +68,8 @@ def _by_vendor(x: Tensor, weight: Tensor, bias: Tensor | None, kind: torch.dtype
 
 def sum_in_one_part() -> None:
     """From now on the vendor's library does not split K in this process. Its other library of products cannot be told so."""
-    torch.backends.cuda.preferred_blas_library("cublaslt")
+    if torch.backends.cuda.preferred_blas_library() is not torch._C._BlasBackend.Cublaslt:
+        torch.backends.cuda.preferred_blas_library("cublaslt")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
 
