@@ -60,11 +60,13 @@ def test_measured_tiles_belong_to_a_class() -> None:
 
 @pytest.mark.parametrize("is_paired", [False, True])
 @pytest.mark.parametrize("itemsize", [1, 2, 4])
-def test_up_to_16_rows_have_one_tile(itemsize: int, is_paired: bool) -> None:
+def test_up_to_16_rows_have_one_order(itemsize: int, is_paired: bool) -> None:
+    """One tile, or tiles that do not split K."""
     shapes = {(outputs, inputs) for _, outputs, inputs, *_ in measured_keys()} | {(1024, 512), (1024, 4096)}
     for outputs, inputs in shapes:
-        (tile,) = {tile_for(rows, outputs, inputs, itemsize, is_paired) for rows in range(1, 17)}
-        assert tile.rows == 0
+        found = {tile_for(rows, outputs, inputs, itemsize, is_paired) for rows in range(1, 17)}
+        assert len(found) == 1 or {tile.splits for tile in found} == {1}
+        assert {tile.rows for tile in found} == {0}
 
 
 def test_more_than_64_rows_have_the_tile_of_64_until_one_is_measured() -> None:
