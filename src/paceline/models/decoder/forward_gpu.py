@@ -121,10 +121,10 @@ def _plain_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
         q = _store_and_query(model, layer, normed, keys, values, inputs)
         if i == partial_layer and logit_rows is not None and len(logit_rows):
             hidden, attended = hidden[logit_rows], _attend(model, i, q, keys, values, inputs)[logit_rows]
-            hidden, normed = _add_layer(layer, attended, hidden, next_norm, eps)
+            hidden, normed = add_layer(layer, attended, hidden, next_norm, eps)
         elif i != partial_layer:
             attended = _attend(model, i, q, keys, values, inputs)
-            hidden, normed = _add_layer(layer, attended, hidden, next_norm, eps)
+            hidden, normed = add_layer(layer, attended, hidden, next_norm, eps)
         if inputs.after_layer is not None:
             inputs.after_layer(i)
     if model.config.num_layers in inputs.state_layers:
@@ -162,7 +162,7 @@ def _store_and_query(
     )
 
 
-def _add_layer(layer: Layer, attended: Tensor, hidden: Tensor, next_norm: Tensor, eps: float) -> tuple[Tensor, Normed]:
+def add_layer(layer: Layer, attended: Tensor, hidden: Tensor, next_norm: Tensor, eps: float) -> tuple[Tensor, Normed]:
     """The residual stream after the layer."""
     if len(attended) <= most_rows(hidden.shape[1]):
         hidden, normed = add_linear(attended, layer.output, hidden, layer.post_attention_norm, eps)

@@ -1,4 +1,4 @@
-"""Forward pass of an EAGLE head on a GPU: seven kernels if rows are few. No function here waits for the device or branches on
+"""Forward pass of an EAGLE head on a GPU: eight kernels if rows are few. No function here waits for the device or branches on
 device values.
 """
 
