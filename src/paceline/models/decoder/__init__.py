@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from paceline.models.decoder.cpu_ops import native_layer
     from paceline.models.decoder.decoder import AfterLayer, ForwardOutput, HiddenStates, Layer, Loader
     from paceline.models.decoder.forward import DecoderModel, forward_layer
-    from paceline.models.decoder.forward_gpu import add_layer, gpu_forward, head_logits, plan_pass
+    from paceline.models.decoder.forward_gpu import gpu_forward, head_logits, plan_pass
     from paceline.models.decoder.ops import TorchOps
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Layer",
     "Loader",
     "TorchOps",
-    "add_layer",
     "forward_layer",
     "gpu_forward",
     "head_logits",
@@ -33,7 +32,7 @@ __getattr__ = lazy_face(
         "cpu_ops": "native_layer",
         "decoder": "AfterLayer ForwardOutput HiddenStates Layer Loader",
         "forward": "DecoderModel forward_layer",
-        "forward_gpu": "add_layer gpu_forward head_logits plan_pass",
+        "forward_gpu": "gpu_forward head_logits plan_pass",
         "ops": "TorchOps",
     },
 )

@@ -19,10 +19,11 @@ from paceline.kernels.gpu.attention.prompts import attend_long_prompt, supports_
 from paceline.kernels.gpu.attention.rotary import HeadNorms, rotate_and_store
 from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
-from paceline.kernels.gpu.linear import add_linear, embed, gate_up, most_rows, qkv_rotary_store
+from paceline.kernels.gpu.layer import add_layer
+from paceline.kernels.gpu.linear import embed, most_rows, qkv_rotary_store
 from paceline.kernels.gpu.normed import Normed
 from paceline.kernels.gpu.products import product
-from paceline.kernels.gpu.rms_norm import add_norm, add_rms_norm, rms_norm
+from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.models.decoder.decoder import AfterLayer, DecoderWeights, ForwardOutput, Layer
 from paceline.models.families.spec import DecoderSpec
 
@@ -160,16 +161,6 @@ def _store_and_query(
         values,
         model.config.num_heads,
     )
-
-
-def add_layer(layer: Layer, attended: Tensor, hidden: Tensor, next_norm: Tensor, eps: float) -> tuple[Tensor, Normed]:
-    """The residual stream after the layer."""
-    if len(attended) <= most_rows(hidden.shape[1]):
-        hidden, normed = add_linear(attended, layer.output, hidden, layer.post_attention_norm, eps)
-        return add_linear(gate_up(normed, layer.gate_up), layer.down, hidden, next_norm, eps)
-    hidden, normed = add_norm(product(attended, layer.output), hidden, layer.post_attention_norm, eps)
-    active = gated(product(normed.scaled, layer.gate_up), "silu", normed)
-    return add_norm(product(active, layer.down), hidden, next_norm, eps)
 
 
 def _other_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:

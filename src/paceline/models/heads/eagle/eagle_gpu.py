@@ -10,10 +10,10 @@ from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, attention_plan
 from paceline.kernels.gpu.attention.rotary import rotate_and_store
+from paceline.kernels.gpu.layer import add_layer
 from paceline.kernels.gpu.products import product
 from paceline.kernels.gpu.rms_norm import rms_norm
 from paceline.kernels.gpu.speculation.join_norms import join_norms
-from paceline.models.decoder import add_layer
 from paceline.models.heads.eagle.eagle_weights import EagleWeights
 
 
