@@ -12,7 +12,7 @@ from paceline.kernels.gpu.products import product
 from paceline.kernels.gpu.rms_norm import add_norm
 
 
-class LayerWeights(Protocol):
+class DenseLayer(Protocol):
     """Weights of a layer with the activation silu, without biases after attention."""
 
     @property
@@ -26,7 +26,7 @@ class LayerWeights(Protocol):
 
 
 def add_layer(
-    layer: LayerWeights, attended: Tensor, hidden: Tensor, next_norm: Tensor, eps: float
+    layer: DenseLayer, attended: Tensor, hidden: Tensor, next_norm: Tensor, eps: float
 ) -> tuple[Tensor, Normed]:
     """attended [T, H hd], hidden [T, D] -> the residual stream after the layer, and the same as `Normed` for the next norm."""
     if len(attended) <= most_rows(hidden.shape[1]):
