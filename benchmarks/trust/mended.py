@@ -47,6 +47,7 @@ class Server(NamedTuple):
     pid: int
     attacker: str
     """API key of the attacker."""
+    neighbour: str
 
     def connect(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=60)
@@ -123,32 +124,102 @@ def send_for(server: Server, head: bytes, part: bytes, seconds: float = 3.4) -> 
     return f"{sent / MIB:.1f} MiB taken, answer {answer[9:12].decode() or 'none'}"
 
 
+def long_prompts(server: Server) -> str:
+    """100 bodies of 66 prompts of 60,000 letters, whose clients leave after three seconds."""
+    body = json.dumps({"prompt": ["a" * 60_000] * 66, "max_tokens": 1}).encode()
+    head = server.head("/v1/completions", f"Content-Length: {len(body)}")
+
+    def send() -> None:
+        with suppress(OSError), server.connect() as client:
+            end = time.monotonic() + 3.0
+            client.settimeout(3.0)
+            client.sendall(head + body)
+            client.settimeout(max(0.01, end - time.monotonic()))
+            client.recv(1000)
+
+    together([send] * 100)
+    return f"busy for {busy_seconds(server.pid):.1f} s after the last client has gone"
+
+
+def large_bodies(server: Server) -> str:
+    """100 large bodies of one key, and meanwhile bodies of 70 kB of another key."""
+    prompts = json.dumps({"prompt": [[1] * 500] * 100, "max_tokens": 1, "metadata": {"a": "x" * 3_800_000}}).encode()
+    small = json.dumps({"prompt": "a", "max_tokens": 1, "user": "x" * 70_000}).encode()
+    waits: list[float] = []
+
+    def other() -> None:
+        for _ in range(5):
+            began = time.monotonic()
+            server.post("/v1/completions", small, authorization=f"Bearer {server.neighbour}")
+            waits.append(time.monotonic() - began)
+
+    together([*[lambda: server.post("/v1/completions", prompts)] * 100, other])
+    return f"bodies of 70 kB of the neighbour took {max(waits):.1f} s at most"
+
+
+def unfinished_bodies(server: Server) -> str:
+    """150 bodies of 4 MiB without their last byte, for ten seconds."""
+    head, body = server.head("/v1/completions", f"Content-Length: {4 * MIB}"), b" " * (4 * MIB - 1)
+
+    def send() -> None:
+        with suppress(OSError), server.connect() as client:
+            client.settimeout(10.0)
+            client.sendall(head + body)
+            client.recv(1000)
+
+    together([send] * 150)
+    return ""
+
+
+def together(tasks: Sequence[Callable[[], Any]]) -> None:
+    """Runs each task on a thread of its own."""
+    threads = [threading.Thread(target=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def busy_seconds(pid: int, most: float = 120.0) -> float:
+    """Seconds until the gateway takes less than a fifth of a processor for one second."""
+    process, began = psutil.Process(pid), time.monotonic()
+    while time.monotonic() < began + most:
+        before = sum(process.cpu_times()[:2])
+        time.sleep(1.0)
+        if sum(process.cpu_times()[:2]) - before < 0.2:
+            break
+    return time.monotonic() - began - 1.0
+
+
 ATTACKS: dict[str, Callable[[Server], str]] = {
     "trailers": trailers,
     "trailer value": trailer_value,
     "chunk extensions": extensions,
+    "long prompts": long_prompts,
+    "large bodies": large_bodies,
+    "unfinished bodies": unfinished_bodies,
 }
 
 
 @contextmanager
-def server_with_keys() -> Iterator[tuple[Server, str]]:
-    """A server, and the key of the neighbour."""
+def server_with_keys() -> Iterator[Server]:
+    """A server with the keys of the attacker and the neighbour."""
     with tempfile.TemporaryDirectory(prefix="mended-") as folder:
         path = Path(folder) / "keys.json"
         attacker, neighbour = (KeyFile(str(path)).add(name) for name in ("attacker", "neighbour"))
         with server_process(**LIMITS, max_waiting=64, api_keys=str(path), log_level="error") as process:
             parts = urlsplit(process.url)
-            yield Server(parts.hostname or "", parts.port or 0, process.popen.pid, attacker), neighbour
+            yield Server(parts.hostname or "", parts.port or 0, process.popen.pid, attacker, neighbour)
 
 
 @contextmanager
-def watched(server: Server, neighbour: str, seen: Seen) -> Iterator[None]:
+def watched(server: Server, seen: Seen) -> Iterator[None]:
     """Inside the block the neighbour reads streams, `/health` is called, and memory is measured."""
     stop, before = threading.Event(), memory(server.pid)
 
     def read() -> None:
         while not stop.is_set():
-            read_stream(server, neighbour, seen)
+            read_stream(server, seen)
 
     def measure() -> None:
         while not stop.wait(0.02):
@@ -166,11 +237,11 @@ def watched(server: Server, neighbour: str, seen: Seen) -> Iterator[None]:
                 thread.join()
 
 
-def read_stream(server: Server, key: str, seen: Seen) -> None:
+def read_stream(server: Server, seen: Seen) -> None:
     connection, text = http.client.HTTPConnection(server.host, server.port, timeout=120), ""
     last = time.monotonic()
     try:
-        headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {server.neighbour}"}
         connection.request("POST", "/v1/completions", json.dumps(STREAM), headers)
         for line in connection.getresponse():
             if not line.startswith(b"data: "):
@@ -201,12 +272,12 @@ def memory(pid: int) -> float:
 
 def run(name: str) -> str:
     """A row of the table."""
-    with server_with_keys() as (server, neighbour):
+    with server_with_keys() as server:
         plain = Seen()
         for _ in range(2):
-            read_stream(server, neighbour, plain)
+            read_stream(server, plain)
         seen, began = Seen(), time.monotonic()
-        with watched(server, neighbour, seen):
+        with watched(server, seen):
             outcome = ATTACKS[name](server)
             seconds = time.monotonic() - began
         different = sum(text != plain.texts[0] for text in seen.texts)

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from paceline.gateway.api.errors import BadRequest, Unavailable
 from paceline.gateway.bodies import process as body_process
 from paceline.gateway.bodies.check import NICE, BodyLimits
+from paceline.gateway.bodies.fair_share import Owner
 from paceline.gateway.bodies.process import BodyProcess
 from paceline.gateway.http import middleware
 from tests.gateway.fakes import Served, served
@@ -38,7 +39,7 @@ def server() -> Served:
 
 
 def check(process: BodyProcess, body: bytes) -> None:
-    asyncio.run(process.check(TEXT, body))
+    asyncio.run(process.check(Owner("a"), TEXT, body))
 
 
 def test_bodies_are_checked_one_after_the_other(process: BodyProcess) -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from paceline.core.errors import InvalidConfig
 from paceline.gateway.auth.access import ANONYMOUS
+from paceline.gateway.auth.api_keys import ApiKey
 from paceline.gateway.bodies.check import BodyLimits
+from paceline.gateway.bodies.fair_share import Owner
 from paceline.gateway.bodies.process import BodyProcess
 from paceline.gateway.http import middleware
 from paceline.gateway.http.middleware import BodyMiddleware, parse_origins
-from tests.gateway.fakes import served
+from tests.gateway.fakes import Served, served
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -80,8 +82,20 @@ def test_a_list_of_origins() -> None:
 
 
 class AllPass(BodyProcess):
-    async def check(self, path: str, body: bytes) -> None:
+    async def check(self, owner: Owner, path: str, body: bytes) -> None:
         pass
+
+
+def body_middleware(app: Any, server: Served, limit: int = 10**7, has_keys: bool = False) -> BodyMiddleware:
+    return BodyMiddleware(
+        app,
+        limit=limit,
+        limits=server.gateway.limits,
+        most_values=10**6,
+        metrics=server.gateway.metrics,
+        large=AllPass(BodyLimits(10**6, {"fake": 10**6})),
+        has_keys=has_keys,
+    )
 
 
 @pytest.mark.parametrize("size", [10, middleware.LARGE + 1])
@@ -94,8 +108,16 @@ def test_other_work_runs_between_two_large_bodies(size: int) -> None:
         nonlocal parsed
         parsed += 1
 
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
+    def receiver() -> Any:
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            return messages.pop() if messages else await asyncio.Future()
+
+        return receive
+
+    async def send(message: Any) -> None:
+        pass
 
     async def others() -> None:
         while parsed < 8:
@@ -103,10 +125,9 @@ def test_other_work_runs_between_two_large_bodies(size: int) -> None:
             await asyncio.sleep(0)
 
     async def run() -> None:
-        large = AllPass(BodyLimits(10**6, {"fake": 10**6}))
-        app = BodyMiddleware(parse, 10**7, server.gateway.limits, 10**6, server.gateway.metrics, large)
+        app = body_middleware(parse, server)
         scopes = [{"type": "http", "path": "", "headers": [], "state": {"key": ANONYMOUS}} for _ in range(8)]
-        await asyncio.gather(others(), *(app(scope, receive, receive) for scope in scopes))
+        await asyncio.gather(others(), *(app(scope, receiver(), send) for scope in scopes))
 
     asyncio.run(run())
     assert (sorted(set(seen)) == list(range(8))) is (size > middleware.LARGE)
@@ -136,3 +157,156 @@ def test_a_compressed_body_is_refused() -> None:
     assert (
         server.post(CHAT, BODY, headers={"Content-Encoding": "zstd"}).json()["error"]["code"] == "unsupported_encoding"
     )
+
+
+class Client:
+    """One client of a `BodyMiddleware`: what it sends, when it leaves, and what it received."""
+
+    def __init__(
+        self, app: BodyMiddleware, key: Any = ANONYMOUS, path: str = "/v1/completions", **headers: str
+    ) -> None:
+        names = {name.replace("_", "-").encode(): value.encode() for name, value in headers.items()}
+        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.received: list[dict[str, Any]] = []
+        scope = {"type": "http", "method": "POST", "path": path, "headers": list(names.items()), "state": {"key": key}}
+        self.task = asyncio.ensure_future(app(scope, self.messages.get, self._take))
+
+    async def _take(self, message: Any) -> None:
+        self.received.append(message)
+
+    def send(self, body: bytes, more_body: bool = False) -> None:
+        self.messages.put_nowait({"type": "http.request", "body": body, "more_body": more_body})
+
+    def leave(self) -> None:
+        self.messages.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def status(self) -> int:
+        return self.received[0]["status"] if self.received else 0
+
+
+async def turns(count: int = 20) -> None:
+    """Lets all other tasks run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def test_memory_is_reserved_by_the_length_before_the_body_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODY_MEMORY", 8 * 10**6)
+
+    async def run() -> None:
+        app = body_middleware(answer_ok, server := served(), limit=10**6)
+        clients = [Client(app, content_length=str(10**6)) for _ in range(10)]
+        await turns()
+        assert app._memory.held == 2 * 10**6  # a quarter
+        assert app._memory.num_waiting == 8
+        other = Client(app, key=ApiKey.from_text("k" * 20, "other", id="other"), content_length="10")
+        other.send(b"{}")
+        await other.task
+        assert other.status == 200
+        for client in clients:
+            client.leave()
+        await asyncio.gather(*(client.task for client in clients))
+        assert (app._memory.held, app._memory.num_waiting) == (0, 0)
+        assert 'reason="disconnected"} 10.0' in server.gateway.metrics.render().decode()
+
+    asyncio.run(run())
+
+
+async def answer_ok(scope: Any, receive: Any, send: Any) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def test_a_chunked_body_reserves_more_when_it_grows() -> None:
+    async def run() -> None:
+        app = body_middleware(answer_ok, served(), limit=10**6)
+        client = Client(app, transfer_encoding="chunked")
+        client.send(bytes(middleware.LARGE), more_body=True)
+        await turns()
+        assert app._memory.held == middleware.LARGE
+        client.send(b"x", more_body=True)
+        await turns()
+        assert app._memory.held == 10**6
+        client.send(b"")
+        await client.task
+        assert app._memory.held == 0
+
+    asyncio.run(run())
+
+
+def test_a_slow_body_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODY_GRACE", 0.05)
+
+    async def run() -> None:
+        app = body_middleware(answer_ok, server := served())
+        client = Client(app, content_length="100")
+        client.send(b"{", more_body=True)
+        await client.task
+        assert client.status == 408
+        assert b"slow_body" in client.received[1]["body"]
+        assert 'reason="slow_body"} 1.0' in server.gateway.metrics.render().decode()
+
+    asyncio.run(run())
+
+
+def test_a_body_without_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "MEMORY_WAIT", 0.05)
+
+    async def run() -> None:
+        app = body_middleware(answer_ok, served())
+        clients = [Client(app, content_length=str(10**7)) for _ in range(3)]
+        await clients[-1].task
+        assert clients[-1].status == 429
+        for client in clients:
+            client.leave()
+        await asyncio.gather(*(client.task for client in clients))
+
+    asyncio.run(run())
+
+
+def test_a_path_without_a_key_takes_no_body() -> None:
+    async def run() -> None:
+        app = body_middleware(answer_ok, served(), has_keys=True)
+        for headers in ({"content_length": "1"}, {"transfer_encoding": "chunked"}):
+            client = Client(app, path="/health", **headers)
+            client.send(b"x", more_body=True)
+            await client.task
+            assert client.status == 413
+        client = Client(app, path="/health")
+        client.send(b"")
+        await client.task
+        assert client.status == 200
+
+    asyncio.run(run())
+
+
+def test_a_client_that_leaves_ends_the_work_for_it() -> None:
+    """Until the response starts. Afterwards the response itself watches the client."""
+
+    async def run() -> None:
+        ended = list[str]()
+
+        async def work(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            if scope["path"] == "/started":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+            try:
+                await asyncio.sleep(0.2)
+            except asyncio.CancelledError:
+                ended.append(scope["path"])
+                raise
+
+        app = body_middleware(work, served())
+        clients = [Client(app, path=path, content_length="2") for path in ("/started", "/waiting")]
+        for client in clients:
+            client.send(b"{}")
+        await turns()
+        for client in clients:
+            client.leave()
+        await asyncio.gather(*(client.task for client in clients))
+        assert ended == ["/waiting"]
+        assert app._memory.held == 0
+
+    asyncio.run(run())

@@ -1,7 +1,11 @@
 """POST /v1/completions."""
 
+import asyncio
 import json
+import threading
 from typing import Any
+
+import pytest
 
 from tests.gateway.fakes import Served, events, served
 
@@ -56,3 +60,49 @@ def test_a_stream() -> None:
     assert parts[1]["choices"][0]["logprobs"]["text_offset"] == [3, 4, 5]
     assert parts[1]["choices"][0]["finish_reason"] == "stop"
     assert last["usage"]["completion_tokens"] == 6
+
+
+def test_prompts_after_one_that_is_too_long_are_not_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    server, encoded = served("!", max_waiting=100), list[str]()
+    backend = server.target.tokenizer
+    monkeypatch.setattr(
+        type(backend), "encode", lambda self, text, *_: encoded.append(text) or [0] * (10_000 if "long" in text else 1)
+    )
+    response = server.post("/v1/completions", {"prompt": ["a", "long", *["b"] * 60]})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "context_length_exceeded"
+    assert encoded == ["a", "long"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_a_client_that_leaves_while_its_text_waits_for_a_thread_frees_its_place(path: str) -> None:
+    """The thread ends what it has begun; nothing else of the request remains."""
+    server, begun, release = served("!"), threading.Event(), threading.Event()
+    encode = type(server.target.tokenizer).encode
+
+    def held(self: Any, *values: Any) -> Any:
+        begun.set()
+        release.wait(10)
+        return encode(self, *values)
+
+    text = "x" * 10_000
+    body = {"prompt": text} if "chat" not in path else {"messages": [{"role": "user", "content": text}]}
+
+    async def run() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(server.target.tokenizer), "encode", held)
+            async with server.client() as client:
+                calls = [asyncio.create_task(client.post(path, json=body)) for _ in range(4)]
+                threads = server.gateway.encoders
+                while not begun.is_set() or threads.num_waiting < 3:
+                    await asyncio.sleep(0.001)
+                for call in calls:
+                    call.cancel()
+                await asyncio.gather(*calls, return_exceptions=True)
+                assert (threads.num_running, threads.num_waiting) == (1, 0)
+            release.set()
+            while threads.num_running:
+                await asyncio.sleep(0.001)
+
+    asyncio.run(run())
+    assert server.target.requests == []

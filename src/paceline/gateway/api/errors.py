@@ -89,14 +89,26 @@ class UnsupportedEncoding(ApiError):
         )
 
 
+class SlowBody(ApiError):
+    """The body arrives too slowly."""
+
+    status, type = 408, "timeout_error"
+
+    def __init__(self, bytes_per_second: int) -> None:
+        super().__init__(
+            f"the body arrives at less than {bytes_per_second} bytes a second: send it faster, or a shorter one",
+            code="slow_body",
+        )
+
+
 class Overloaded(ApiError):
-    """The queue is full."""
+    """A queue is full."""
 
     status, type = 429, "rate_limit_error"
 
-    def __init__(self, retry_after: int) -> None:
+    def __init__(self, retry_after: int, reason: str = "the batch and the queue are full") -> None:
         super().__init__(
-            f"the batch and the queue are full: retry in about {retry_after} s",
+            f"{reason}: retry in about {retry_after} s",
             code="overloaded",
             headers={"retry-after": str(retry_after)},
         )

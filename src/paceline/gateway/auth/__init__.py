@@ -7,7 +7,7 @@ from paceline.core.lazy_face import lazy_face
 if TYPE_CHECKING:
     from paceline.gateway.auth.access import Access
     from paceline.gateway.auth.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits, KeyShare, request_key
-    from paceline.gateway.auth.rate_limit import Account, BodyCharge, ConnectionLimits, RateLimits
+    from paceline.gateway.auth.rate_limit import Account, BodyCharge, ConnectionLimits, RateLimits, network_of
 
 __all__ = [
     "SCOPES",
@@ -20,6 +20,7 @@ __all__ = [
     "KeyLimits",
     "KeyShare",
     "RateLimits",
+    "network_of",
     "request_key",
 ]
 
@@ -28,6 +29,6 @@ __getattr__ = lazy_face(
     {
         "access": "Access",
         "api_keys": "ApiKey KeyFile KeyLimits KeyShare SCOPES request_key",
-        "rate_limit": "Account BodyCharge ConnectionLimits RateLimits",
+        "rate_limit": "Account BodyCharge ConnectionLimits RateLimits network_of",
     },
 )

@@ -1,4 +1,4 @@
-"""Checks of request bodies, in a process of their own if they are large."""
+"""Checks of request bodies, in a process of their own if they are large, and fair shares of what bodies need."""
 
 from typing import TYPE_CHECKING
 
@@ -7,11 +7,28 @@ from paceline.core.lazy_face import lazy_face
 if TYPE_CHECKING:
     from paceline.gateway.bodies.check import BodyLimits, check_characters, check_shape, max_values
     from paceline.gateway.bodies.errors import body_error
+    from paceline.gateway.bodies.fair_share import FairShare, FairThreads, Owner, owner_of
     from paceline.gateway.bodies.process import BodyProcess
 
-__all__ = ["BodyLimits", "BodyProcess", "body_error", "check_characters", "check_shape", "max_values"]
+__all__ = [
+    "BodyLimits",
+    "BodyProcess",
+    "FairShare",
+    "FairThreads",
+    "Owner",
+    "body_error",
+    "check_characters",
+    "check_shape",
+    "max_values",
+    "owner_of",
+]
 
 __getattr__ = lazy_face(
     __name__,
-    {"check": "BodyLimits check_characters check_shape max_values", "errors": "body_error", "process": "BodyProcess"},
+    {
+        "check": "BodyLimits check_characters check_shape max_values",
+        "errors": "body_error",
+        "fair_share": "FairShare FairThreads Owner owner_of",
+        "process": "BodyProcess",
+    },
 )

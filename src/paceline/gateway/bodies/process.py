@@ -1,15 +1,14 @@
 """The process that checks large request bodies, so that the event loop and its interpreter do not work on bodies it refuses."""
 
-import asyncio
 import json
 import logging
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 from paceline.core.child import LineChild
 from paceline.gateway.api.errors import Unavailable
 from paceline.gateway.bodies import check as body_check
 from paceline.gateway.bodies.check import BodyLimits, read_error
+from paceline.gateway.bodies.fair_share import FairThreads, Owner
 
 logger = logging.getLogger(__name__)
 
@@ -20,12 +19,12 @@ TRIES = 2
 
 
 class BodyProcess:
-    """Checks one body after the other, on a thread that waits without the interpreter's lock. All calls are of one event loop
-    at a time."""
+    """Checks one body after the other, on a thread that waits without the interpreter's lock. Owners take turns by the bytes of
+    their bodies. All calls are of one event loop at a time."""
 
     def __init__(self, limits: BodyLimits) -> None:
         self._limits = limits
-        self._thread = ThreadPoolExecutor(1, "paceline-bodies")
+        self._thread = FairThreads(1, 1, "paceline-bodies")
         self._process: LineChild | None = None
 
     @property
@@ -37,9 +36,10 @@ class BodyProcess:
         """Start the process without waiting for it. The first check would do so."""
         self._thread.submit(self._start)
 
-    async def check(self, path: str, body: bytes) -> None:
-        """Raise `BadRequest` if the route at `path` would refuse the body, and `Unavailable` if the check did not end."""
-        line = await asyncio.get_running_loop().run_in_executor(self._thread, self._ask, path, body)
+    async def check(self, owner: Owner, path: str, body: bytes) -> None:
+        """Raise `BadRequest` if the route at `path` would refuse the body, `Overloaded` if too many wait, and `Unavailable` if
+        the check did not end."""
+        line = await self._thread.run(owner, len(body), self._ask, path, body)
         if line is None:
             raise Unavailable("the process that checks large bodies has ended: send the request again")
         error = read_error(line)

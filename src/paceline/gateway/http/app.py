@@ -204,6 +204,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway, access: Access, most_values:
         most_values=most_values,
         metrics=metrics,
         large=large,
+        has_keys=access.has_keys,
     )
     app.add_middleware(AuthMiddleware, access=access, metrics=metrics)
     origins = parse_origins(config.cors_origins)

@@ -8,15 +8,26 @@ header, which names evil.example, differs from those of other clients.
 import asyncio
 import ipaddress
 import re
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import InvalidConfig
-from paceline.gateway.api.errors import ApiError, BodyTooLarge, Forbidden, UnsupportedEncoding, log_refusal
+from paceline.gateway.api.errors import (
+    ApiError,
+    BodyTooLarge,
+    Forbidden,
+    Overloaded,
+    SlowBody,
+    UnsupportedEncoding,
+    log_refusal,
+)
 from paceline.gateway.auth import Access, RateLimits
-from paceline.gateway.bodies import BodyProcess, check_characters, check_shape
+from paceline.gateway.bodies import BodyProcess, FairShare, check_characters, check_shape, owner_of
 from paceline.gateway.metrics import Metrics
 
 REJECTIONS = {401: "unauthorised", 403: "forbidden", 429: "wrong_keys"}
@@ -25,6 +36,23 @@ ANY_ORIGIN = "*"
 ORIGIN = re.compile(r"https?://([\w.-]+|\[[0-9a-f:]+\])(:\d+)?")
 LARGE = 65536
 """Bytes from which a body is checked by another process, and then waits for its turn: parsing it takes milliseconds."""
+BODY_MEMORY = 64 * 2**20
+"""Bytes that all bodies take until their responses start, or eight of the largest body if that is more. An owner has a
+quarter."""
+MEMORY_WAIT = 10.0
+"""Seconds that a body waits for memory."""
+BODY_GRACE, BODY_RATE = 5.0, 32 * 1024
+"""Seconds in which a body need not arrive, and bytes a second that must arrive from then on."""
+COUNTED = (
+    "overloaded",
+    "slow_body",
+    "too_large",
+    "unsupported_encoding",
+    "too_many_values",
+    "too_deep",
+    "invalid_json",
+)
+"""Error codes that are reasons in the metrics too."""
 JSON_TYPE = re.compile(rb"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
 
 
@@ -96,44 +124,66 @@ class OriginMiddleware:
 
 
 class BodyMiddleware:
-    """Rejects bodies that are too large, have too many values or contain half a surrogate pair.
+    """Rejects bodies that are too large, arrive too slowly, have too many values or contain half a surrogate pair.
 
     It takes the body's cost from the key's allowance before any work. A session that runs returns it and takes the exact one.
-    Another process checks large bodies, against the schema of their route too. The event loop parses those that passed, one at
-    a time, and other requests run between two of them.
+    The memory of a body is reserved before it is read, and keys share it. Another process checks large bodies, against the
+    schema of their route too. The event loop parses those that passed, one at a time, and other requests run between two of
+    them. A client that goes away before its response ends the work for it.
     """
 
     def __init__(
-        self, app: ASGIApp, limit: int, limits: RateLimits, most_values: int, metrics: Metrics, large: BodyProcess
+        self,
+        app: ASGIApp,
+        *,
+        limit: int,
+        limits: RateLimits,
+        most_values: int,
+        metrics: Metrics,
+        large: BodyProcess,
+        has_keys: bool,
     ) -> None:
-        """`large` checks large bodies."""
+        """`large` checks large bodies. On a server that `has_keys`, a path without a key takes no body."""
         self._app, self._limit, self._limits, self._most_values = app, limit, limits, most_values
-        self._metrics, self._large = metrics, large
+        self._metrics, self._large, self._has_keys = metrics, large, has_keys
+        memory = max(BODY_MEMORY, 8 * limit)
+        self._memory = FairShare(memory, memory // 4)
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        try:
-            headers = dict(scope["headers"])
-            if (encoding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
-                raise UnsupportedEncoding(encoding.decode("latin-1"))
-            length = headers.get(b"content-length", b"0")
-            if length.isdigit() and int(length) > self._limit:
-                raise BodyTooLarge(self._limit)
-            body = await self._read(receive)
-            if body is None:
+        with ExitStack() as memory:
+            try:
+                body = await self._read(scope, receive, memory)
+                if body:
+                    scope["state"]["charge"] = self._limits.charge_body(scope["state"]["key"], len(body))
+            except ApiError as error:
+                await self._reject(error, scope, receive, send)
                 return
-            if body:
-                scope["state"]["charge"] = self._limits.charge_body(scope["state"]["key"], len(body))
-                await self._check(scope, body)
-        except ApiError as error:
-            if error.status == 429:
-                self._metrics.record_rejection("rate_limited")
-            await reject(error, scope, receive, send)
-            return
-        await self._app(scope, _replay(body, receive), send)
+            if body is None:
+                self._metrics.record_rejection("disconnected")
+                return
+            if not body:
+                await self._app(scope, _replay(body, receive), send)
+                return
+            with _Client(body, receive, memory) as client:
+                try:
+                    await self._check(scope, body)
+                except ApiError as error:
+                    await self._reject(error, scope, client.receive, client.sending(send))
+                    return
+                del body
+                await self._app(scope, client.receive, client.sending(send))
+            if client.was_cancelled:
+                self._metrics.record_rejection("disconnected")
+
+    async def _reject(self, error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+        reason = error.code if error.code in COUNTED else "rate_limited" if error.status == 429 else None
+        if reason:
+            self._metrics.record_rejection(reason)
+        await reject(error, scope, receive, send)
 
     async def _check(self, scope: Scope, body: bytes) -> None:
         """Raises `ApiError`. Returns for a large body when no other one is parsed: its turn lasts until the caller waits."""
@@ -143,23 +193,102 @@ class BodyMiddleware:
             return
         is_json = JSON_TYPE.match(dict(scope["headers"]).get(b"content-type", b""))
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        await self._large.check(path if is_json else "", body)
+        await self._large.check(owner_of(scope), path if is_json else "", body)
         await self._turn.acquire()
         asyncio.get_running_loop().call_soon(self._turn.release)
 
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body; None if the client disconnected before its end."""
-        chunks, size = [], 0
+    async def _read(self, scope: Scope, receive: Receive, memory: ExitStack) -> bytes | None:
+        """The whole body; None if the client disconnected before its end. Closing `memory` gives it back."""
+        headers = dict(scope["headers"])
+        if (encoding := headers.get(b"content-encoding", b"identity").lower()) != b"identity":
+            raise UnsupportedEncoding(encoding.decode("latin-1"))
+        limit = 0 if self._has_keys and not scope["state"]["key"].id else self._limit
+        length = headers.get(b"content-length", b"")
+        size = int(length) if length.isdigit() else 0
+        if size > limit:
+            raise BodyTooLarge(limit)
+        reserved = min(limit, LARGE) if b"transfer-encoding" in headers else size
+        if reserved:
+            await self._reserve(scope, reserved, memory)
+        chunks, size, began = list[bytes](), 0, asyncio.get_running_loop().time()
         while True:
-            message = await receive()
+            try:
+                async with asyncio.timeout_at(began + BODY_GRACE + size / BODY_RATE):
+                    message = await receive()
+            except TimeoutError:
+                raise SlowBody(BODY_RATE) from None
             if message["type"] == "http.disconnect":
                 return None
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
-            if size > self._limit:
-                raise BodyTooLarge(self._limit)
+            if size > limit:
+                raise BodyTooLarge(limit)
+            if size > reserved:
+                await self._reserve(scope, limit - reserved, memory)
+                reserved = limit
             if not message.get("more_body"):
                 return b"".join(chunks)
+
+    async def _reserve(self, scope: Scope, amount: int, memory: ExitStack) -> None:
+        try:
+            async with asyncio.timeout(MEMORY_WAIT):
+                memory.callback(await self._memory.enter(owner_of(scope), amount))
+        except TimeoutError:
+            raise Overloaded(1, "the bodies of other requests fill the memory for bodies") from None
+
+
+class _Client:
+    """A client whose body was read. Until its response starts, the block is cancelled when the client disconnects."""
+
+    def __init__(self, body: bytes, receive: Receive, memory: ExitStack) -> None:
+        """`memory`, which the body takes, is given back when the response starts."""
+        self._first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+        self._receive, self._memory = receive, memory
+        self._is_gone = asyncio.Event()
+        self._is_answered = False
+        self.was_cancelled = False
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task, self._watcher = task, asyncio.create_task(self._watch())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._watcher.cancel()
+        return self.was_cancelled and not self._task.uncancel() and kind is asyncio.CancelledError
+
+    async def receive(self) -> Message:
+        """The body, then the disconnect. The caller of the second call watches the client itself from then on."""
+        message, self._first = self._first, None
+        if message is not None:
+            return message
+        self._answer()
+        await self._is_gone.wait()
+        return {"type": "http.disconnect"}
+
+    def sending(self, send: Send) -> Send:
+        """`send`, whose first message ends the watch."""
+
+        async def send_message(message: Message) -> None:
+            self._answer()
+            await send(message)
+
+        return send_message
+
+    def _answer(self) -> None:
+        self._is_answered = True
+        self._memory.close()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone.set()
+        if not self._is_answered:
+            self.was_cancelled = True
+            self._task.cancel()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

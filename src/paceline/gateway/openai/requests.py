@@ -3,7 +3,6 @@
 For a model whose chat template has no tools, tools and calls are written as text of the prompt.
 """
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -12,13 +11,14 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from paceline.core.errors import InvalidRequest, TextTooLong
+from paceline.core.errors import InvalidRequest, PromptTooLong, TextTooLong
 from paceline.core.request import Constraint, Request, SamplingParams, SpeculationParams
 from paceline.gateway.api.bodies import (
     GenerationBody,
     JsonObjectFormat,
     JsonSchemaFormat,
 )
+from paceline.gateway.api.chat_bodies import ChatBody
 from paceline.gateway.api.messages import (
     AnyMessage,
     AnyTool,
@@ -26,6 +26,7 @@ from paceline.gateway.api.messages import (
     template_message,
     template_tools,
 )
+from paceline.gateway.bodies import FairThreads, Owner
 from paceline.gateway.sessions import RequestSession
 from paceline.model_files.tokenizer import ChatTemplate, Tokenizer
 from paceline.requests import categorise
@@ -87,24 +88,27 @@ DEFAULTED_PARAMS = (
 class PromptEncoder:
     """Token ids of texts and conversations."""
 
-    def __init__(self, tokenizer: Tokenizer, max_chars: int) -> None:
-        """`max_chars` is the length beyond which a text is refused without encoding it."""
-        self._tokenizer, self._max_chars = tokenizer, max_chars
+    def __init__(self, tokenizer: Tokenizer, max_chars: int, threads: FairThreads) -> None:
+        """`max_chars` is the length beyond which a text is refused without encoding it. `threads` encode long texts."""
+        self._tokenizer, self._max_chars, self._threads = tokenizer, max_chars, threads
 
     def _check_length(self, num_chars: int, field: str) -> None:
         """Raises `TextTooLong` for a text that cannot fit into the context window."""
         if num_chars > self._max_chars:
             raise TextTooLong(num_chars, self._max_chars, field)
 
-    async def encode_text(self, text: str, add_special: bool = True, field: str = "prompt") -> tuple[int, ...]:
+    async def encode_text(
+        self, owner: Owner, text: str, add_special: bool = True, field: str = "prompt"
+    ) -> tuple[int, ...]:
         """Raises `TextTooLong`, before it encodes, for a text that cannot fit into the context window."""
         self._check_length(len(text), field)
         if len(text) < THREAD_CHARS:
             return tuple(self._tokenizer.encode(text, add_special))
-        return tuple(await asyncio.to_thread(self._tokenizer.encode, text, add_special))
+        return tuple(await self._threads.run(owner, len(text), self._tokenizer.encode, text, add_special))
 
     async def encode_messages(
         self,
+        owner: Owner,
         messages: Sequence[AnyMessage],
         tools: Sequence[AnyTool] = (),
         add_generation_prompt: bool = True,
@@ -114,10 +118,11 @@ class PromptEncoder:
         num_chars = conversation_length(messages, tools)
         self._check_length(num_chars, "messages")
         if tools or num_chars > THREAD_CHARS or len(messages) > THREAD_MESSAGES:
-            text = await asyncio.to_thread(self._render, messages, tools, add_generation_prompt, variables)
+            values = messages, tools, add_generation_prompt, variables
+            text = await self._threads.run(owner, num_chars, self._render, *values)
         else:
             text = self._render(messages, tools, add_generation_prompt, variables)
-        return await self.encode_text(text, add_special=False, field="messages")
+        return await self.encode_text(owner, text, add_special=False, field="messages")
 
     def _render(
         self,
@@ -145,9 +150,12 @@ class PromptEncoder:
 
 
 def truncate_prompt(prompt: tuple[int, ...], body: GenerationBody, max_model_len: int) -> tuple[int, ...]:
-    """The last tokens of the prompt that `truncate_prompt_tokens` keeps."""
+    """The last tokens of the prompt that `truncate_prompt_tokens` keeps. Raises `PromptTooLong` for a prompt that is not
+    truncated and leaves no room in the context window: further prompts of the body are not encoded."""
     count = body.truncate_prompt_tokens
     if count is None:
+        if len(prompt) >= max_model_len:
+            raise PromptTooLong(len(prompt), max_model_len, "messages" if isinstance(body, ChatBody) else "prompt")
         return prompt
     if count == -1:
         count = max(1, max_model_len - (body.token_limit or 1))

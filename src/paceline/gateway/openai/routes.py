@@ -22,6 +22,7 @@ from paceline.gateway.api.completion_bodies import (
 )
 from paceline.gateway.api.messages import last_user_text
 from paceline.gateway.api.responses import ChatCompletion, Completion, Model, ModelList
+from paceline.gateway.bodies import owner_of
 from paceline.gateway.openai.answer import AnswerContext
 from paceline.gateway.openai.chat import ChatAnswer
 from paceline.gateway.openai.completion import CompletionAnswer, VerifyAnswer
@@ -45,7 +46,7 @@ class _Model:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway, self.target, self.tokenizer = gateway, gateway.target, gateway.tokenizer
         self.defaults, self.max_output = gateway.sampling, gateway.config.sampling.max_tokens
-        self.encoder = PromptEncoder(gateway.tokenizer, gateway.max_chars)
+        self.encoder = PromptEncoder(gateway.tokenizer, gateway.max_chars, gateway.encoders)
         self.context = AnswerContext(gateway.model, gateway.target.max_depth, gateway.tokenizer)
         self.card = Model(
             id=gateway.model,
@@ -89,7 +90,7 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
     tool_use = ToolUse.from_body(body, answer_form)
     tools = tool_use.tools if tool_use else ()
     prompt = await model.encoder.encode_messages(
-        body.messages, tools, body.add_generation_prompt, body.template_variables
+        owner_of(http.scope), body.messages, tools, body.add_generation_prompt, body.template_variables
     )
     prompt = truncate_prompt(prompt, body, target.max_model_len)
     sampling = sampling_params(
@@ -114,11 +115,13 @@ async def _complete(model: _Model, body: CompletionBody, http: Request) -> Respo
     """Generates the text after each prompt."""
     session, target = RequestSession.open(model.gateway, http, body), model.target
     session.check_limits(len(body.prompts), len(body.prompts) * (body.n or 1))
-    prompts = [
-        await model.encoder.encode_text(prompt, body.add_special_tokens) if isinstance(prompt, str) else tuple(prompt)
-        for prompt in body.prompts
-    ]
-    prompts = [truncate_prompt(prompt, body, target.max_model_len) for prompt in prompts]
+    owner, prompts = owner_of(http.scope), []
+    for prompt in body.prompts:
+        if isinstance(prompt, str):
+            ids = await model.encoder.encode_text(owner, prompt, body.add_special_tokens)
+        else:
+            ids = tuple(prompt)
+        prompts.append(truncate_prompt(ids, body, target.max_model_len))
     max_tokens = body.max_tokens or model.max_output or DEFAULT_MAX_TOKENS
     sampling = sampling_params(
         body,
@@ -180,9 +183,9 @@ def model_routes(models: ServedModels) -> APIRouter:
         model = served[models.of(body.model)]
         RequestSession.open(model.gateway, http).charge_call()
         if body.messages is not None:
-            ids = await model.encoder.encode_messages(body.messages, body.tools or ())
+            ids = await model.encoder.encode_messages(owner_of(http.scope), body.messages, body.tools or ())
         else:
-            ids = await model.encoder.encode_text(body.prompt or "", body.add_special_tokens)
+            ids = await model.encoder.encode_text(owner_of(http.scope), body.prompt or "", body.add_special_tokens)
         texts = [model.tokenizer.token(token) or "" for token in ids] if body.return_token_strs else None
         return TokenizeResponse(
             count=len(ids), max_model_len=model.target.max_model_len, tokens=list(ids), token_strs=texts

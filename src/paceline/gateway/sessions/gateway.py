@@ -17,6 +17,7 @@ from paceline.core.sequence import FinishReason
 from paceline.gateway.api.errors import BadRequest, ClientDisconnected, Overloaded, RequestTimeout, Unavailable
 from paceline.gateway.audit import StrictMode
 from paceline.gateway.auth import ApiKey, RateLimits
+from paceline.gateway.bodies import FairThreads
 from paceline.gateway.config import FlagStore, ServerConfig
 from paceline.gateway.metrics import Metrics
 from paceline.gateway.sessions.admission import (
@@ -104,7 +105,9 @@ class OutputStream:
 
 
 SCHEMA_THREADS = 32
-"""Threads that wait for the check of a JSON schema. Their own: long texts are encoded on those of the event loop."""
+"""Threads that wait for the check of a JSON schema."""
+ENCODE_THREADS = 2
+"""Threads that encode. An owner uses all but one."""
 UNKNOWN_KV = 1 << 40
 """KV tokens of a target that has not reported its cache: the choices alone count."""
 
@@ -137,6 +140,8 @@ class Gateway:
         self.samples = SampleRing(learning.max_samples, learning.max_tokens) if learning.is_collecting else None
         """Samples for `paceline learn`. None if this server collects no samples."""
         self.is_draining = False
+        self.encoders = FairThreads(ENCODE_THREADS, max(1, ENCODE_THREADS - 1), "paceline-encoders")
+        """Threads that encode long texts and render long conversations."""
         self._schemas = ThreadPoolExecutor(SCHEMA_THREADS, "paceline-schemas")
         self._streams: set[OutputStream] = set()
         self._by_request: dict[str, OutputStream] = {}
