@@ -170,6 +170,61 @@ def test_an_array_of_2_to_the_40_items_is_rejected_at_once(tmp_path: Path) -> No
         open_gguf(tmp_path / "tiny.gguf")
 
 
+def _renamed(path: Path, old: bytes, new: bytes) -> Path:
+    """The file with a name of the same length replaced in its header."""
+    assert len(old) == len(new)
+    write_gguf(path, build("llama"))
+    data = path.read_bytes()
+    assert old in data
+    path.write_bytes(data.replace(old, new))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (b"blk.1.ffn_up.weight", b"blk.1.ffn_zz.weight", "the tensor blk.1.ffn_zz.weight belongs to no supported"),
+        (
+            b"blk.1.attn_norm.weight",
+            b"blk.7.attn_norm.weight",
+            r"the tensor blk.1.attn_norm.weight .model.layers.1.input_layernorm.weight. is missing.* download it again",
+        ),
+    ],
+)
+def test_refusals_name_the_file_and_the_tensor(tmp_path: Path, old: bytes, new: bytes, words: str) -> None:
+    path = _renamed(tmp_path / "tiny.gguf", old, new)
+    with pytest.raises(UnsupportedModel, match=words) as caught:
+        open_gguf(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("gemma3", "use the folder with config.json"), ("rwkv7", "use a model of one of these.*mistral")],
+)
+def test_an_unknown_architecture_names_the_file_and_what_to_do(tmp_path: Path, name: str, words: str) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "other.gguf", name)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match=rf"other.gguf: architecture '{name}' is not supported.*{words}"):
+        open_gguf(tmp_path / "other.gguf")
+
+
+def test_an_unsupported_type_names_the_file_the_tensor_and_usable_files(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build("llama"), Type.Q8_0)
+    data = bytearray((tmp_path / "tiny.gguf").read_bytes())
+    at = data.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8
+    assert data[at] == Type.Q8_0
+    data[at] = Type.IQ2_XXS
+    (tmp_path / "tiny.gguf").write_bytes(data)
+    words = r"tiny.gguf: the tensor blk.0.ffn_up.weight has the type IQ2_XXS; 1 of \d+ tensors .* Q4_K_M, Q5_K_M"
+    with pytest.raises(UnsupportedModel, match=words):
+        open_gguf(tmp_path / "tiny.gguf")
+
+
 ROWS, COLUMNS = 6, 512
 
 

@@ -34,7 +34,7 @@ def read_gguf_config(
     `frequency_factors` is the tensor rope_freqs.weight, which holds the rope scaling of Llama 3 files.
     """
     name = Metadata("the GGUF header", metadata).text("general.architecture", "unknown")
-    _check_architecture(name, gguf_families())
+    _check_architecture(name, gguf_families(), f" as GGUF: {_folder_advice(name)}")
     values = Metadata("the GGUF header", {key.removeprefix(f"{name}."): value for key, value in metadata.items()})
     if "expert_count" in values and values.count("expert_count", HEADS, least=0):
         raise UnsupportedModel("mixture-of-experts models are supported as safetensors folders, not as GGUF files")
@@ -42,6 +42,14 @@ def read_gguf_config(
     return family.describe(GGUFFields(family.name, values, vocab_size, tie_embeddings, frequency_factors))
 
 
-def _check_architecture(name: str, supported: Collection[str]) -> None:
+def _folder_advice(name: str) -> str:
+    """What to do with a GGUF file of this architecture."""
+    known = [family for family in families() if family.replace("_", "").startswith(name.replace("-", ""))]
+    if known:
+        return "use the folder with config.json and the safetensors files of the same model"
+    return f"use a model of one of these; folders with safetensors may also be: {', '.join(families())}"
+
+
+def _check_architecture(name: str, supported: Collection[str], advice: str = "") -> None:
     if name not in supported:
-        raise UnsupportedModel(f"architecture {name!r:.80} is not supported; supported: {', '.join(supported)}")
+        raise UnsupportedModel(f"architecture {name!r:.80} is not supported; supported: {', '.join(supported)}{advice}")

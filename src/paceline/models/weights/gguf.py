@@ -54,13 +54,28 @@ _GROWTH = 4 / 3
 _LOW_HALVES = 0x0F0F0F0F0F0F0F0F
 
 
+_USABLE = "Q4_K_M, Q5_K_M, Q6_K or Q8_0"
+"""Names of quantisations in file names, of which all types are supported."""
+
+
 def open_gguf(path: Path) -> Checkpoint:
+    """Raises `UnsupportedModel`, which names the file, for whatever its header shows. Reads no weights."""
+    try:
+        return _open(path)
+    except UnsupportedModel as error:
+        if str(path) in str(error):
+            raise
+        raise UnsupportedModel(f"{path}: {error}") from None
+
+
+def _open(path: Path) -> Checkpoint:
     reader = GGUFReader(path)
     if Metadata("the GGUF header", reader.metadata).count("split.count", 1 << 16, 1, least=0) > 1:
         raise UnsupportedModel(f"{path} is one part of a split GGUF: join the parts with `llama-gguf-split --merge`")
     tensors, factors = reader.tensors, None
     if "token_embd.weight" not in tensors:
         raise UnsupportedModel(f"{path} has no token_embd.weight: it is not a language model")
+    _check_types(reader)
     for name in tensors:
         check_tensor(reader, name)
     if "rope_freqs.weight" in tensors:
@@ -71,6 +86,23 @@ def open_gguf(path: Path) -> Checkpoint:
     weights = GGUFWeights(reader, config)
     check_weights(config, weights.shape)
     return Checkpoint(path.stem, config, weights, lambda: tokenizer_from_gguf(reader.metadata), (path,), _GROWTH)
+
+
+def _check_types(reader: GGUFReader) -> None:
+    """Raise `UnsupportedModel` for the first tensor of a type that is not supported."""
+    wrong = {name: info.type for name, info in reader.tensors.items() if _NAMES.get(info.type) not in _FORMS}
+    if not wrong:
+        return
+    name, kind = next(iter(wrong.items()))
+    others = sorted({_type_name(kind) for kind in wrong.values()})
+    raise UnsupportedModel(
+        f"the tensor {name} has the type {_type_name(kind)}; {len(wrong)} of {len(reader.tensors)} tensors have types that are "
+        f"not supported ({', '.join(others)}): use a file of the same model with {_USABLE}"
+    )
+
+
+def _type_name(kind: int) -> str:
+    return _NAMES.get(kind, f"number {kind}")
 
 
 def check_tensor(reader: GGUFReader, name: str) -> None:
@@ -120,7 +152,10 @@ class GGUFWeights:
 
     def _name(self, name: str) -> str:
         if name not in self._stored:
-            raise UnsupportedModel(f"the GGUF file has no tensor for {name}")
+            raise UnsupportedModel(
+                f"the tensor {_gguf_name(name)} ({name}) is missing, and the architecture in the header needs it: the file is "
+                "incomplete or was converted wrongly; download it again"
+            )
         return self._stored[name]
 
 
@@ -129,8 +164,21 @@ def _hf_name(name: str) -> str:
         return _TOP[name]
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
     if match is None or match[2] not in _IN_LAYER:
-        raise UnsupportedModel(f"the GGUF file has a tensor {name[:80]}, which no supported architecture uses")
+        raise UnsupportedModel(
+            f"the tensor {name[:80]} belongs to no supported architecture: the model has parts that are not implemented; use "
+            "another model, or an export of it without them"
+        )
     return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+
+
+def _gguf_name(name: str) -> str:
+    """The inverse of `_hf_name`, for messages."""
+    top = {hf: stored for stored, hf in _TOP.items()}
+    if name in top:
+        return top[name]
+    _, _, layer, *inner, kind = name.split(".")
+    roles = {hf: stored for stored, hf in _IN_LAYER.items()}
+    return f"blk.{layer}.{roles.get('.'.join(inner), '.'.join(inner))}.{kind}"
 
 
 def _vector(reader: GGUFReader, name: str) -> Tensor:
@@ -270,7 +318,7 @@ _FORMS = {
 
 
 def _form(kind: int) -> _Form:
-    name = _NAMES.get(kind, f"number {kind}")
+    name = _type_name(kind)
     if name not in _FORMS:
         raise UnsupportedModel(f"GGUF tensor type {name} is not supported; supported: {', '.join(_FORMS)}")
     return _FORMS[name]

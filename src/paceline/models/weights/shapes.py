@@ -65,7 +65,10 @@ def check_weights(config: DecoderSpec, shape: Callable[[str], tuple[int, ...]], 
     for name, expected in config.required_weights(has_tables):
         found = shape(name)
         if expected != found:
-            raise UnsupportedModel(f"{name} has the shape {found}, and the configuration requires {expected}")
+            raise UnsupportedModel(
+                f"{name} has the shape {found}, and the configuration requires {expected}: the files do not belong together; "
+                "download the model again"
+            )
 
 
 def checkpoint_weights(
