@@ -55,9 +55,16 @@ class FakeTarget:
     """Generates `text(request)` for every request, `per_step` tokens per step, all but one drafted. With `hold` it generates
     nothing until `release`."""
 
-    def __init__(self, text: Callable[[Request], str], per_step: int, hold: bool, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        text: Callable[[Request], str],
+        per_step: int,
+        hold: bool,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
         self.config = config
-        self.tokenizer = byte_tokenizer()
+        self.tokenizer = tokenizer or byte_tokenizer()
         self.is_running = True
         self.max_model_len = config.max_model_len or 4096
         self.requests: list[Request] = []
@@ -205,13 +212,14 @@ def served(
     per_step: int = 3,
     hold: bool = False,
     engine: EngineConfig | None = None,
+    tokenizer: Tokenizer | None = None,
     clock: Callable[[], float] = time.monotonic,
     **config: Any,
 ) -> Served:
     """An application with a `FakeTarget`; `config` sets fields of `ServerConfig`."""
     engine = engine or EngineConfig(model="fake", max_num_seqs=4, max_model_len=4096)
     settings = ServerConfig(engine=engine, **config)
-    target = FakeTarget((lambda request: text) if isinstance(text, str) else text, per_step, hold, engine)
+    target = FakeTarget((lambda request: text) if isinstance(text, str) else text, per_step, hold, engine, tokenizer)
     flags = FlagStore(None, target.validate_flags)
     flags.subscribe(target.set_flags)
     metrics = Metrics(settings.model_name, clock)

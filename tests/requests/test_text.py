@@ -13,6 +13,7 @@ from paceline.requests.text import RequestText, TextOutput, end_tokens
 class PieceTokenizer:
     """Token `i` is `pieces[i]`, whole characters or parts of one."""
 
+    is_byte_level = True
     eos_ids = frozenset({99})
 
     def __init__(self, *pieces: str | bytes) -> None:

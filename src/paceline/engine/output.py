@@ -65,7 +65,8 @@ class SequenceOutput:
         self._sequence = sequence
         stop_ids = sequence.sampling.stop_token_ids
         self._ends = sequence.eos_ids.union(stop_ids) if stop_ids else sequence.eos_ids
-        self._text = TextOutput(tokenizer, sequence.sampling) if tokenizer and sequence.sampling.stop else None
+        last = sequence.ids[sequence.num_prompt - 1]
+        self._text = TextOutput(tokenizer, sequence.sampling, last) if tokenizer and sequence.sampling.stop else None
         self._grammar = grammar.start(sequence.output_ids) if grammar else None
         self._error: BaseException | None = None
         has_scores = sequence.choice == 0 and sequence.sampling.prompt_logprobs is not None

@@ -24,8 +24,9 @@ def end_tokens(sampling: SamplingParams, eos_ids: frozenset[int]) -> frozenset[i
 class TextOutput:
     """The text of one sequence. Text that may still become part of a stop string is held back."""
 
-    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
-        self._stream = TextStream(tokenizer, sampling.skip_special_tokens)
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams, before: int | None = None) -> None:
+        """`before` is the last token of the prompt."""
+        self._stream = TextStream(tokenizer, sampling.skip_special_tokens, before)
         self._ends = end_tokens(sampling, tokenizer.eos_ids)
         self._stops = sampling.stop
         self._num_unchecked = sampling.min_tokens - 1
@@ -84,7 +85,8 @@ class RequestText:
     """The texts of all choices of one request."""
 
     def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
-        self._choices = [TextOutput(tokenizer, request.sampling) for _ in range(request.sampling.n)]
+        last = request.prompt_ids[-1]
+        self._choices = [TextOutput(tokenizer, request.sampling, last) for _ in range(request.sampling.n)]
 
     def add(self, output: StepOutput) -> StepOutput:
         """The output, with its text set."""

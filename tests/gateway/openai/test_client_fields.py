@@ -9,7 +9,9 @@ import pytest
 from paceline.core.config import EngineConfig
 from paceline.core.version import VERSION
 from paceline.gateway.api import bodies
-from tests.gateway.fakes import Served, events, served
+from paceline.model_files.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+from tests.gateway.fakes import TEMPLATE, Served, events, served
+from tests.model_files.tokenizer.test_tokenizer import SENTENCEPIECE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -163,6 +165,19 @@ def test_a_prompt_is_truncated_to_leave_room_for_the_output() -> None:
     server = served("!", engine=EngineConfig(model="fake", max_model_len=64))
     post(server, COMPLETIONS, prompt="a" * 100, truncate_prompt_tokens=-1, max_tokens=24)
     assert len(server.target.requests[0].prompt_ids) == 40
+
+
+def test_a_completion_of_a_sentencepiece_model_keeps_its_first_space() -> None:
+    """An answer of a chat does not begin with it."""
+    tokenizer = tokenizer_from_gguf(SENTENCEPIECE | {"tokenizer.chat_template": TEMPLATE})
+    server = served("ab bab", tokenizer=tokenizer)
+    assert post(server, COMPLETIONS, prompt="b")["choices"][0]["text"] == " ab bab"
+    assert post(server, COMPLETIONS, prompt=[1])["choices"][0]["text"] == "ab bab"
+    assert post(server, CHAT)["choices"][0]["message"]["content"] == "ab bab"
+    for path, text in ((COMPLETIONS, " ab bab"), (CHAT, "ab bab")):
+        parts = [part["choices"][0] for part in chunks(server, path, stream_options={"include_origins": True})]
+        assert "".join(part["text"] if path == COMPLETIONS else part["delta"]["content"] for part in parts) == text
+        assert "".join(piece["text"] for part in parts for piece in part["origins"]) == text
 
 
 def test_the_best_of_one_is_that_one() -> None:

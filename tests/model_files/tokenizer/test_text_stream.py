@@ -55,6 +55,20 @@ def test_a_leading_space_is_stripped_once() -> None:
     assert _pieces(tokenizer, [b, *split, b]) == ["b", "", "é", "b", ""]
 
 
+def test_a_text_that_continues_another_keeps_its_first_space(smollm2: Tokenizer) -> None:
+    tokenizer = tokenizer_from_gguf(SENTENCEPIECE)
+    a, space, b = 259, 260, 262
+    byte = [3 + byte for byte in "é".encode()]
+    for before in (a, space, b, 3 + ord("\n")):
+        for ids in ([a], [a, b], [space, b], [b, a], [*byte, a], [*byte]):
+            stream = TextStream(tokenizer, before=before)
+            text = "".join([*(stream.push(i) for i in ids), stream.flush()])
+            assert tokenizer.decode([b, before, *ids]) == tokenizer.decode([b, before]) + text
+    for before in (1, byte[0]):  # no text, or half a character: the text starts anew
+        assert TextStream(tokenizer, before=before).push(a) == tokenizer.decode([a])
+    assert TextStream(smollm2, before=smollm2.encode("a")[0]).push(smollm2.encode(" b")) == " b"
+
+
 def test_several_ids_at_once(smollm2: Tokenizer) -> None:
     text, ids = GOLDENS[4]
     stream = TextStream(smollm2)

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import msgspec
@@ -95,6 +95,8 @@ class Answer(ABC):
     prefix: str
     object: str
     chunk_object: str
+    continues_prompt = True
+    """Whether the text follows the prompt's text. If not, it does not begin with the space of a SentencePiece token."""
 
     def __init__(
         self, answer_id: str, requests: Sequence[Request], context: AnswerContext, body: GenerationBody
@@ -106,10 +108,19 @@ class Answer(ABC):
         self._first_choice = {request.id: i * request.sampling.n for i, request in enumerate(requests)}
         self._num_unfinished = sum(request.sampling.n for request in requests)
         self._usage = UsageCounter(requests, context.max_depth)
+        has_no_space = self.continues_prompt or tokenizer.is_byte_level
+        self._untouched = set() if has_no_space else set(range(self._num_unfinished))
+        """Choices without text, whose text may begin with the space of its first token."""
         self._include_usage = options.include_usage
         self._is_usage_continuous = options.include_usage and options.continuous_usage_stats
         self._origins = (
-            [OriginSplitter(tokenizer, body.skip_special_tokens) for _ in range(self._num_unfinished)]
+            [
+                OriginSplitter(
+                    tokenizer, body.skip_special_tokens, request.prompt_ids[-1] if self.continues_prompt else None
+                )
+                for request in requests
+                for _ in range(request.sampling.n)
+            ]
             if options.include_origins
             else None
         )
@@ -181,6 +192,9 @@ class Answer(ABC):
         if output.fingerprint not in self._fingerprints:
             self._set_fingerprint(output.fingerprint)
         index = self._first_choice[output.request_id] + output.choice
+        if index in self._untouched and output.text:
+            self._untouched.remove(index)
+            output = replace(output, text=output.text.removeprefix(" "))
         choice = self.add_to_choice(index, output)
         if self._origins is not None:
             origins = self._origins[index].split(output)
@@ -274,8 +288,9 @@ class OriginSplitter:
     start of a stop string. The token's piece then comes with the step that releases its text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
-        self._stream = TextStream(tokenizer, skip_special)
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, before: int | None = None) -> None:
+        """`before` is the token in front of the text, if it continues another one."""
+        self._stream = TextStream(tokenizer, skip_special, before)
         self._eos_ids = tokenizer.eos_ids
         self._pending: deque[tuple[int, Origin]] = deque()
         """Text lengths and origins of tokens whose text no step has released."""

@@ -94,6 +94,7 @@ class ChatAnswer(Answer):
     """The answer of a chat request, with tool calls."""
 
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    continues_prompt = False
 
     def __init__(
         self,

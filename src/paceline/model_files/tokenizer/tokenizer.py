@@ -198,12 +198,18 @@ class TextStream:
     treat the first token of a text differently. Only the difference is returned.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True, before: int | None = None) -> None:
+        """`before` is the token in front of the ids, if their text continues another one: a SentencePiece decoder then keeps
+        the space of the first id."""
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._window: list[int] = []
         self._num_returned = 0
         """Leading ids of the window whose text, `_returned`, was already returned."""
         self._returned = ""
+        if before is not None and not tokenizer.is_byte_level and before not in tokenizer.special_ids:
+            text = self._decode([before])
+            if not text.endswith(REPLACEMENT):
+                self._window, self._num_returned, self._returned = [before], 1, text
 
     def push(self, ids: int | Iterable[int]) -> str:
         """Add token ids. Returns the new text, possibly empty."""
