@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.planning.profile import ProfileValue, load_profile
+from paceline.planning.profile import ProfileCurve, ProfileValue, load_profile
 from paceline.planning.simulator.result import Objective, SimulationReport, summarize
 from paceline.planning.simulator.settings.config import Mode, SimulationConfig, Speculation
 from paceline.planning.simulator.simulation import simulate
 from paceline.planning.traces.trace import Trace, TraceRequest
 from paceline.planning.traces.trace_files import TrafficPattern, synthesize
-from paceline.policy.step import prompt_budget
+from paceline.policy.step import DEFAULT_OBJECTIVES, prompt_budget
 
 H200 = load_profile("h200-8b")
 STEADY = synthesize(TrafficPattern(20.0, 800, 200), 60.0)
@@ -41,6 +41,22 @@ def test_long_prompts_are_computed_in_chunks_by_the_rule_of_the_executor() -> No
         seconds += H200.prompt_seconds.at(rows)
         waiting -= rows
     assert job.ttft == pytest.approx(seconds + H200.prompt_context_seconds.value * 1e8 / 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_short_prompts_pass_long_ones(mode: Mode) -> None:
+    requests = [TraceRequest(0.0, 100, 2000), TraceRequest(0.1, 100_000, 1), TraceRequest(0.2, 200, 1)]
+    running, long, short = simulate(SimulationConfig(H200, mode=mode), Trace("t", tuple(requests))).jobs
+    assert short.finished < long.finished
+    assert short.ttft < 2.2 * DEFAULT_OBJECTIVES.tpot
+    assert running.finished > long.finished
+
+
+def test_a_step_computes_no_more_prompt_rows_than_the_objective_allows() -> None:
+    slow = replace(H200, prompt_seconds=None, pass_seconds=ProfileCurve(((1, 0.01), (8192, 8.0)), "assumed"))
+    requests = [TraceRequest(0.0, 100, 400), TraceRequest(0.5, 8000, 1), TraceRequest(0.6, 50, 1)]
+    _, _, short = simulate(SimulationConfig(slow), Trace("t", tuple(requests))).jobs
+    assert short.ttft < 3 * DEFAULT_OBJECTIVES.tpot
 
 
 def test_plain_steps_in_closed_form_are_the_steps_one_by_one() -> None:

@@ -46,6 +46,24 @@ class SimulatedRequest:
     def __post_init__(self) -> None:
         self.length, self.left = self.prompt_tokens, self.output_tokens
 
+    @property
+    def num_uncomputed(self) -> int:
+        """Rows of the prompt that are left."""
+        return self.length - self.computed
+
+    @property
+    def priority(self) -> int:
+        """Traces have no priorities, and no tenants."""
+        return 0
+
+    @property
+    def tenant(self) -> str:
+        return ""
+
+    @property
+    def weight(self) -> float:
+        return 1.0
+
     def move(self, generated: int) -> None:
         """The worker is lost after `generated` tokens. Another worker generates the rest from the committed tokens."""
         self.moves += 1

@@ -30,11 +30,6 @@ def _seconds_by_rows(curve: ProfileCurve) -> Sequence[float]:
     return [curve.at(rows) for rows in range(MAX_ROWS + 1)]
 
 
-def prompt_bucket(prompt_rows: int) -> int:
-    """Number of the range of prompt rows within which a depth is decided once."""
-    return (prompt_rows + PROMPT_STEP - 1) // PROMPT_STEP
-
-
 @dataclass(frozen=True, slots=True)
 class KindTokens:
     """Tokens of a sequence in one round, for one kind of texts."""

@@ -1,11 +1,12 @@
 """A simulated worker with continuous batching, which computes chunks of prompts in the steps of the sequences that decode.
 
-The steps of a worker between two events are one segment: `DecodeSegment` or `PromptSegment`.
+Steps without prompts between two events are one segment. A step with prompts is one of its own. Prompts share it by the rules
+of the engine (`policy/prompt_line.py`, `policy/step.py`).
 """
 
-from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
 from math import ceil, floor, sqrt
 from typing import Protocol
 
@@ -13,8 +14,9 @@ from paceline.planning import WorkerProfile
 from paceline.planning.simulator.batches import Batch
 from paceline.planning.simulator.job import SimulatedRequest
 from paceline.planning.simulator.prefix_cache import PrefixCache
-from paceline.planning.simulator.rounds import Rounds, SimulatedRound, prompt_bucket
-from paceline.policy.step import admits, prompt_budget
+from paceline.planning.simulator.rounds import Rounds, SimulatedRound
+from paceline.policy.prompt_line import PromptLine
+from paceline.policy.step import DEFAULT_OBJECTIVES, PromptClaim, admits, piece_rows, prompt_budget
 
 _EPSILON = 1e-9
 
@@ -56,37 +58,32 @@ class DecodeSegment:
         return (sqrt(linear * linear + 4.0 * square * elapsed) - linear) / (2.0 * square)
 
 
+@dataclass(slots=True)
 class PromptSegment:
-    """Steps with prompt rows, each with a time and a number of rows of its own."""
+    """One step with prompt rows. It is not cut: a worker that is lost in it has not run it."""
 
-    __slots__ = ("_ends", "_rows", "end", "prompt_rows", "start", "step", "steps")
+    step: SimulatedRound
+    start: float
+    end: float
+    prompts: Sequence[tuple[SimulatedRequest, int]]
+    """Prompts, and their rows in the step."""
+    steps: int = 1
 
-    def __init__(self, start: float, step: SimulatedRound, ends: Sequence[float], rows: Sequence[int]) -> None:
-        """`ends` are the times at which the steps end. `rows` are the prompt rows up to the end of each step."""
-        self.start, self.step = start, step
-        self._ends, self._rows = ends, rows
-        self.steps, self.end = len(ends), ends[-1]
-        self.prompt_rows = rows[-1]
-        """Prompt rows of all steps."""
+    @property
+    def prompt_rows(self) -> int:
+        return sum([rows for _, rows in self.prompts])
 
     def shorten(self, now: float) -> bool:
-        """End at the first boundary at or after `now`. Whether the end has changed."""
-        return self._set_steps(min(bisect_left(self._ends, now - _EPSILON) + 1, self.steps))
+        return False
 
     def cut(self, now: float) -> None:
-        """Keep only the steps that have ended by `now`, which is before the end."""
-        self._set_steps(min(bisect_right(self._ends, now), self.steps - 1))
-
-    def _set_steps(self, steps: int) -> bool:
-        if steps == self.steps:
-            return False
-        self.steps, self.end = steps, self._ends[steps - 1] if steps else self.start
-        self.prompt_rows = self._rows[steps - 1] if steps else 0
-        return True
+        self.steps = 0
 
 
 SimulatedSteps = DecodeSegment | PromptSegment
 
+MOST_CLAIMS = 16
+"""Prompts in the line for which the rows of a step are decided."""
 MAX_STEPS = 256
 """Decoding steps after which the depth is decided again."""
 _PLAIN = SimulatedRound(0, 1.0, 0.0, ())
@@ -165,10 +162,11 @@ class SimulatedWorker:
         self._rounds, self._max_depth, self._drafts = rounds, max_depth, drafts
         self._context_seconds, self._attention = profile.context_seconds.value, profile.prompt_context_seconds.value
         self._capacity, self._max_num_seqs = int(profile.kv_tokens.value), int(profile.max_num_seqs.value)
-        self._waiting: deque[SimulatedRequest] = deque()
+        self._line = PromptLine[SimulatedRequest]()
+        """Requests that wait for admission."""
         self._waiting_tokens = 0
         """Tokens of the requests that wait for admission."""
-        self._prefilling: deque[SimulatedRequest] = deque()
+        self._prefilling: list[SimulatedRequest] = []
         self._pending = 0
         """Prompt tokens to compute of the admitted requests."""
         self._reserved = 0
@@ -192,8 +190,7 @@ class SimulatedWorker:
 
     def submit(self, job: SimulatedRequest, now: float) -> None:
         """The request joins at the next boundary; a segment of several steps ends there."""
-        self._waiting.append(job)
-        self._waiting_tokens += job.length
+        self._wait(job)
         segment = self._segment
         if segment is None:
             self._begin(now)
@@ -235,11 +232,11 @@ class SimulatedWorker:
             self._segment.cut(now)
             if self._segment.steps:
                 self._run(self._segment)
-        moved = self.batch.drain() + [(job, 0) for job in (*self._prefilling, *self._waiting)]
+        moved = self.batch.drain() + [(job, 0) for job in (*self._prefilling, *self._line)]
         for job, generated in moved:
             self._drafts.close(job)
             job.move(generated)
-        self._waiting.clear()
+        self._line = PromptLine()
         self._prefilling.clear()
         self._pending = self._reserved = self._waiting_tokens = 0
         self._segment = self.end = None
@@ -255,7 +252,8 @@ class SimulatedWorker:
             ended = self.batch.advance(steps, step, rows)
             if step.depth:
                 self._drafts.ran(steps, step.depth)
-        return self._compute_prompts(rows) if rows else [], ended
+        prompts = segment.prompts if isinstance(segment, PromptSegment) and steps else ()
+        return self._compute_prompts(prompts), ended
 
     def _release(self, job: SimulatedRequest) -> None:
         need = self._need(job)
@@ -264,17 +262,12 @@ class SimulatedWorker:
         self._drafts.close(job)
 
     def _begin(self, now: float) -> None:
-        if self._waiting:
-            self._admit()
-        segment: SimulatedSteps
-        if self._pending:
+        segment: SimulatedSteps | None = None
+        if self._prefilling or len(self._line):
             segment = self._mixed(now)
-        elif self.batch.count:
+        if segment is None and self.batch.count:
             segment = self._decode(now)
-        else:
-            self._segment = self.end = None
-            return
-        self._segment, self.end = segment, segment.end
+        self._segment, self.end = segment, None if segment is None else segment.end
 
     def _decode(self, now: float) -> DecodeSegment:
         batch, each = self.batch, self._context_seconds
@@ -284,95 +277,96 @@ class SimulatedWorker:
             steps = MAX_STEPS
         return DecodeSegment(now, steps, step, step.seconds + each * batch.context, each * batch.growth(step))
 
-    def _mixed(self, now: float) -> PromptSegment:
-        """Steps with prompt rows, until a prompt is complete or a sequence may end."""
-        batch, pending, head = self.batch, self._pending, self._prefilling[0]
-        count, step, most, reading, growth = batch.count, _PLAIN, MAX_STEPS, 0.0, 0.0
-        drafting = self._drafts.load(count)
-        rows = min(pending, prompt_budget(count, pending))
+    def _mixed(self, now: float) -> PromptSegment | None:
+        """One step with prompt rows. None if no prompt has room."""
+        batch, step, reading = self.batch, _PLAIN, 0.0
+        count, drafting = batch.count, self._drafts.load(batch.count)
+        prompts = self._share(self._prompt_rows(now))
+        rows = sum([part for _, part in prompts])
+        if not rows:
+            return None
         if count:
             step = batch.decide(drafting, rows)
-            most = min(most, batch.max_steps(step))
             reading = self._context_seconds * batch.context
-            growth = self._context_seconds * batch.growth(step)
-        computed, left = head.computed, head.length - head.computed
-        ends: list[float] = []
-        cumulative: list[int] = []
-        time, done, bucket = now, 0, 0
-        pass_seconds, draft_seconds, attention = (
-            self._rounds.pass_seconds,
-            self._drafts.row_seconds(step.depth),
-            self._attention,
+        context = sum([part * (job.computed + part / 2.0) for job, part in prompts])
+        seconds = (
+            step.waiting + self._rounds.pass_seconds(step.rows, rows) + self._drafts.row_seconds(step.depth) * rows
         )
-        waiting, own_rows, depth = step.waiting, step.rows, step.depth
-        may_change = depth > 0 or not self._rounds.may_draft_with_prompts(rows, count)
-        while True:
-            time += waiting + pass_seconds(own_rows, rows) + draft_seconds * rows
-            is_last = done + rows >= left
-            if is_last:
-                time += reading + attention * self._prompt_context(rows, done)
-            else:
-                time += reading + attention * rows * (computed + done + rows / 2.0)
-            done += rows
-            reading += growth
-            ends.append(time)
-            cumulative.append(done)
-            if is_last or len(ends) >= most:
-                return PromptSegment(now, step, ends, cumulative)
-            rest = pending - done
-            rows = prompt_budget(count, rest)
-            if rows > rest:
-                rows = rest
-            if may_change and (next_bucket := prompt_bucket(rows)) != bucket:
-                bucket = next_bucket
-                if batch.decide(drafting, rows).depth != depth:
-                    return PromptSegment(now, step, ends, cumulative)
+        return PromptSegment(step, now, now + (seconds + reading + self._attention * context), prompts)
 
-    def _admit(self) -> None:
-        while self._waiting:
-            job = self._waiting[0]
-            need, running = self._need(job), self.batch.count + len(self._prefilling)
-            if not admits(need, self._capacity - self._reserved, running, self._max_num_seqs):
-                return
-            self._waiting.popleft()
-            self._waiting_tokens -= job.length
-            self._reserved += need
-            cached = min(self.cache.cached(job.prompt), job.length - 1)
-            job.computed = min(job.received, job.length - 1) if job.received > cached else cached
-            if not job.moves and not job.received:
-                job.cached = cached
-            self.cache.reserve(need - cached)
-            job.found = cached
-            self._pending += job.length - job.computed
-            self._prefilling.append(job)
+    def _prompt_rows(self, now: float) -> int:
+        """Most prompt rows of the next step."""
+        count = self.batch.count
+        most = prompt_budget(count, self._pending + self._waiting_tokens)
+        if not count:
+            return most
+        decoding, mixed = self._rounds.pass_seconds(count), self._rounds.pass_seconds(count, most)
+        context = max([job.computed for job in self._prefilling], default=0)
+        row_seconds = (mixed - decoding) / most + self._attention * context
+        if row_seconds <= 0.0:
+            return most
+        decoding += self._context_seconds * self.batch.context
+        return min(most, piece_rows(DEFAULT_OBJECTIVES, decoding, row_seconds, self._claims(now)))
 
-    def _compute_prompts(self, rows: int) -> list[SimulatedRequest]:
-        """Compute the next `rows` prompt tokens, in order; the requests whose prompt is complete."""
+    def _claims(self, now: float) -> Iterator[PromptClaim]:
+        rows = 0
+        for job in chain(sorted(self._prefilling, key=lambda job: job.num_uncomputed), islice(self._line, MOST_CLAIMS)):
+            rows += job.num_uncomputed
+            yield PromptClaim(rows, now - job.arrival)
+
+    def _share(self, budget: int) -> list[tuple[SimulatedRequest, int]]:
+        """The rows of each prompt in the next step. Admits the requests that begin."""
+        taken: dict[SimulatedRequest, int] = {}
+        running = self.batch.count + len(self._prefilling)
+        turns = self._line.turns(self._prefilling, budget, may_begin=running < self._max_num_seqs)
+        while (turn := turns.next(budget)) is not None:
+            job, before = turn.prompt, taken.get(turn.prompt, 0)
+            rows = 0
+            if self._line.has_begun(job) or self._admit(job):
+                rows = min(turn.most, job.num_uncomputed - before)
+                taken[job] = before + rows
+            elif not turns.refuse(turn) or self.batch.count + len(self._prefilling) >= self._max_num_seqs:
+                turns.close()
+            turns.took(job, rows, is_over=before + rows == job.num_uncomputed or rows < turn.most)
+            budget -= rows
+        return list(taken.items())
+
+    def _wait(self, job: SimulatedRequest) -> None:
+        known = max(self.cache.cached(job.prompt), job.received)
+        self._line.add(job, max(1, job.length - known))
+        self._waiting_tokens += job.length
+
+    def _admit(self, job: SimulatedRequest) -> bool:
+        """Whether the request has room, and begins."""
+        need, running = self._need(job), self.batch.count + len(self._prefilling)
+        if not admits(need, self._capacity - self._reserved, running, self._max_num_seqs):
+            return False
+        self._line.begin(job)
+        self._waiting_tokens -= job.length
+        self._reserved += need
+        cached = min(self.cache.cached(job.prompt), job.length - 1)
+        job.computed = min(job.received, job.length - 1) if job.received > cached else cached
+        if not job.moves and not job.received:
+            job.cached = cached
+        self.cache.reserve(need - cached)
+        job.found = cached
+        self._pending += job.num_uncomputed
+        self._prefilling.append(job)
+        return True
+
+    def _compute_prompts(self, prompts: Sequence[tuple[SimulatedRequest, int]]) -> list[SimulatedRequest]:
+        """Compute these rows; the requests whose prompt is complete."""
         started = []
-        rows = min(rows, self._pending)
-        self._pending -= rows
-        while rows:
-            job = self._prefilling[0]
-            part = min(rows, job.length - job.computed)
-            job.computed += part
-            rows -= part
-            if job.computed == job.length:
-                self._prefilling.popleft()
+        for job, rows in prompts:
+            self._pending -= rows
+            job.computed += rows
+            if not job.num_uncomputed:
+                self._prefilling.remove(job)
+                self._line.discard(job)
                 self.cache.reserve(job.found - self.cache.tokens_of(job.prompt))
                 self.cache.store(job.prompt)
                 started.append(job)
         return started
-
-    def _prompt_context(self, rows: int, done: int) -> float:
-        """Sum over `rows` prompt rows, after `done` ones of the first prompt, of the tokens before each."""
-        total = 0.0
-        for job in self._prefilling:
-            part = min(rows, job.length - job.computed - done)
-            total += part * (job.computed + done + part / 2.0)
-            rows, done = rows - part, 0
-            if not rows:
-                break
-        return total
 
     def _need(self, job: SimulatedRequest) -> int:
         return job.length + job.left + self._max_depth
