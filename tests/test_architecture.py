@@ -62,7 +62,7 @@ WHEN_NEEDED = AT_IMPORT | {"triton", "gguf", "jinja2", "llguidance", "huggingfac
 """Third-party packages that a function of a base package may import."""
 
 GPU = (
-    *("kernels/gpu/", "models/runner/gpu/", "models/parallel/gpu.py", "models/decoder/forward_gpu.py"),
+    *("kernels/gpu/", "models/runner/gpu/", "models/parallel/gpu.py", "models/decoder/gpu_ops.py"),
     *(
         "models/parallel/device_sum.py",
         "models/parallel/follower.py",

@@ -18,9 +18,9 @@ from paceline.kernels import linear
 from paceline.kernels.cpu import native
 from paceline.kernels.formats.layout import AttentionLayout
 from paceline.kernels.gpu.attention import plan as attention_plan
-from paceline.models.decoder import forward_gpu as gpu_decoder
+from paceline.models.decoder import gpu_ops as gpu_decoder
 from paceline.models.decoder.forward import DecoderModel
-from paceline.models.decoder.forward_gpu import gpu_forward
+from paceline.models.decoder.gpu_ops import gpu_forward
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.heads.eagle import eagle_gpu as gpu_eagle
 from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner

@@ -7,9 +7,9 @@ import torch
 
 from paceline.kernels.formats.layout import LongPrompt
 from paceline.kernels.formats.linear import DenseWeight
-from paceline.kernels.gpu import layer, linear
-from paceline.models.decoder import forward_gpu as gpu_decoder
-from paceline.models.decoder.forward_gpu import gpu_forward
+from paceline.kernels.gpu import linear
+from paceline.models.decoder import gpu_ops as gpu_decoder
+from paceline.models.decoder.gpu_ops import gpu_forward
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner import runner as runner_module
 from paceline.models.runner.runner import BatchInputs, ModelRunner, Span, build_inputs
@@ -125,13 +125,13 @@ def test_the_last_layer_computes_only_rows_with_logits(num_logits: int, monkeypa
     """After it has stored the keys and values of all rows."""
     monkeypatch.setattr(linear, "MAX_ROWS", 0)
     rows_fed = list[int]()
-    activate = layer.gated
+    activate = gpu_decoder.gated
 
     def recorded(gate_up: torch.Tensor, *arguments: Any) -> torch.Tensor:
         rows_fed.append(len(gate_up))
         return activate(gate_up, *arguments)
 
-    monkeypatch.setattr(layer, "gated", recorded)
+    monkeypatch.setattr(gpu_decoder, "gated", recorded)
     check(SHAPE, [Span([7, 2], 0, tokens(20), num_logits)])
     assert rows_fed == [20] * (SHAPE.num_layers - 1) + [num_logits] * (num_logits > 0)
     rows_fed.clear()

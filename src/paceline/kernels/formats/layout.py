@@ -4,7 +4,7 @@
 which kernels a GPU needs, and nothing is computed. `compile_for` names that GPU.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+AfterLayer = Callable[[int], None]
+"""Called with a layer's number once its keys and values are stored; on a GPU, once that work is in the stream."""
 MAX_TREE_ROWS = 64
 """Most rows of a token tree: one bit each in `ancestors`."""
 

@@ -6,15 +6,16 @@ from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from paceline.models.decoder.cpu_ops import native_layer
-    from paceline.models.decoder.decoder import AfterLayer, ForwardOutput, HiddenStates, Layer, Loader
-    from paceline.models.decoder.forward import DecoderModel, forward_layer
-    from paceline.models.decoder.forward_gpu import gpu_forward, head_logits, plan_pass
+    from paceline.models.decoder.decoder import ForwardOutput, HiddenStates, Layer, Loader
+    from paceline.models.decoder.forward import DecoderModel
+    from paceline.models.decoder.gpu_ops import FusedGpuOps, gpu_forward, head_logits, plan_pass
     from paceline.models.decoder.ops import TorchOps
+    from paceline.models.decoder.passes import forward_layer
 
 __all__ = [
-    "AfterLayer",
     "DecoderModel",
     "ForwardOutput",
+    "FusedGpuOps",
     "HiddenStates",
     "Layer",
     "Loader",
@@ -30,9 +31,10 @@ __getattr__ = lazy_face(
     __name__,
     {
         "cpu_ops": "native_layer",
-        "decoder": "AfterLayer ForwardOutput HiddenStates Layer Loader",
-        "forward": "DecoderModel forward_layer",
-        "forward_gpu": "gpu_forward head_logits plan_pass",
+        "decoder": "ForwardOutput HiddenStates Layer Loader",
+        "forward": "DecoderModel",
+        "gpu_ops": "FusedGpuOps gpu_forward head_logits plan_pass",
         "ops": "TorchOps",
+        "passes": "forward_layer",
     },
 )

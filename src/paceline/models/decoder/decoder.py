@@ -27,8 +27,6 @@ from paceline.models.memory import StagedCopies, in_threads
 from paceline.models.weights import Weights
 
 Reduce = Callable[[Tensor], Tensor]
-AfterLayer = Callable[[int], None]
-"""Called with a layer's number once its keys and values are stored; on a GPU, once that work is in the stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,67 +1,22 @@
-"""The forward pass of the decoder: one sequence of operations for all families and backends.
-
-A pass computes the rows of many sequences at once. `AttentionLayout` gives where each row's keys and values are stored and
-which rows it attends to. The model does not distinguish prompt tokens, decoded tokens and drafts. Inference only; call it under
+"""The decoder of all supported families, which runs its passes with the operations of its device. Inference only; call it under
 `torch.inference_mode`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from paceline.kernels.cpu.decoder import DecoderPass
-from paceline.kernels.formats.layout import AttentionLayout, uses_gpu_kernels
+from paceline.kernels.formats.layout import AfterLayer, AttentionLayout, uses_gpu_kernels
 from paceline.models.decoder.cpu_ops import CpuOps, NativeCalls, native_calls
-from paceline.models.decoder.decoder import AfterLayer, DecoderWeights, ForwardOutput, Layer
-from paceline.models.decoder.ops import LayerCache, N, Ops, TorchOps
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DecoderInputs:
-    """What a pass computes; see `DecoderModel.forward`."""
-
-    tokens: Tensor
-    cache: Sequence[LayerCache]
-    logit_rows: Tensor | None
-    state_layers: tuple[int, ...]
-    last_hidden: bool
-    after_layer: AfterLayer | None
-
-
-def forward_pass(model: DecoderWeights, inputs: DecoderInputs, ops: Ops[N]) -> ForwardOutput:
-    hidden, normed = ops.embed(model, inputs.tokens)
-    states: dict[int, Tensor] = {}
-    computed = ops.all_layers(hidden, normed, inputs.state_layers)
-    if computed is not None:
-        states.update(computed)
-    else:
-        layers = zip(model.layers, model.norms_after, inputs.cache, strict=True)
-        for i, (layer, next_norm, cache) in enumerate(layers):
-            if i in inputs.state_layers:
-                states[i] = hidden
-            hidden, normed = forward_layer(layer, hidden, normed, next_norm, cache, ops)
-            if inputs.after_layer is not None:
-                inputs.after_layer(i)
-    num_layers = len(model.layers)
-    if num_layers in inputs.state_layers:
-        states[num_layers] = hidden
-    rows = inputs.logit_rows
-    logits = ops.logits(model, normed, rows) if rows is not None and len(rows) else None
-    return ForwardOutput(logits, ops.normed_states(normed) if inputs.last_hidden else None, states)
-
-
-def forward_layer(
-    layer: Layer, hidden: Tensor, normed: N, next_norm: Tensor, cache: LayerCache, ops: Ops[N]
-) -> tuple[Tensor, N]:
-    """One layer. Returns the hidden states [T, D] after it, and the same after `next_norm`."""
-    q = ops.project(normed, layer, cache)
-    attended = ops.attend(q, layer, cache)
-    hidden, normed = ops.add_attention(attended, layer, hidden)
-    return ops.add_fed(ops.feed(normed, layer), layer, hidden, next_norm)
+from paceline.models.decoder.decoder import DecoderWeights, ForwardOutput
+from paceline.models.decoder.ops import LayerCache, TorchOps
+from paceline.models.decoder.passes import DecoderInputs, forward_pass
 
 
 class DecoderModel(DecoderWeights):
+    """A decoder on its device. Passes of all models and devices are `forward_pass`, with the operations of the device."""
+
     _native: tuple[Sequence[LayerCache], NativeCalls] | None = None
     """Cache of the last pass, and the native calls over it."""
 
@@ -82,7 +37,7 @@ class DecoderModel(DecoderWeights):
         `num_layers` the last state before the final norm.
         """
         if uses_gpu_kernels(self.device):
-            from paceline.models.decoder.forward_gpu import gpu_forward
+            from paceline.models.decoder.gpu_ops import gpu_forward
 
             return gpu_forward(
                 self, tokens, positions, layout, cache, logit_rows, state_layers, last_hidden, after_layer=after_layer

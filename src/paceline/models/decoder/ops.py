@@ -1,6 +1,6 @@
 """The operations of a forward pass, as each backend provides them.
 
-`forward.py` has the sequence of these operations, once for all backends. A backend has an object for each pass, which knows the
+`passes.py` has the sequence of these operations, once for all backends. A backend has an object for each pass, which knows the
 rows of the pass. `ComposedOps` builds the operations of a layer from single steps; a backend that fuses steps overrides
 operations. `TorchOps` computes each step with the functions of `kernels`, in torch or in the native CPU kernels.
 """
@@ -59,12 +59,20 @@ class Ops(Protocol[N]):
         """`hidden` plus the output of the feed-forward layer, and the sum after `next_norm`."""
         ...
 
-    def logits(self, model: DecoderWeights, normed: N, rows: Tensor) -> Tensor:
-        """Logits [R, V] in float32 of the chosen rows [R]."""
+    def logits(self, model: DecoderWeights, hidden: Tensor, normed: N, rows: Tensor | None) -> Tensor:
+        """Logits [R, V] in float32 of the chosen rows [R], of all rows if None, from the last states and their norm."""
         ...
 
-    def normed_states(self, normed: N) -> Tensor:
-        """[T, D] after the whole norm."""
+    def final(self, model: DecoderWeights, hidden: Tensor, normed: N) -> Tensor:
+        """[T, D]: the last states after the final norm."""
+        ...
+
+    def can_narrow(self, model: DecoderWeights) -> bool:
+        """Whether the last layer may compute fewer rows than the others: the bits of a row do not depend on their number."""
+        ...
+
+    def skips(self, model: DecoderWeights, number: int) -> bool:
+        """Whether another layer stands for this one, because nothing is computed and both use the same kernels."""
         ...
 
 
@@ -99,9 +107,6 @@ class ComposedOps(ABC):
         hidden = model.embed(tokens)
         return hidden, self.norm(hidden, model.layers[0].input_norm)
 
-    def all_layers(self, hidden: Tensor, normed: Tensor, state_layers: Sequence[int]) -> Mapping[int, Tensor] | None:
-        return None
-
     def project(self, normed: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
         return self.rotate_and_store(self.product(normed, layer.qkv, layer.qkv_bias), layer, cache)
 
@@ -121,10 +126,7 @@ class ComposedOps(ABC):
             output = self.norm(output, output_norm)
         return self.add_norm(output, hidden, next_norm)
 
-    def logits(self, model: DecoderWeights, normed: Tensor, rows: Tensor) -> Tensor:
-        return model.logits(normed[rows])
-
-    def normed_states(self, normed: Tensor) -> Tensor:
+    def final(self, model: DecoderWeights, hidden: Tensor, normed: Tensor) -> Tensor:
         return normed
 
 
@@ -164,3 +166,15 @@ class TorchOps(ComposedOps):
     def add_norm(self, x: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         normed, total = add_rms_norm(x, hidden, weight, self._rms_eps)
         return total, normed
+
+    def logits(self, model: DecoderWeights, hidden: Tensor, normed: Tensor, rows: Tensor | None) -> Tensor:
+        return model.logits(normed if rows is None else normed[rows])
+
+    def all_layers(self, hidden: Tensor, normed: Tensor, state_layers: Sequence[int]) -> Mapping[int, Tensor] | None:
+        return None
+
+    def can_narrow(self, model: DecoderWeights) -> bool:
+        return False
+
+    def skips(self, model: DecoderWeights, number: int) -> bool:
+        return False

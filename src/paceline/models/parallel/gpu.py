@@ -11,8 +11,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from paceline.kernels.formats.layout import AttentionLayout, PassSize
-from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput
+from paceline.kernels.formats.layout import AfterLayer, AttentionLayout, PassSize
+from paceline.models.decoder import DecoderModel, ForwardOutput
 from paceline.models.device import graph_in_capture
 from paceline.models.parallel.commands import DeviceMove, DevicePass
 from paceline.models.parallel.ranks import Ranks

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import torch
 
 from paceline.kernels.cpu.decoder import Sampler
-from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput
+from paceline.kernels.formats.layout import AfterLayer
+from paceline.models.decoder import DecoderModel, ForwardOutput
 from paceline.models.loading import LoadedModel, load_model, open_checkpoint
 from paceline.models.parallel.caches import CacheShape
 from paceline.models.parallel.commands import (

@@ -13,8 +13,8 @@ from paceline.core.errors import InvalidConfig
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.cache_slots import CacheSlots
 from paceline.kernels.cpu.decoder import PassOutput, Sampler
-from paceline.kernels.formats.layout import LONG_ROWS, AttentionLayout, LongPrompt, PassRows
-from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput, HiddenStates
+from paceline.kernels.formats.layout import LONG_ROWS, AfterLayer, AttentionLayout, LongPrompt, PassRows
+from paceline.models.decoder import DecoderModel, ForwardOutput, HiddenStates
 from paceline.models.memory import zeroed
 
 Cache: TypeAlias = Sequence[tuple[Tensor, Tensor]]

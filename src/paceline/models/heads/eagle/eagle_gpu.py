@@ -7,13 +7,11 @@ from torch import Tensor
 
 from paceline.kernels.formats.layout import AttentionLayout
 from paceline.kernels.formats.linear import DenseWeight
-from paceline.kernels.gpu.attention.paged import paged_attention
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, attention_plan
-from paceline.kernels.gpu.attention.rotary import rotate_and_store
-from paceline.kernels.gpu.layer import add_layer
 from paceline.kernels.gpu.products import product
 from paceline.kernels.gpu.rms_norm import rms_norm
 from paceline.kernels.gpu.speculation.join_norms import join_norms
+from paceline.models.decoder import FusedGpuOps, forward_layer
 from paceline.models.heads.eagle.eagle_weights import EagleWeights
 
 
@@ -52,17 +50,14 @@ def gpu_eagle_pass(
 ) -> tuple[Tensor, Tensor]:
     """Returns the states [T, D], and the same states after the final norm. Earlier passes have cached the first
     `first_row` rows of each sequence's tree."""
-    c, layer, eps = model.config, model.layer, model.config.rms_eps
+    eps, keeps_normed = model.config.rms_eps, model.config.norm_before_residual
     assert isinstance(model.embedding, DenseWeight)  # on a GPU
     plan = plan or plan_eagle(model, len(tokens), len(layout.context_lens))
     joined, residual = join_norms(
-        tokens, model.embedding.values, model.input_norm, states, model.hidden_norm, eps, rows, c.norm_before_residual
+        tokens, model.embedding.values, model.input_norm, states, model.hidden_norm, eps, rows, keeps_normed
     )
-    qkv = product(joined, layer.qkv)
-    where = layout.starts, layout.context_lens, layout.block_tables
-    q = rotate_and_store(qkv, positions, model.cos, model.sin, *cache, *where, first_row)
-    attended = paged_attention(q, *cache, *where, plan, c.head_dim**-0.5, layout.ancestors, first_row=first_row)
-    hidden, _ = add_layer(layer, attended, residual, model.final_norm, eps)
+    ops = FusedGpuOps([(model.cos, model.sin)], eps, positions, layout, plan, first_row=first_row)
+    hidden, _ = forward_layer(model.layer, residual, joined, model.final_norm, cache, ops)
     return hidden, gpu_eagle_norm(model, hidden)
 
 

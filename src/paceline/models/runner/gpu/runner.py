@@ -13,13 +13,13 @@ from torch import Tensor
 from paceline.core.clock import Clock
 from paceline.core.sequence import BLOCK_SIZE, LEAST_PIECE_ROWS
 from paceline.kernels.cpu.decoder import Sampler
-from paceline.kernels.formats.layout import MAX_TREE_ROWS, PIECE
+from paceline.kernels.formats.layout import MAX_TREE_ROWS, PIECE, AfterLayer
 from paceline.kernels.gpu.attention.pieces import has_pieces
 from paceline.kernels.gpu.attention.prompts import supports_prompts
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.gpu.products import sum_in_one_part
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
-from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput, head_logits
+from paceline.models.decoder import DecoderModel, ForwardOutput, head_logits
 from paceline.models.device import MAX_GRAPH_ROWS, GraphPool, StreamTimer
 from paceline.models.runner import ModelRunner, Span, around_16s, early_exit, warm_up_sizes
 from paceline.models.runner.gpu.passes import PaddedPass, PassGraph, PassKind

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.kernels.formats.layout import AttentionLayout, PassSize
+from paceline.kernels.formats.layout import AfterLayer, AttentionLayout, PassSize
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, power_of_two
-from paceline.models.decoder import AfterLayer, DecoderModel, ForwardOutput, gpu_forward, plan_pass
+from paceline.models.decoder import DecoderModel, ForwardOutput, gpu_forward, plan_pass
 from paceline.models.device import MAX_GRAPH_ROWS, GraphPool
 
 
