@@ -70,5 +70,15 @@ class GenerationFailed(PacelineError):
     """The engine failed while it generated this request, which has ended. Other requests continue. A retry fails as well."""
 
 
+class WeightsChanged(GenerationFailed):
+    """The model's weights were changed before the text was finished."""
+
+    def __init__(
+        self,
+        message: str = "the weights of the model were changed before the text was finished: send the request again",
+    ) -> None:
+        super().__init__(message)
+
+
 class RankLost(PacelineError):
     """A process of a tensor-parallel model has exited. The engine cannot continue; create a new one."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from time import monotonic
 
 from paceline.core.clock import Clock, WallClock
+from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.kv_events import CacheEvent
 from paceline.core.output import StepOutput
 from paceline.core.request import Request, ValidatedRequest
@@ -22,6 +23,8 @@ from paceline.engine.status import AssignedMethods, AuditReport, RunTimeFlags, S
 from paceline.engine.step.step import GraphStepExecutor, StepExecutor, StepResult
 from paceline.model_files import SystemFingerprint
 from paceline.model_files.tokenizer import Tokenizer
+from paceline.models.decoder import DecoderModel
+from paceline.models.manifest.manifest import check_replaceable, replace_weights
 from paceline.models.runner import ModelRunner
 from paceline.policy.step import DEFAULT_OBJECTIVES, Objectives, PromptPacer
 from paceline.requests import Grammar, RequestValidator
@@ -164,6 +167,34 @@ class Engine:
     def pop_failures(self) -> list[RequestFailure]:
         """The requests that failed since the last call. They have ended."""
         return self.requests.pop_failures()
+
+    def use_weights(self, other: DecoderModel, checksum: str) -> None:
+        """Use the weights of a model of the same architecture from the next step on; the prefix cache is cleared. `checksum` is
+        that of their files. The engine has no work. Raises `PacelineError` before anything is changed."""
+        if self.has_work:
+            raise PacelineError("weights are replaced while no request runs")
+        if self.scheduler.tiers is not None:
+            raise InvalidConfig(
+                "kv_host_bytes and kv_disk keep blocks of the weights in use: remove them to replace weights, or restart the "
+                "server with the new model"
+            )
+        if self.runner.model.layers[0].reduce is not None:
+            raise InvalidConfig(
+                "weights of a tensor-parallel target are not replaced while it runs: restart the server with the new model"
+            )
+        check_replaceable(self.runner.model, other)
+        if self.graph is not None:
+            self.graph.release()
+        for hook in self.hooks:
+            hook.weights_changed()
+        replace_weights(self.runner.model, other)
+        if self.fingerprint is not None:
+            self.fingerprint = self.fingerprint.with_weights(checksum)
+            self.runner.identify(self.fingerprint.weights_id)
+        self.scheduler.tables.pool.clear()
+        for proposer in self.speculator.proposers.values():
+            if proposer.traits.weights is not None:
+                proposer.traits.weights.forget_states()
 
     def warm_up(self) -> None:
         """Compile kernels and capture the graphs that any traffic needs, before the first request."""

@@ -86,6 +86,9 @@ class StepHook:
     def sequence_finished(self, sequence: "Sequence") -> None:
         """The sequence ended or was cancelled."""
 
+    def weights_changed(self) -> None:
+        """The target has other weights from the next step on. No sequence runs."""
+
     def request_cancelled(self, request_id: str) -> None:
         """The request was cancelled; `sequence_finished` was called for its unfinished sequences."""
 

@@ -3,9 +3,10 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -60,6 +61,20 @@ class _Caller:
         return True
 
 
+@dataclass(slots=True, eq=False)
+class _Alone:
+    """A caller of `EngineLoop.alone`: requests submitted after it wait until it has finished."""
+
+    deadline: float
+    error: PacelineError
+    """For the requests before it that are not finished at the deadline."""
+    reached: "Future[None]" = field(default_factory=Future)
+    held: list[Callable[[], None]] = field(default_factory=list)
+    """Requests that wait, as commands."""
+    waiting: set[str] = field(default_factory=set)
+    """Their ids."""
+
+
 class EngineLoop:
     """Owns the only thread that uses the engine. Callers queue commands; listeners receive the outputs."""
 
@@ -70,6 +85,7 @@ class EngineLoop:
         self._lock = threading.Lock()  # guards `_closed` and `_callers`
         self._closed = False
         self._callers: dict[str, _Caller] = {}
+        self._alone: _Alone | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -117,11 +133,28 @@ class EngineLoop:
                 done.set_result(None)
 
         self.call(execute)
+        self._wait(done)
+
+    def _wait(self, done: "Future[None]") -> None:
         while not done.done():
             wait([done], 0.1)
             if not self._thread.is_alive() and not done.done():
                 raise EngineClosed("the engine stopped before the command was done: see its log")
         done.result()
+
+    @contextmanager
+    def alone(self, seconds: float, error: PacelineError) -> Iterator[None]:
+        """The engine has no request inside the block. Requests submitted before it are finished first; those that are not after
+        `seconds` end with `error`. Requests submitted later wait until the block is left. Blocks; for threads other than the
+        engine's. Raises `PacelineError` if another thread is in such a block."""
+        alone = _Alone(time.monotonic() + seconds, error)
+        self.run(lambda: self._enter(alone))
+        try:
+            self._wait(alone.reached)
+            yield
+        finally:
+            with suppress(EngineClosed):
+                self.run(lambda: self._leave(alone))
 
     def close(self) -> None:
         """Cancel what is running and end the thread. Safe to call twice."""
@@ -169,6 +202,7 @@ class EngineLoop:
         idle time. False: the loop ends."""
         idle_from = time.monotonic() + IDLE_AFTER  # commands that bring no work do not move it
         while True:
+            self._follow_alone()
             seconds: float | None = None
             if self.engine.has_work:
                 seconds = self.engine.seconds_to_spare
@@ -186,7 +220,38 @@ class EngineLoop:
             with contained("a command"):
                 command()
 
+    def _enter(self, alone: _Alone) -> None:
+        if self._alone is not None:
+            raise PacelineError("another change of the engine is under way: wait until it is done")
+        self._alone = alone
+
+    def _leave(self, alone: _Alone) -> None:
+        self._alone = None
+        for add in alone.held:
+            add()
+
+    def _follow_alone(self) -> None:
+        """Let the caller of `alone` in once the requests before it have ended, at the latest at its deadline."""
+        alone = self._alone
+        if alone is None or alone.reached.done():
+            return
+        if self.engine.has_work and time.monotonic() >= alone.deadline:
+            for request_id, caller in list(self._callers.items()):
+                if request_id not in alone.waiting:
+                    self.engine.cancel(request_id)
+                    self._forget(request_id, alone.error)
+                    caller.send(alone.error)
+        if not self.engine.has_work:
+            alone.reached.set_result(None)
+
     def _add(self, request: ValidatedRequest, grammar: Grammar | None, caller: _Caller) -> None:
+        alone = self._alone
+        if alone is not None:
+            alone.held.append(lambda: self._add(request, grammar, caller))
+            alone.waiting.add(request.id)
+            return
+        if caller.cancelled:  # while it waited
+            return
         try:
             self.engine.add(request, grammar)
         except BaseException as error:

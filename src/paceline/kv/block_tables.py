@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheEvent
+from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.kv.prefix import block_key, chain_keys, root_key
 
@@ -112,6 +112,13 @@ class BlockPool:
         self._block_of[key] = block
         self._key_of[block] = key
         return True
+
+    def clear(self) -> None:
+        """No prefix hit finds a block any more: their contents were computed with other weights. All blocks are free."""
+        assert self.num_free == self.num_blocks
+        self._key_of.clear()
+        self._block_of.clear()
+        self.report(CacheCleared())
 
     def num_unheld(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` are free, and would no longer be after `hold`."""

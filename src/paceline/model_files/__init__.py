@@ -6,10 +6,11 @@ from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from paceline.model_files.checksums import quick_checksum, recommended_sampling, weights_checksum
-    from paceline.model_files.fingerprint import SystemFingerprint
+    from paceline.model_files.fingerprint import CHECKSUM_DIGITS, SystemFingerprint
     from paceline.model_files.metadata import MAX_TOKEN_ID, GGUFReader, Metadata, read_json, read_text
 
 __all__ = [
+    "CHECKSUM_DIGITS",
     "MAX_TOKEN_ID",
     "GGUFReader",
     "Metadata",
@@ -25,7 +26,7 @@ __getattr__ = lazy_face(
     __name__,
     {
         "checksums": "quick_checksum recommended_sampling weights_checksum",
-        "fingerprint": "SystemFingerprint",
+        "fingerprint": "CHECKSUM_DIGITS SystemFingerprint",
         "metadata": "GGUFReader MAX_TOKEN_ID Metadata read_json read_text",
     },
 )

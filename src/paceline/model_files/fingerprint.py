@@ -5,7 +5,7 @@ pool, and a stream that has tokens continues only on a worker with the fingerpri
 """
 
 import hashlib
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 ORDER_OF_SUMS = 2
 """Version of the order in which kernels add numbers. Raise it with every change after which the same weights and tokens give
@@ -13,6 +13,8 @@ logits with other bits, on any device that docs/exactness.md promises equal bits
 another formula. A faster kernel with the same bits does not change it."""
 
 PREFIX = "fp_"
+CHECKSUM_DIGITS = 32
+"""Hexadecimal digits of a checksum, as workers compare theirs."""
 DIGITS = 16
 """Hexadecimal digits of a digest."""
 
@@ -34,6 +36,15 @@ class SystemFingerprint:
     ranks: int = 1
     """Size of the tensor-parallel group."""
     order: int = ORDER_OF_SUMS
+
+    @property
+    def weights_id(self) -> str:
+        """Identifies the weights where cache blocks are exchanged. Empty if they are not known."""
+        return f"{self.weights}/{self.quantization}/{self.activations}" if self.weights else ""
+
+    def with_weights(self, checksum: str) -> "SystemFingerprint":
+        """The same system with the weights of this `quick_checksum`."""
+        return replace(self, weights=checksum[:CHECKSUM_DIGITS])
 
     @property
     def digest(self) -> str:

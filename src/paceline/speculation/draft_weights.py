@@ -40,6 +40,12 @@ class DraftWeights:
         self._version, self._spare_version = self._spare_version, self._version
         self._exchanged()
 
+    def forget_states(self) -> None:
+        """The target's weights have changed: drafts share no cache that was computed from its states before."""
+        self._newest += 1
+        self._version = self._newest
+        self._exchanged()
+
     def drop_spare(self) -> None:
         """Free the weights that are not in use."""
         self._spare = None

@@ -66,6 +66,16 @@ def test_plain_rounds(sampling):
 
 
 @pytest.mark.usefixtures("captures_with_a_run")
+def test_captured_graphs_read_the_new_weights():
+    engine, other = graph_engine(None), tiny_model(seed=5, config=SMALL, device=DEVICE)
+    check(engine, requests(2))
+    engine.use_weights(other, "")
+    asked = [replace(one, id=f"{one.id}.new") for one in requests(2)]
+    expected = run(tiny_engine(other, runner_kind=GpuRunner, graph_depth=6), asked).tokens
+    assert run(engine, asked).tokens == expected
+
+
+@pytest.mark.usefixtures("captures_with_a_run")
 def test_the_audit_runs_while_steps_are_in_flight():
     engine = graph_engine(None, audit_fraction=1.0)
     audit = engine.hooks.get(SelfAudit)

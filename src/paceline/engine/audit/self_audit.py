@@ -198,6 +198,14 @@ class SelfAudit(StepHook):
             self._dropped += 1
         self._pending.append(_Work(sequence.request_id, text, watched))
 
+    def weights_changed(self) -> None:
+        """Drop the texts of the weights before."""
+        if self._current is not None:
+            self._stop()
+            self._dropped += 1
+        self._dropped += len(self._pending)
+        self._pending.clear()
+
     @property
     def has_idle_work(self) -> bool:
         return self._current is not None or bool(self._pending)

@@ -35,13 +35,14 @@ from paceline.kernels.formats.layout import META, uses_gpu_kernels
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
 from paceline.kv import BlockTables
-from paceline.model_files import SystemFingerprint
+from paceline.model_files import CHECKSUM_DIGITS, SystemFingerprint
 from paceline.model_files.hub import pick_draft
 from paceline.model_files.tokenizer import Tokenizer, check_compatible, check_pair, fingerprint
 from paceline.models import make_runner
 from paceline.models.drafts import LoadedHead, find_draft, load_draft
 from paceline.models.heads.eagle import EagleModel
 from paceline.models.loading import LoadedModel, load_model
+from paceline.models.manifest.manifest import check_replaceable
 from paceline.models.parallel import Ranks, RankSpec, load_parallel
 from paceline.models.runner import ModelRunner
 from paceline.policy.depth.allocation import PaddedBatch
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
     from paceline.engine.graph import GraphExecutor, GraphProposer
 
 logger = logging.getLogger(__name__)
-
-CHECKSUM_DIGITS = 32
-"""Hexadecimal digits of a checksum of weights or tokenizer, where two workers compare theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ def assemble(
     logger.info("system fingerprint %s", system_fingerprint)
     limits, num_blocks, clock = sizing.limits, sizing.memory.num_blocks, WallClock()
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
-    runner = make_runner(target.model, num_blocks, kv_dtype, _weights_id(config, target), ranks)
+    runner = make_runner(target.model, num_blocks, kv_dtype, system_fingerprint.weights_id, ranks)
     tables = BlockTables(num_blocks, config.prefix_caching)
     proposers = make_proposers(config, limits, target, draft, runner, tables, kv_dtype)
     if pool is not None:
@@ -141,13 +139,6 @@ def fingerprint_of(config: EngineConfig, target: LoadedModel) -> SystemFingerpri
         device=kind,
         ranks=config.tensor_parallel_size,
     )
-
-
-def _weights_id(config: EngineConfig, target: LoadedModel) -> str:
-    """Identifies the weights when blocks are exchanged with other processes. Empty if they are not known."""
-    if not target.checksum:
-        return ""
-    return f"{target.checksum[:CHECKSUM_DIGITS]}/{config.quantization}/{config.activations}"
 
 
 def engine_of_parts(
@@ -321,6 +312,26 @@ def build_engine(
         with phase("calibrate"):
             calibrate(engine, config)
     return engine
+
+
+def load_weights(config: EngineConfig, engine: Engine, name: str, load: Load = load_model) -> LoadedModel:
+    """The model `name` in the formats of a running engine, in addition to its target: weights for `Engine.use_weights`. Raises
+    `PacelineError` if the engine cannot use them."""
+    model = engine.runner.model
+    if config.tensor_parallel_size > 1:
+        raise InvalidConfig(
+            "weights of a tensor-parallel target are not replaced while it runs: restart the server with the new model"
+        )
+    loaded = load(name, model.device, model.dtype, pick_quantization(config.quantization), config.activations)
+    check_replaceable(model, loaded.model)
+    assert engine.tokenizer is not None
+    mine, its = fingerprint(engine.tokenizer), fingerprint(loaded.tokenizer)
+    if (mine.vocabulary, mine.stop_tokens) != (its.vocabulary, its.stop_tokens):
+        part = "vocabulary" if mine.vocabulary != its.vocabulary else "stop tokens"
+        raise UnsupportedModel(
+            f"{name} has another {part} than the model in use: restart the server with the new model"
+        )
+    return loaded
 
 
 def _load_draft(config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead | None:

@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any
 
 from paceline.core.config import EngineConfig, from_mapping
-from paceline.core.errors import EngineClosed, InvalidConfig, InvalidRequest, PacelineError
+from paceline.core.errors import EngineClosed, InvalidConfig, InvalidRequest, PacelineError, WeightsChanged
 from paceline.core.output import Generation, OutputListener, StepOutput
 from paceline.core.request import Request, SamplingParams, SpeculationFlags, SpeculationParams, ValidatedRequest
 from paceline.core.status import EngineStatus
 from paceline.engine import EngineLoop, StepHook
-from paceline.engine.start.build import build_engine
+from paceline.engine.start.build import build_engine, load_weights
 from paceline.model_files import recommended_sampling
 from paceline.model_files.tokenizer import ChatTemplate
 from paceline.requests import RequestText, Transcript
@@ -202,6 +202,14 @@ class LLM:
         """Change the speculation flags for all requests, between two steps; running requests continue."""
         self.engine.flags.validate(flags)  # raises in the caller's thread
         self._loop.call(lambda: self.engine.flags.apply(flags))
+
+    def change_weights(self, folder: str, seconds: float = 600.0) -> None:
+        """Use other weights of the same architecture: a folder, or another name of a model. Requests that were submitted before
+        are finished first; those that are not after `seconds` end with `WeightsChanged`. Later ones get the new weights. The
+        prefix cache is cleared, and `system_fingerprint` changes."""
+        loaded = load_weights(self.config, self.engine, folder)
+        with self._loop.alone(seconds, WeightsChanged()):
+            self._loop.run(lambda: self.engine.use_weights(loaded.model, loaded.checksum))
 
     def close(self) -> None:
         """Cancel all requests and stop. Safe to call twice."""

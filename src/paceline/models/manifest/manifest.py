@@ -5,7 +5,7 @@ use each other's bytes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -240,6 +240,39 @@ def assemble(part: PartForm, tensors: Sequence[Tensor], device: torch.device) ->
         else:
             raise ValueError(f"{form} does not describe a weight")
     return pieces
+
+
+def check_replaceable(current: DecoderModel, other: DecoderModel) -> None:
+    """Raise `UnsupportedModel` with the first difference, unless the two models have the same configuration, and all weights
+    the same form in memory."""
+    for field in fields(current.config):
+        mine, its = getattr(current.config, field.name), getattr(other.config, field.name)
+        if mine != its:
+            raise _difference(field.name, mine, its)
+    for part in range(1, Parts.of(current.config).count):
+        pieces = part_of(other, part)
+        for name, piece in part_of(current, part).items():
+            mine, its = piece_form(name, piece), piece_form(name, pieces[name])
+            if mine != its:
+                raise _difference(f"the {name} of the {Parts.of(current.config).name(part)}", mine, its)
+
+
+def _difference(name: str, current: object, other: object) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{name} of the model in use is {current}, that of the new weights {other}: weights are replaced by those of the same "
+        "architecture and format; restart the server with the new model"
+    )
+
+
+@torch.inference_mode()
+def replace_weights(current: DecoderModel, other: DecoderModel) -> None:
+    """Give `current` the values of `other`, in place: captured CUDA graphs and models that share layers read these tensors.
+    The models have passed `check_replaceable`. The copies run in the current stream."""
+    for part in range(1, Parts.of(current.config).count):
+        pieces = part_of(other, part)
+        for name, piece in part_of(current, part).items():
+            for mine, its in zip(piece_tensors(piece), piece_tensors(pieces[name]), strict=True):
+                mine.copy_(its)
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:

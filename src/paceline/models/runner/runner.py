@@ -150,6 +150,10 @@ class ModelRunner:
         equally long."""
         return None
 
+    def identify(self, weights_id: str) -> None:
+        """Its model has other weights from now on."""
+        self.weights_id = weights_id
+
     def forward(
         self,
         spans: Sequence[Span],
