@@ -16,6 +16,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -171,6 +172,23 @@ def unfinished_bodies(server: Server) -> str:
     return ""
 
 
+def other_encodings(server: Server) -> str:
+    """Bodies in UTF-16 that hide 600,000 values behind an escaped quote, and one with the bytes of a surrogate."""
+    body = ('{"prompt": "\\"", "unknown": [' + "1," * 600_000 + "1]}").encode("utf-16")
+    statuses = Counter(server.post("/v1/completions", body) for _ in range(8))
+    surrogate = server.post("/v1/completions", b'{"prompt": "\xed\xa0\x80", "max_tokens": 1}')
+    return f"statuses {dict(statuses)}, of a surrogate {surrogate}"
+
+
+def forwarded(server: Server) -> str:
+    """100 wrong keys, each with another address in X-Forwarded-For."""
+    statuses = Counter(
+        server.post("/v1/completions", b"{}", authorization="Bearer wrong", **{"x-forwarded-for": f"6.6.6.{number}"})
+        for number in range(100)
+    )
+    return f"statuses {dict(statuses)}"
+
+
 def together(tasks: Sequence[Callable[[], Any]]) -> None:
     """Runs each task on a thread of its own."""
     threads = [threading.Thread(target=task) for task in tasks]
@@ -198,6 +216,8 @@ ATTACKS: dict[str, Callable[[Server], str]] = {
     "long prompts": long_prompts,
     "large bodies": large_bodies,
     "unfinished bodies": unfinished_bodies,
+    "other encodings": other_encodings,
+    "forwarded addresses": forwarded,
 }
 
 

@@ -1,5 +1,6 @@
 """The gateways of a server, and the settings of its HTTP server."""
 
+import asyncio
 from typing import Any, cast
 
 import pytest
@@ -13,7 +14,9 @@ from paceline.targets.client import TargetClient
 from tests.gateway.fakes import FakeTarget
 
 
-@pytest.mark.parametrize("settings", [{"cors_origins": "app.example.com"}, {"allowed_hosts": "a b"}])
+@pytest.mark.parametrize(
+    "settings", [{"cors_origins": "app.example.com"}, {"allowed_hosts": "a b"}, {"trusted_proxies": "*"}]
+)
 def test_wrong_settings_are_named(settings: dict[str, Any]) -> None:
     check_settings(ServerConfig())
     with pytest.raises(InvalidConfig, match=next(iter(settings))):
@@ -48,3 +51,31 @@ def test_the_server_starts_the_process_for_large_bodies_before_it_is_ready(monke
     assert calls == ["large bodies", "ready"]
     assert (server.config.ssl_certfile, server.config.ssl_keyfile) == ("c.pem", "k.pem")
     assert server.config.timeout_keep_alive == IDLE_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("trusted", "peer", "seen"),
+    [
+        (None, "127.0.0.1", "127.0.0.1"),
+        ("10.0.0.0/8", "127.0.0.1", "127.0.0.1"),
+        ("10.0.0.0/8", "10.1.2.3", "6.6.6.6"),
+        ("10.0.0.0/8, ::1", "::1", "6.6.6.6"),
+    ],
+)
+def test_only_trusted_proxies_name_the_client(
+    trusted: str | None, peer: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A local client cannot give each wrong key another address."""
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    _, access, _, models = two_models()
+    server = make_server(ServerConfig(trusted_proxies=trusted), models, access, None, None, lambda: None)
+    addresses = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        addresses.append(scope["client"][0])
+
+    server.config.app = app
+    server.config.load()
+    scope = {"type": "http", "client": (peer, 1), "headers": [(b"x-forwarded-for", b"6.6.6.6")]}
+    asyncio.run(server.config.loaded_app(scope, None, None))
+    assert addresses == [seen]

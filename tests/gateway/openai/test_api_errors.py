@@ -198,6 +198,23 @@ def test_complete_surrogate_pairs_are_accepted(server: Served) -> None:
     assert server.target.tokenizer.decode(server.target.requests[-1].prompt_ids) == "😀"
 
 
+OTHER_TEXT = {
+    **{name: '{"prompt": "Hi"}'.encode(name) for name in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le")},
+    "latin-1": '{"prompt": "\xe4"}'.encode("latin-1"),
+    "the bytes of a surrogate": b'{"prompt": "\xed\xa0\x80"}',
+    "a zero byte": b'{"prompt": "a\0"}',
+}
+
+
+@pytest.mark.parametrize("body", OTHER_TEXT.values(), ids=OTHER_TEXT)
+@pytest.mark.parametrize("size", [0, 2000])
+def test_a_body_is_utf_8(server: Served, body: bytes, size: int) -> None:
+    response = server.call(
+        "POST", COMPLETIONS, content=body + b" " * size, headers={"content-type": "application/json"}
+    )
+    assert error(response, 400)["code"] == "invalid_json"
+
+
 def test_a_body_that_is_not_json(server: Served) -> None:
     error_body = error(
         server.call("POST", COMPLETIONS, content=b"prompt=x", headers={"content-type": "text/plain"}), 400

@@ -3,9 +3,9 @@
 `python -m paceline.gateway.bodies.check` is that process. It reads the limits as a line of JSON, then for each body a line
 with its path and size, and the body. It answers each body with a line: null, or the error.
 
-`check_shape` bounds the number and the depth of the values in a JSON body before it is parsed. `check_characters` refuses half
-characters. Parsing and validating cost far more per value than per byte. The checks here cost a few milliseconds for the
-largest body.
+`check_shape` bounds the number and the depth of the values in a JSON body before it is parsed. `check_characters` refuses what
+is not UTF-8, and half characters. Parsing and validating cost far more per value than per byte. The checks here cost a few
+milliseconds for the largest body.
 """
 
 import json
@@ -56,7 +56,16 @@ def check_shape(body: bytes, most: int) -> None:
 
 
 def check_characters(body: bytes) -> None:
-    """Rejects half a surrogate pair: JSON can contain it, tokenizers cannot encode it."""
+    """Rejects bodies that are not UTF-8, and half a surrogate pair: JSON can contain it, tokenizers cannot encode it.
+
+    `json.loads` also reads UTF-16 and UTF-32, whose values `check_shape` does not see, and lets surrogates of bytes pass.
+    """
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        raise BadRequest("the body is not UTF-8: encode its JSON as UTF-8", code="invalid_json") from None
+    if b"\0" in body:  # UTF-16 or UTF-32; no JSON contains it
+        raise BadRequest("the body contains a zero byte: encode its JSON as UTF-8", code="invalid_json")
     if not SURROGATE.search(body):
         return
     try:
@@ -124,8 +133,8 @@ class BodyLimits:
 
 def check_body(path: str, body: bytes, limits: BodyLimits) -> None:
     """Raise what the route at `path` would raise for this body: `ApiError` or `InvalidRequest`."""
-    check_shape(body, limits.max_values)
     check_characters(body)
+    check_shape(body, limits.max_values)
     schema = SCHEMAS.get(path)
     if schema is None:
         return

@@ -120,6 +120,9 @@ class ServerConfig:
     """Open connections in all; the server refuses further ones."""
     max_connections_per_address: int = 1024
     """Open connections of one IPv4 address, or of one IPv6 network of 64 bits. All clients of a proxy share its address."""
+    trusted_proxies: str | None = None
+    """Addresses or networks of proxies whose `X-Forwarded-For` names the client, separated by commas. The default is none:
+    the address of a connection is that of the client. See docs/access.md."""
     allowed_hosts: str | None = None
     """Names of this server in the `Host` header, separated by commas, or `*`. The default is any name if `api_keys` is
     set, otherwise addresses and names that only a local network can define. See docs/access.md."""

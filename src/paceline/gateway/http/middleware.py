@@ -124,7 +124,7 @@ class OriginMiddleware:
 
 
 class BodyMiddleware:
-    """Rejects bodies that are too large, arrive too slowly, have too many values or contain half a surrogate pair.
+    """Rejects bodies that are too large, arrive too slowly, are not UTF-8, or have too many values.
 
     It takes the body's cost from the key's allowance before any work. A session that runs returns it and takes the exact one.
     The memory of a body is reserved before it is read, and keys share it. Another process checks large bodies, against the
@@ -188,8 +188,8 @@ class BodyMiddleware:
     async def _check(self, scope: Scope, body: bytes) -> None:
         """Raises `ApiError`. Returns for a large body when no other one is parsed: its turn lasts until the caller waits."""
         if len(body) <= LARGE:
-            check_shape(body, self._most_values)
             check_characters(body)
+            check_shape(body, self._most_values)
             return
         is_json = JSON_TYPE.match(dict(scope["headers"]).get(b"content-type", b""))
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -331,6 +331,17 @@ def is_allowed(host: str, hosts: tuple[str, ...], has_keys: bool) -> bool:
     if hosts:
         return any(name == pattern or (pattern.startswith("*.") and name.endswith(pattern[1:])) for pattern in hosts)
     return "." not in name or any(name.endswith(f".{end}") for end in _LOCAL_ENDINGS)
+
+
+def parse_proxies(text: str | None) -> list[str]:
+    """The addresses and networks of the setting `trusted_proxies`. Raises `InvalidConfig`."""
+    proxies = [proxy.strip() for proxy in (text or "").split(",") if proxy.strip()]
+    for proxy in proxies:
+        try:
+            ipaddress.ip_network(proxy)
+        except ValueError:
+            raise InvalidConfig(f"trusted_proxies: {proxy!r} is no address or network; write 10.0.0.0/8") from None
+    return proxies
 
 
 class HostMiddleware:

@@ -28,7 +28,7 @@ from paceline.gateway.audit import StrictMode
 from paceline.gateway.auth import Access, ConnectionLimits, RateLimits
 from paceline.gateway.config import FlagStore, ServerConfig
 from paceline.gateway.http.app import create_app
-from paceline.gateway.http.middleware import parse_hosts, parse_origins
+from paceline.gateway.http.middleware import parse_hosts, parse_origins, parse_proxies
 from paceline.gateway.http.protocol import LimitedProtocol
 from paceline.gateway.metrics import Metrics
 from paceline.gateway.sessions import Gateway, ServedModels
@@ -117,9 +117,10 @@ while the server closes the connection would be lost."""
 
 
 def check_settings(config: ServerConfig) -> None:
-    """Raises `InvalidConfig` for origins or hosts that cannot be read."""
+    """Raises `InvalidConfig` for origins, hosts or proxies that cannot be read."""
     parse_origins(config.cors_origins)
     parse_hosts(config.allowed_hosts)
+    parse_proxies(config.trusted_proxies)
 
 
 def make_models(
@@ -168,6 +169,8 @@ def make_server(
         timeout_keep_alive=IDLE_SECONDS,
         timeout_graceful_shutdown=int(SHUTDOWN_SECONDS),
         server_header=False,
+        proxy_headers=bool(proxies := parse_proxies(config.trusted_proxies)),
+        forwarded_allow_ips=proxies,
         ssl_certfile=None if tls is None else tls.certificate,
         ssl_keyfile=None if tls is None else tls.key,
     )
