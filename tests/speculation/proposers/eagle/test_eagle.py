@@ -147,6 +147,14 @@ def test_several_rounds_and_sequences():
         assert drafted(head, p, other) == [reference(p), reference(other)]
 
 
+def test_states_of_an_inflated_target_may_be_wider_than_those_of_other_passes():
+    """A batch in which one sequence comes from a captured step, which keeps the head's columns, and one from a prompt."""
+    narrow, wide = progress(IDS, 4, end=9), progress(IDS[::-1], 4, end=12, sequence_id=1)
+    columns = {layer: torch.cat([rows, torch.ones(len(rows), 8)], 1) for layer, rows in wide.hidden.by_layer.items()}
+    inflated = replace(wide, hidden=HiddenRows(wide.hidden.start, columns, None))
+    assert drafted(proposer(), narrow, inflated) == [reference(narrow), reference(wide)]
+
+
 def test_depth_0_computes_nothing_and_keeps_the_states():
     head = proposer()
     head._runner.forward = None

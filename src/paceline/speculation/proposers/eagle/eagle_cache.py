@@ -322,4 +322,6 @@ class EagleCache:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+    """If the target is inflated, its prompt passes leave wider states than captured steps, which keep the head's columns."""
+    width = min(part.shape[1] for part in parts)
+    return parts[0] if len(parts) == 1 else torch.cat([part[:, :width] for part in parts])
