@@ -306,7 +306,7 @@ def _open_audit_log(config: ServerConfig) -> Iterator[AuditLog | None]:
 
 
 def _strict_mode(log: AuditLog | None, config: ServerConfig) -> StrictMode | None:
-    """Hashes the weights of the model. None without an audit log."""
+    """Hashes the weights of the model. It is None without an audit log."""
     if log is None:
         return None
     return StrictMode(log, config.model_name, weights_checksum(config.engine.model), config.engine)

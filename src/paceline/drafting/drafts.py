@@ -81,7 +81,8 @@ class DraftChain(NamedTuple):
     distributions: tuple[DraftDistribution, ...]
     """One per token under rejection, otherwise empty."""
     alternatives: tuple[BranchKey, ...] = ()
-    """Tokens to verify in the same step as the chain, each with the number of chain tokens before it. Empty under rejection."""
+    """Tokens to verify in the same step as the chain, each with the number of chain tokens before it. It is empty under
+    rejection."""
 
 
 def as_chain(progress: SequenceProgress) -> SequenceProgress:

@@ -174,7 +174,7 @@ def _rankings(tokens: Tensor, scores: Tensor) -> list[Ranking]:
 def load_draft_model(
     spec: WorkerSpec, device: torch.device, weights: WeightManager
 ) -> tuple[LoadedModel, LoadedModel | None]:
-    """The draft, and the embedding and head that a distilled draft shares with its target. None for a whole model.
+    """The draft, and the embedding and head that a distilled draft shares with its target. It is None for a whole model.
 
     A whole model may come from a peer. A distilled draft is small and always comes from disk.
     """

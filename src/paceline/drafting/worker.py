@@ -208,7 +208,7 @@ class DraftWorker:
 
     @property
     def weight_address(self) -> str:
-        """Address of its weight server. Empty without a weight server."""
+        """Address of its weight server. It is empty without a weight server."""
         return "" if self._weights is None else self._weights.address
 
     @property

@@ -126,7 +126,7 @@ class Committer:
         self._requests, self._scheduler, self._speculator = requests, scheduler, speculator
         self._validator, self._hooks, self._pacer = validator, hooks, pacer
         self._last_verified: float | None = None
-        """When the step before was verified. None if no sequence ran after it."""
+        """When the step before was verified. It is None if no sequence ran after it."""
 
     def commit(self, result: StepResult) -> list[StepOutput]:
         """Append the verified tokens, learn from the step, and return the new output."""

@@ -150,7 +150,7 @@ class Engine:
         return self.graph.seconds_to_spare if self.graph is not None else 0.0
 
     def validate(self, request: Request) -> ValidatedRequest:
-        """The request with its seed, or `InvalidRequest`. Safe from any thread."""
+        """The request with its seed, or `InvalidRequest`. It is safe to call from any thread."""
         return self.validator.validate(request)
 
     def add(self, request: ValidatedRequest, grammar: Grammar | None = None) -> None:

@@ -52,7 +52,7 @@ class StepHook:
         return self.needs_logits
 
     def attach(self, engine: EngineParts) -> None:
-        """The parts that it may read are complete. Called once, before any other method."""
+        """The parts that it may read are complete. It is called once, before any other method."""
 
     def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
         """The sequence waits for its first step."""

@@ -36,7 +36,7 @@ class RequestTracer(Protocol):
 
 class Tracer(Protocol):
     def follow(self, request: Request) -> RequestTracer:
-        """A trace for a request that was just submitted. Called from any thread."""
+        """A trace for a request that was just submitted. It is called from any thread."""
         ...
 
 

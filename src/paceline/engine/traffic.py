@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from paceline.core.sequence import Sequence
 from paceline.core.status import BreakerState, TrafficStatus
 from paceline.core.traffic import TrafficClass
+from paceline.policy.cost.curve import ROUNDS_KEEP
 from paceline.policy.depth.acceptance import PRIOR_ALPHA, known_positions
 from paceline.policy.depth.breaker import Breaker
 from paceline.policy.depth.drift import AcceptanceChange, DriftTest
@@ -57,9 +58,6 @@ NO_DRAFT = "no_draft"
 """The proposer returned no draft in time, or an invalid one."""
 FALLBACKS = (DECLINED, BREAKER, NO_ROOM, NO_DRAFT)
 """Reasons for which a sequence with speculation decoded plainly."""
-
-_DECAY = 1.0 - 1.0 / 128.0
-"""Weight of a count after one more round: recent acceptance is that of about 128 rounds."""
 
 
 class StepTotals:
@@ -107,13 +105,13 @@ class ClassCounts:
             self._hits += [0.0] * missing
             self._trials += [0.0] * missing
         for i in range(known):
-            self._trials[i] = _DECAY * self._trials[i] + 1.0
-            self._hits[i] = _DECAY * self._hits[i] + (i < accepted)
+            self._trials[i] = ROUNDS_KEEP * self._trials[i] + 1.0
+            self._hits[i] = ROUNDS_KEEP * self._hits[i] + (i < accepted)
 
     def add_depth(self, depth: int, count: int = 1) -> None:
         """Count `count` decisions for this depth, one after another."""
-        kept = _DECAY**count
-        new = (1.0 - kept) / (1.0 - _DECAY)
+        kept = ROUNDS_KEEP**count
+        new = (1.0 - kept) / (1.0 - ROUNDS_KEEP)
         self._depths = kept * self._depths + new * depth
         self._decisions = kept * self._decisions + new
 

@@ -1,6 +1,6 @@
 """Values of model files, checked for type and range before use: config.json, GGUF metadata, tokenizer files.
 
-A wrong value ends in `UnsupportedModel`, which names the file and the key. Imports without torch.
+A wrong value ends in `UnsupportedModel`, which names the file and the key. The module imports without torch.
 
 `GGUFReader` reads the header of a GGUF file: metadata, and type, shape and offset of each tensor. The reference reader creates
 an array object per token of the vocabulary, which takes seconds; this reader takes about a tenth of a second for 100,000

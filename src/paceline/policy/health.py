@@ -1,5 +1,5 @@
 """Health of workers: whether a peer answers, whether a worker may serve streams, whether its canaries agree, and when it is
-restarted. Pure."""
+restarted. The functions are pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ class Liveness:
     def __init__(self, rules: LivenessRules) -> None:
         self._rules = rules
         self.epoch: int | None = None
-        """Epoch of the peer's process. None before the first handshake."""
+        """Epoch of the peer's process. It is None before the first handshake."""
         self.standing = PeerState.JOINING
         """The result of the handshake, or the last decision about the peer. It is never `SUSPECTED`."""
         self.is_disconnected = False

@@ -183,11 +183,11 @@ class TargetPool:
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that all usable workers run at once. Without a usable worker, the last value."""
+        """Sequences that all usable workers run at once. It is the last value if no worker is usable."""
         return self._targets.max_num_seqs
 
     def wait_ready(self, seconds: float) -> Welcome | None:
-        """The `Welcome` of the first ready worker. None after `seconds`."""
+        """The `Welcome` of the first ready worker. It is None after `seconds`."""
         return self._targets.first_welcome if self._ready.wait(seconds) else None
 
     def silent_seconds(self, name: str) -> float:

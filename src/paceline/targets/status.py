@@ -63,7 +63,7 @@ def counters(status: EngineStatus) -> Iterator[tuple[Key, int | float]]:
 
 
 class ReportHistory:
-    """The last report of every worker, and the counters of processes that ended. Thread-safe."""
+    """The last report of every worker, and the counters of processes that ended. It is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

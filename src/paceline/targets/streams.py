@@ -47,7 +47,7 @@ class StreamTable:
         """Digests of requests that killed workers, the oldest first."""
 
     def reserve(self, request_id: str) -> None:
-        """Reserve the id until its stream ends. Thread-safe. Raises `InvalidRequest` if it is in use."""
+        """Reserve the id until its stream ends. It is thread-safe. Raises `InvalidRequest` if it is in use."""
         with self._lock:
             if request_id in self._ids:
                 raise InvalidRequest(f"a request with id {request_id!r} is already running", field="id")

@@ -51,7 +51,7 @@ class Targets(dict[str, TargetConnection]):
 
     @property
     def max_num_seqs(self) -> int:
-        """Sequences that all usable workers run at once. Without a usable worker, the last value."""
+        """Sequences that all usable workers run at once. It is the last value if no worker is usable."""
         welcomes = [target.welcome for target in list(self.values()) if target.takes_streams]
         self._max_num_seqs = (
             sum(welcome.max_num_seqs for welcome in welcomes if welcome is not None) or self._max_num_seqs

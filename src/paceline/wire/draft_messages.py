@@ -55,7 +55,7 @@ class Hello(Message, frozen=True, tag=1):
     epoch: Large
     """Random number of the process. A receiver ignores messages of another epoch."""
     tokenizer: Fingerprint | None
-    """Checksums of tokenizer and chat template; the vocabulary must be the same for both sides. None from a gateway."""
+    """Checksums of tokenizer and chat template; the vocabulary must be the same for both sides. It is None from a gateway."""
     name: Name = ""
     max_sequences: Count = 0
     """Sequences that a draft worker holds for all targets together."""
@@ -63,7 +63,7 @@ class Hello(Message, frozen=True, tag=1):
 
 
 class Open(Message, frozen=True, tag=2):
-    """A sequence and all its committed tokens. An open sequence starts again. Answered by nothing, or by `Busy`."""
+    """A sequence and all its committed tokens. An open sequence starts again. It is answered by nothing, or by `Busy`."""
 
     epoch: Large
     """Epoch of the draft worker, from its `Hello`. It is the same in every message to the worker."""

@@ -64,7 +64,7 @@ class EncodedSubmit(Message, frozen=True, tag=20):
 
 
 class Cancel(Message, frozen=True, tag=21):
-    """Stop these submissions and free their blocks. No answer."""
+    """Stop these submissions and free their blocks. It has no answer."""
 
     attempts: Annotated[list[Large], Meta(max_length=MAX_OUTPUTS)]
 
@@ -85,7 +85,7 @@ class WorkerAddress(Record, frozen=True):
     name: Name
     address: Name
     key: Name = ""
-    """Public key. Empty without encryption."""
+    """Public key. It is empty without encryption."""
     is_on_trial: bool = False
     """Whether a draft worker gets only a share of the sequences, see `policy/pairing/draft_trial.py`."""
 

@@ -52,7 +52,7 @@ class KvSubscriber:
         """Number of the next batch. None if any number is accepted."""
         self._last_live = -1
         self._requested: float | None = None
-        """Time of the open replay request, or of its last reply. None without an open request."""
+        """Time of the open replay request, or of its last reply. It is None without an open request."""
         self._num_tries = 0
         self._retry_time: float | None = None
         """Time to request the whole cache again."""

@@ -29,7 +29,7 @@ class TransferHandle(msgspec.Struct, array_like=True, frozen=True):
     sizes: Annotated[list[PartBytes], Meta(min_length=1, max_length=MAX_PARTS)]
     """Bytes of each part."""
     key: Annotated[str, Meta(max_length=40)] = ""
-    """Public key of the server. Empty without CURVE."""
+    """Public key of the server. It is empty without CURVE."""
 
     def __repr__(self) -> str:
         return f"TransferHandle({len(self.sizes)} parts, {sum(self.sizes)} bytes, {'/'.join(self.addresses)})"

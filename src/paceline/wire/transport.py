@@ -39,7 +39,7 @@ class Wakeup:
         self._lock = threading.Lock()
 
     def notify(self) -> None:
-        """Make `fd` readable. No effect after `close`."""
+        """Make `fd` readable. It has no effect after `close`."""
         with self._lock:  # another file may reuse a closed descriptor's number
             if not self._is_closed:
                 with suppress(BlockingIOError):  # the pipe is full, hence readable

@@ -42,7 +42,7 @@ class UpstreamSpec:
 
     @staticmethod
     def of(pool: PoolConfig, worker: int) -> "UpstreamSpec | None":
-        """The spec of worker number `worker`. None for a pool of our own engine."""
+        """The spec of worker number `worker`. It is None for a pool of our own engine."""
         if pool.engine == "paceline":
             return None
         upstream = pool.upstream
@@ -123,13 +123,13 @@ class Member:
     role: Role
     address: str
     key: str = ""
-    """Public key. Empty without encryption."""
+    """Public key. It is empty without encryption."""
     life: WorkerLife = field(default_factory=WorkerLife)
     phase: Phase = "serving"
     revision: int = 0
     """Revision of the settings that it runs with."""
     model: str = ""
-    """Name of the model in the API. Empty for a draft worker."""
+    """Name of the model in the API. It is empty for a draft worker."""
 
 
 class Directory(Protocol):

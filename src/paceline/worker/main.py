@@ -187,7 +187,7 @@ class Worker(Protocol):
 
     @property
     def weight_address(self) -> str:
-        """Address of its weight server. Empty without a weight server."""
+        """Address of its weight server. It is empty without a weight server."""
         ...
 
     @property
@@ -200,7 +200,7 @@ class Worker(Protocol):
     def stop(self) -> None: ...
 
     def drain(self, seconds: float) -> None:
-        """Take no new work; `run` returns when the rest is done, at most `seconds` from now. Thread-safe."""
+        """Take no new work; `run` returns when the rest is done, at most `seconds` from now. It is thread-safe."""
         ...
 
 

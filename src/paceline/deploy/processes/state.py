@@ -140,7 +140,7 @@ class StateFolder:
         Path(file.name).replace(self.path / "state.json")
 
     def read(self) -> ClusterState | None:
-        """The current state. None without a supervisor."""
+        """The current state. It is None without a supervisor."""
         if not self._is_held():
             return None
         try:
@@ -151,7 +151,7 @@ class StateFolder:
             return None
 
     def members(self) -> Sequence[Member]:
-        """Implements `Directory`. Empty without a supervisor."""
+        """Implements `Directory`. It is empty without a supervisor."""
         state = self.read()
         return () if state is None else state.members
 

@@ -223,7 +223,7 @@ class Supervisor:
 
 
 def _last_error(log: Path) -> str:
-    """The last log line in parentheses, if it is an error or the end of a traceback. Otherwise empty."""
+    """The last log line in parentheses, if it is an error or the end of a traceback. Otherwise it is empty."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))

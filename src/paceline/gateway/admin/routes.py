@@ -188,7 +188,7 @@ def overview_routes(models: ServedModels, overviews: Mapping[str, Overview]) -> 
     async def read_overview(
         since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0, model: str | None = None
     ) -> Report:
-        """The state of a model now, and the samples after `since` of the last five minutes. Default: the first model."""
+        """The state of a model now, and the samples after `since` of the last five minutes. The default is the first model."""
         gateway = models.first if model is None else models.of(model)
         return overviews[gateway.model].report(since)
 

@@ -50,7 +50,7 @@ class VerifiedLog:
 
 
 class AuditLog:
-    """The only writer of an audit log file. Thread-safe."""
+    """The only writer of an audit log file. It is thread-safe."""
 
     def __init__(self, path: Path | str, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         """Opens the file to append, and locks it. An incomplete last line, left by a crash, moves to another file, and a record

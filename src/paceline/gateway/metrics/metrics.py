@@ -23,6 +23,7 @@ from paceline.core.sequence import SpeculationCounts
 from paceline.core.status import ClusterStatus, EngineStatus
 from paceline.gateway.metrics.engine import EngineCollector, SpeculationTotals, VllmCollector
 from paceline.gateway.metrics.workers import ClusterCollector
+from paceline.policy.cost.curve import ROUNDS_KEEP, DecayingMean
 
 RATE_WINDOW = 10.0
 """Seconds."""
@@ -95,8 +96,6 @@ DURATION = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 COST_WINDOW = 60.0
 """Seconds over which the cost of a token is computed."""
-_DECAY = 1.0 - 1.0 / 128.0
-"""Weight of a count after one more step: recent acceptance is that of about 128 step outputs."""
 
 
 @dataclass(slots=True)
@@ -137,7 +136,7 @@ class _Category:
         self.duration = metrics.duration.labels(*labels)
         self.recent = RecentRate()
         metrics.speed.labels(*labels).set_function(lambda: self.recent.per_second(metrics.clock()))
-        self._recent_drafted = self._recent_accepted = 0.0
+        self._recent_acceptance = DecayingMean(keep=ROUNDS_KEEP)
 
     def record_rounds(self, rounds: Sequence[StepOutput]) -> None:
         """Each series has a lock, so that this is called once for many outputs."""
@@ -146,15 +145,14 @@ class _Category:
         self.accepted.inc(sum(output.accepted for output in rounds))
         for output in rounds:
             self.depth.observe(output.drafted)
-            self._recent_drafted = _DECAY * self._recent_drafted + output.drafted
-            self._recent_accepted = _DECAY * self._recent_accepted + output.accepted
+            self._recent_acceptance.add(output.accepted, output.drafted)
         lengths = collections.Counter(output.accepted for output in rounds)
         longest = max(lengths)
         while len(self._positions) < longest:
             self._positions.append(self._by_position.labels(*self._labels, str(len(self._positions) + 1)))
         for position in range(1, longest + 1):
             self._positions[position - 1].inc(sum(count for length, count in lengths.items() if length >= position))
-        self.rate.set(self._recent_accepted / self._recent_drafted)
+        self.rate.set(self._recent_acceptance.value(0.0))
 
 
 class Metrics:

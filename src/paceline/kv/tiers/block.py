@@ -158,7 +158,7 @@ class LoadRates:
         return None if value is None else value * tokens
 
     def pays(self, source: Source) -> bool:
-        """Whether to load from this source. True before the first measurement."""
+        """Whether to load from this source. It is true before the first measurement."""
         computing, bringing = self._prefill.value, self._sources[source].value
         if computing is None or bringing is None or bringing <= MARGIN * computing:
             return True

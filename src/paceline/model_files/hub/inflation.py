@@ -1,4 +1,4 @@
-"""Names of inflated models; see `models/loading/inflated.py`. Imports without torch."""
+"""Names of inflated models; see `models/loading/inflated.py`. The module imports without torch."""
 
 from dataclasses import dataclass
 from urllib.parse import parse_qsl

@@ -180,7 +180,7 @@ class StreamTimer:
         self._began.record()
 
     def seconds(self) -> float:
-        """Device time until all submitted work is done. Blocks until then."""
+        """Device time until all submitted work is done. It blocks until then."""
         end = StreamEvent(self._device)
         end.record()
         end.wait()

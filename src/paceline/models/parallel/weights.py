@@ -293,7 +293,7 @@ def receive_model(connection: Connection, config: DecoderSpec, spec: RankSpec, s
 
 
 def serve_weights(connection: Connection, model: DecoderModel) -> None:
-    """Send the divided pieces of each part that rank 0 asks for, until the connection closes. On a thread of a rank."""
+    """Send the divided pieces of each part that rank 0 asks for, until the connection closes. It runs on a thread of a rank."""
     divided = divided_pieces(model.config)
     with contextlib.suppress(EOFError, OSError):
         while True:

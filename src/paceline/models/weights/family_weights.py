@@ -27,7 +27,8 @@ _DOUBLED = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 
 def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> FourBit:
-    """blocks [N, K/32, 16] uint8, the first of two codes in the low half; scales [N, K/32] uint8 -> [N, K]. Exact."""
+    """blocks [N, K/32, 16] uint8, the first of two codes in the low half; scales [N, K/32] uint8 -> [N, K]. The
+    result is exact."""
     if blocks.dtype is not torch.uint8 or scales.dtype is not torch.uint8 or blocks.shape[:2] != scales.shape:
         raise UnsupportedModel(
             f"MXFP4 blocks of {blocks.dtype} {tuple(blocks.shape)} do not match scales of {scales.dtype} "

@@ -1,4 +1,4 @@
-"""What a target worker can serve, by simulation, and where its drafts are cheapest. Pure.
+"""What a target worker can serve, by simulation, and where its drafts are cheapest. The functions are pure.
 
 `WorkerCapacity` is the requests per second at which a worker meets an objective. `placements` lists where drafts can be made:
 nowhere, on the device of the target, or in a pool that several targets share.

@@ -1,4 +1,4 @@
-"""Forecasts of a rate, and what a planner remembers of past observations. Pure.
+"""Forecasts of a rate, and what a planner remembers of past observations. The functions are pure.
 
 `Forecast` has several methods, and uses the one with the smallest error so far. `Lengths` holds the lengths of requests, and
 `LoadHistory` the load by interval and the misses.

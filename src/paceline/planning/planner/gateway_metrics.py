@@ -1,4 +1,4 @@
-"""Observations from the metrics page of a gateway. Pure: text in, an observation out."""
+"""Observations from the metrics page of a gateway. The functions are pure."""
 
 import math
 import re

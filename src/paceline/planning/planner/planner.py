@@ -1,4 +1,4 @@
-"""The planner: sizes of the pools of a running cluster, from observations, with reasons. Pure: no I/O, no clock.
+"""The planner: sizes of the pools of a running cluster, from observations, with reasons. It does no I/O and reads no clock.
 
 The size is the smallest that would have met the objective for the load of the last minutes (`hold`), followed by the load that
 is expected until a worker that starts now is ready. That load runs through a queue (`replay.py`), so a burst counts by the

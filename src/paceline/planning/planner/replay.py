@@ -1,4 +1,5 @@
-"""A load in a queue: how many requests a pool would make wait too long, and the smallest pool that makes few wait. Pure."""
+"""A load in a queue: how many requests a pool would make wait too long, and the smallest pool that makes few wait. The
+functions are pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The plan of a cluster: the cheapest one that meets an objective within limits, with the reason. Pure.
+"""The plan of a cluster: the cheapest one that meets an objective within limits, with the reason. The functions are pure.
 
 A `ClusterCandidate` says how many workers of each role there are, and where drafts are made. `plan` chooses one.
 """

@@ -1,4 +1,4 @@
-"""Texts differ in the acceptance of their drafts: kinds of texts with alphas of their own. Pure."""
+"""Texts differ in the acceptance of their drafts: kinds of texts with alphas of their own. The functions are pure."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise

@@ -7,6 +7,8 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 Beyond = Literal["flat", "proportional", "slope"]
+ROUNDS_KEEP = 1.0 - 1.0 / 128.0
+"""Weight of the earlier rounds when one is added: recent acceptance is that of about 128 rounds."""
 DECAY = 0.9
 """Weight of the earlier measurements of a mean, unless it has another."""
 

@@ -1,4 +1,4 @@
-"""How many tokens to draft for each sequence of a batch, for the most expected tokens per second. A pure function.
+"""How many tokens to draft for each sequence of a batch, for the most expected tokens per second. It is a pure function.
 
 The k-th node drafted for a sequence adds S_k expected tokens, the probability that it is accepted, and one row to the
 target's pass. With B sequences, n nodes in all, and D_m the most that method m drafts for any of its sequences,

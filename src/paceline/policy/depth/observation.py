@@ -1,4 +1,5 @@
-"""The interface of depth policies: observations go in, a depth for each sequence comes out. No clock, no I/O."""
+"""The interface of depth policies: observations go in, a depth for each sequence comes out. They read no clock and do no
+I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

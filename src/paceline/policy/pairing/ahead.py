@@ -1,4 +1,4 @@
-"""Decides what a draft worker drafts ahead: whether at all, how many outcomes, and which passes are worth their time. Pure.
+"""Decides what a draft worker drafts ahead: whether at all, how many outcomes, and which passes are worth their time.
 
 `DraftingAhead` decides whether to draft ahead: the passes saved against the passes delayed. Of a draft of K tokens, `num_ready`
 had been drafted when the target requested it: passes saved. A pass begun ahead must end before a requested one can start:

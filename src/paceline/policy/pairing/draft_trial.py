@@ -1,4 +1,4 @@
-"""Decides by a sequential test of their goodput whether a new draft replaces the current one. Pure.
+"""Decides by a sequential test of their goodput whether a new draft replaces the current one. The functions are pure.
 
 Goodput is tokens per second of decoding. The current or the new draft, chosen at random, drafts for each sequence, which yields
 a pair of tokens and seconds. Inside one engine, where only one draft is in use at a time, the unit is a period instead: see

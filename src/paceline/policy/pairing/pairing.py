@@ -1,4 +1,4 @@
-"""Pairing of targets with draft workers, and of pools with nodes. Pure."""
+"""Pairing of targets with draft workers, and of pools with nodes. The functions are pure."""
 
 from collections import deque
 from collections.abc import Sequence

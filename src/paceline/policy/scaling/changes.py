@@ -1,4 +1,4 @@
-"""The plan of `paceline apply`: what a new cluster file changes in a running cluster. Pure."""
+"""The plan of `paceline apply`: what a new cluster file changes in a running cluster. The functions are pure."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace

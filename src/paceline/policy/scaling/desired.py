@@ -1,5 +1,5 @@
 """The desired state of a cluster: the workers that should run, each with a revision of the settings, and the
-workers to start and to drain for it. Pure.
+workers to start and to drain for it. The functions are pure.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,5 @@
-"""A rolling change of one pool: one worker at a time, compared before it gets traffic, rolled back on a failure. Pure."""
+"""A rolling change of one pool: one worker at a time, compared before it gets traffic, rolled back on a failure. The
+functions are pure."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence

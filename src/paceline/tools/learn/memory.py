@@ -1,4 +1,5 @@
-"""The samples that a learner remembers: the newest ones, held-out ones, and some older ones to replay. In memory only."""
+"""The samples that a learner remembers: the newest ones, held-out ones, and some older ones to replay. They are in memory
+only."""
 
 import hashlib
 import random

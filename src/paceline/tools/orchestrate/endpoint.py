@@ -88,7 +88,7 @@ class EndpointRound:
     output: tuple[int, ...]
     """Committed output tokens."""
     draft: tuple[int, ...]
-    """A chain. Empty for a plain step."""
+    """A chain. It is empty for a plain step."""
     sampling: SamplingParams
     """With a seed."""
     ends: frozenset[int] = frozenset()

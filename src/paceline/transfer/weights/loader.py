@@ -269,7 +269,7 @@ class WeightManager:
 
     @property
     def address(self) -> str:
-        """Address of the weight server. Empty without a weight server."""
+        """Address of the weight server. It is empty without a weight server."""
         return "" if self._server is None else self._server.address
 
     @property

@@ -74,16 +74,29 @@ class HostPart:
         return memory_checksum(self.tensors)
 
 
-class StagedPart:
-    """Receives `chunks` in a few buffers and copies them to a device. Used by one thread."""
+class _DevicePart:
+    """The tensors of a part on a device, which a stream of its own fills. Used by one thread."""
 
-    def __init__(self, form: PartForm, chunks: Sequence[tuple[int, int, int]], device: torch.device) -> None:
-        """`chunks` has (tensor, start, end) of each chunk, in bytes."""
-        self._chunks, self._device, self._stream = chunks, device, side_stream(device)
+    def __init__(self, form: PartForm, device: torch.device) -> None:
+        self._stream = side_stream(device)
         with self._stream:  # Another stream may still use memory that it has freed
             self.tensors = [
                 torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device=device) for tensor in form.tensors
             ]
+
+    def checksum(self) -> str:
+        """Wait for all copies and return the checksum of the tensors."""
+        with self._stream:
+            return memory_checksum(self.tensors)
+
+
+class StagedPart(_DevicePart):
+    """Receives `chunks` in a few buffers and copies them to a device."""
+
+    def __init__(self, form: PartForm, chunks: Sequence[tuple[int, int, int]], device: torch.device) -> None:
+        """`chunks` has (tensor, start, end) of each chunk, in bytes."""
+        super().__init__(form, device)
+        self._chunks, self._device = chunks, device
         self._targets = [tensor.view(-1).view(torch.uint8) for tensor in self.tensors]
         self._filling: dict[int, memoryview] = {}
         """Buffers that chunks arrive in."""
@@ -113,11 +126,6 @@ class StagedPart:
             event.record()
         self._copied.append((buffer, event))
 
-    def checksum(self) -> str:
-        """Wait for all copies and return the checksum of the tensors."""
-        with self._stream:
-            return memory_checksum(self.tensors)
-
 
 class SharedParts:
     """The parts of a model on a device that other processes can map. Used by one thread."""
@@ -144,8 +152,8 @@ class SharedParts:
             return []
 
 
-class PartCopy:
-    """Copies one part from the device memory of another worker, in a stream of its own."""
+class PartCopy(_DevicePart):
+    """Copies one part from the device memory of another worker."""
 
     def __init__(
         self, form: PartForm, regions: Sequence[MemoryRegion], memory: DeviceMemory, device: torch.device
@@ -154,22 +162,13 @@ class PartCopy:
         if [region.size for region in regions] != [tensor.nbytes for tensor in form.tensors]:
             raise ValueError("its regions of memory have other sizes than its tensors")
         self._sources = [memory.open(region) for region in regions]
-        self._stream = side_stream(device)
-        with self._stream:  # Another stream may still use memory that it has freed
-            self.tensors = [
-                torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], device=device) for tensor in form.tensors
-            ]
+        super().__init__(form, device)
 
     @torch.inference_mode()
     def copy(self, index: int) -> None:
         """Start to copy one tensor."""
         with self._stream:
             as_bytes(self.tensors[index]).copy_(self._sources[index])
-
-    def checksum(self) -> str:
-        """Wait for all copies and return the checksum of the tensors."""
-        with self._stream:
-            return memory_checksum(self.tensors)
 
 
 def as_bytes(tensor: Tensor) -> Tensor:
@@ -229,7 +228,7 @@ class PeerSource:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it copies the peer's device memory. Known after `connect`."""
+        """Whether it copies the peer's device memory. It is known after `connect`."""
         return self._memory is not None
 
     def duplicate(self) -> "PeerSource":

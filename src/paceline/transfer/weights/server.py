@@ -181,7 +181,7 @@ class WeightServer:
         self._activity: Callable[[], Activity] = Activity
         self._weights: ExportedWeights | None = None
         self._shared: SharedParts | None = None
-        """Weights that clients on this machine read in place. None if they cannot."""
+        """Weights that clients on this machine read in place. It is None if they cannot."""
         self._stream: AbstractContextManager[object] = nullcontext()
         """Stream of the copies to the host."""
         self._parts: dict[Peer, _PartTransfer] = {}

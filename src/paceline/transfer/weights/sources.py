@@ -254,16 +254,16 @@ CHUNK_BYTES = 4 << 20
 
 
 class WeightsRequest(Message, frozen=True, tag=60):
-    """Request for the manifest. Answered by `WeightsReply` or `WeightsRefused`."""
+    """Request for the manifest. It is answered by `WeightsReply` or `WeightsRefused`."""
 
     form: Name
     """Format in which the client holds weights: device type, dtype and quantization."""
     fingerprint: Name
-    """Fingerprint of the client's copy of the checkpoint. Empty without a copy."""
+    """Fingerprint of the client's copy of the checkpoint. It is empty without a copy."""
 
 
 class PartRequest(Message, frozen=True, tag=61):
-    """Request for one part. Answered by `PartReply` or `WeightsRefused`. It withdraws the part requested before."""
+    """Request for one part. It is answered by `PartReply` or `WeightsRefused`. It withdraws the part requested before."""
 
     part: Count
     in_place: bool = False

@@ -54,7 +54,7 @@ class Backend(Protocol):
 
     @property
     def weight_address(self) -> str:
-        """Address of its weight server. Empty without a weight server."""
+        """Address of its weight server. It is empty without a weight server."""
         ...
 
     @property

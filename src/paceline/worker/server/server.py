@@ -72,7 +72,7 @@ class WorkerServer:
 
     def drain(self, seconds: float) -> None:
         """Take no new requests. `run` returns when the running requests are finished, at most `seconds` from now. Gateways
-        continue unfinished requests on other workers. Thread-safe. A repeated call changes nothing."""
+        continue unfinished requests on other workers. It is thread-safe. A repeated call changes nothing."""
         self._lifecycle.drain(seconds)
 
     def run(self) -> None:

@@ -49,7 +49,7 @@ class SimulationConfig:
     draft_workers: int = 0
     """Number of draft workers that the targets share. With 0 each target drafts on its own device."""
     speculation: Speculation | None = None
-    """How targets speculate. None if they decode plainly."""
+    """How targets speculate. It is None if they decode plainly."""
     router: RouterPolicy = "kv_aware"
     mode: Mode = "closed_form"
     """In `closed_form` the steps between two events are one event. In `stepwise` every step is an event with sampled
