@@ -13,6 +13,8 @@ import argparse
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +34,7 @@ from paceline.gateway.auth import KeyFile
 
 LIMITS = {"max_num_seqs": 16, "kv_tokens": 16384, "max_model_len": 1024}
 MIB = 1 << 20
+LOCAL_SECONDS = 60.0
 STREAM = {
     "prompt": "Once upon a time",
     "max_tokens": 64,
@@ -64,7 +67,8 @@ class Server(NamedTuple):
         connection = http.client.HTTPConnection(self.host, self.port, timeout=timeout)
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
-                values = {"content-type": "application/json", "authorization": f"Bearer {self.attacker}", **headers}
+                values = {"content-type": "application/json", "authorization": f"Bearer {self.attacker}"}
+                values |= {name.replace("_", "-"): value for name, value in headers.items()}
                 connection.request("POST", path, body, values)
             return connection.getresponse().status
         except (OSError, http.client.HTTPException):
@@ -183,7 +187,7 @@ def other_encodings(server: Server) -> str:
 def forwarded(server: Server) -> str:
     """100 wrong keys, each with another address in X-Forwarded-For."""
     statuses = Counter(
-        server.post("/v1/completions", b"{}", authorization="Bearer wrong", **{"x-forwarded-for": f"6.6.6.{number}"})
+        server.post("/v1/completions", b"{}", authorization="Bearer wrong", x_forwarded_for=f"6.6.6.{number}")
         for number in range(100)
     )
     return f"statuses {dict(statuses)}"
@@ -219,6 +223,31 @@ ATTACKS: dict[str, Callable[[Server], str]] = {
     "other encodings": other_encodings,
     "forwarded addresses": forwarded,
 }
+
+
+TEMPLATE = """
+from paceline.model_files.tokenizer import ChatTemplate
+ChatTemplate("{{ ('a\\n' * 200000) | indent(20000) | length }}", {}).render([])
+"""
+LOCAL = {"template": TEMPLATE}
+"""Code that reads a file of a model. It runs in a process of its own, without a server."""
+
+
+def run_local(name: str) -> str:
+    """A row of the table, of code without a server."""
+    code = (
+        "import resource, time, torch\nbegan, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"try:\n exec({LOCAL[name]!r})\n text = 'no error'\n"
+        "except BaseException as error:\n text = f'{type(error).__name__}: {error!s:.120}'\n"
+        "who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)\n"
+        "memory = max(resource.getrusage(other).ru_maxrss for other in who) - before\n"
+        "print(f'| {memory / 1024:.0f} | {time.monotonic() - began:.1f} | | | | {text} |', flush=True)"
+    )
+    try:
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LOCAL_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"| {name} | | {LOCAL_SECONDS:.0f} | | | | it did not end |"
+    return f"| {name} {result.stdout.strip() or f'| | | | | | the process ended with status {result.returncode} |'}"
 
 
 @contextmanager
@@ -315,14 +344,14 @@ def run(name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("attacks", nargs="*", help=f"of {', '.join(ATTACKS)}; default: all")
-    names = parser.parse_args().attacks or list(ATTACKS)
+    parser.add_argument("attacks", nargs="*", help=f"of {', '.join([*ATTACKS, *LOCAL])}; default: all")
+    names = parser.parse_args().attacks or [*ATTACKS, *LOCAL]
     print(
         "| attack | memory, MB | seconds | streams, lost, different | longest gap, s | `/health` slowest, ms | outcome |"
     )
     print("|---|---|---|---|---|---|---|")
     for name in names:
-        print(run(name), flush=True)
+        print(run_local(name) if name in LOCAL else run(name), flush=True)
 
 
 if __name__ == "__main__":

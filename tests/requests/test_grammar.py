@@ -184,6 +184,23 @@ def test_a_bad_schema_is_an_invalid_request(schema: Constraint) -> None:
     assert caught.value.field == "response_format"
 
 
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"x-guidance": {"lenient": True}, "type": "object"},
+        '%llguidance {"no_forcing": true}\nstart: "a"',
+        'start: "a"\n  %llguidance {"no_forcing": true}',
+        'start: %json {"x-guidance": {"lenient": true}}',
+        'start: %json {"\\u0078-guidance": {"lenient": true}}',
+    ],
+)
+def test_options_of_the_library_are_refused(constraint: Constraint) -> None:
+    with pytest.raises(InvalidRequest, match="remove the options"):
+        compiled(constraint)
+    compiled({"type": "object", "properties": {"x-guidance": {"type": "string"}}})
+    compiled('start: "%llguidance"')
+
+
 def test_tokens_that_left_the_grammar_are_an_invalid_request() -> None:
     with pytest.raises(InvalidRequest):
         compiled().start([40])

@@ -5,6 +5,7 @@ always be rebuilt from its output ids. Masks are int32 bitmasks [ceil(V / 32)], 
 """
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 
 MAX_SCHEMA_CHARS = 1_000_000
+SCHEMA_OPTIONS = "x-guidance"
+OPTIONS = re.compile(rf"^\s*%llguidance|{SCHEMA_OPTIONS}", re.MULTILINE)
+"""Options of llguidance in a schema, and in a grammar, which may contain schemas."""
 MAX_REASON = 300
 """Characters of an error of llguidance that a client receives."""
 LIMITS = {
@@ -140,7 +144,8 @@ class GrammarState:
 
 def constraint_text(constraint: Constraint) -> str:
     """The schema as a JSON object, or the grammar as a JSON string, of bounded length. Properties come in the order the schema
-    lists them: keys are not sorted."""
+    lists them: keys are not sorted. Raises `InvalidRequest` for one that sets options of llguidance."""
+    _check_options(constraint)
     try:
         text = json.dumps(constraint)
     except (RecursionError, ValueError, TypeError) as error:
@@ -151,6 +156,20 @@ def constraint_text(constraint: Constraint) -> str:
             field="response_format",
         )
     return text
+
+
+def _check_options(constraint: Constraint) -> None:
+    """Options of the library are not the client's: they change its limits, and what else of the text is checked."""
+    if isinstance(constraint, str):
+        plain = re.sub(r"\\u([0-9a-fA-F]{4})", lambda match: chr(int(match[1], 16)), constraint)
+        found = OPTIONS.search(plain)
+        name = found[0].strip() if found else ""
+    else:
+        name = SCHEMA_OPTIONS if SCHEMA_OPTIONS in constraint else ""
+    if name:
+        raise InvalidRequest(
+            f"the JSON schema or grammar cannot be used: remove the options {name!r}", field="response_format"
+        )
 
 
 def too_complex(reason: str) -> InvalidRequest:

@@ -32,6 +32,10 @@ BOMBS = {
     "joining": LARGE + "{{ s.join(s) | length }}",
     "the filter join": LARGE + "{{ s | list | join(s) | length }}",
     "much literal text": "{% set x %}{% for a in range(99999) %}" + "x" * 200_000 + "{% endfor %}{% endset %}{{ x }}",
+    "indentation": "{{ ('a\n' * 200000) | indent(20000) | length }}",
+    "indentation of the first line": "{{ 'a' | indent(width='x' * 20000000, first=true) | length }}",
+    "indented JSON": "{{ range(90000) | list | tojson(indent=20000) | length }}",
+    "tabs": "{{ ('\t' * 200000).expandtabs(20000) | length }}",
     "division by zero": "{{ 1 / 0 }}",
 }
 

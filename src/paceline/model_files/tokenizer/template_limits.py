@@ -25,8 +25,10 @@ MAX_TEXT = 1 << 24
 _MAX_NUMBER = 1 << 20
 """Largest whole number that a call may get: methods such as `ljust` make that many characters."""
 _WIDE_FIELD = re.compile(r"\d{5,}|%[^a-z%]*\*")
-_REMOVED = ("pprint", "urlize", "xmlattr")
-"""Filters that make HTML or debugging text: no prompt needs them, and their cost has no simple bound."""
+_MAX_INDENT = 64
+"""Largest indentation of JSON."""
+_REMOVED = ("groupby", "pprint", "urlize", "wordwrap", "xmlattr")
+"""Filters that make HTML, debugging text or groups: no prompt needs them, and their cost has no simple bound."""
 _CHARACTERS_PER_STEP = 256
 
 
@@ -163,6 +165,10 @@ def _limited(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             _check_size(lengths[-1] * max(1, lengths[-2]))
         if name == "join":
             _check_join(given, kwargs)
+        if name == "indent" and texts:
+            _check_lines(texts[0], [*given[1:], *kwargs.values()])
+        if name == "tojson" and any(_is_number(value, _MAX_INDENT) for value in (*given[1:], *kwargs.values())):
+            raise TemplateLimit(f"it indents JSON by more than {_MAX_INDENT}")
         if name == "format" and texts:
             _check_format(texts[0], [*given[1:], *kwargs.values()])
         if name == "sum" and any(isinstance(value, list | tuple) for value in (*given[1:], *kwargs.values())):
@@ -179,6 +185,20 @@ def _check_join(given: list[Any], kwargs: dict[str, Any]) -> None:
         _check_size(sum(len(str(item)) for item in items) + len(items) * max(map(len, separators), default=0))
 
 
+def _check_lines(text: str, values: list[Any]) -> None:
+    """Refuses an indentation that makes a text much larger."""
+    width = max(
+        (len(value) if isinstance(value, str) else abs(value) for value in values if isinstance(value, str | int)),
+        default=4,
+    )
+    _check_size(len(text) + (len(text.splitlines()) + 1) * width)
+
+
+def _is_number(value: Any, most: int) -> bool:
+    """Whether this is a number over `most`, or a text of so many characters."""
+    return (isinstance(value, int) and value > most) or (isinstance(value, str) and len(value) > most)
+
+
 def _check_method(owner: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Refuses methods of a string whose result is much larger than their arguments."""
     if method == "replace" and len(args) > 1 and all(isinstance(argument, str) for argument in args[:2]):
@@ -187,6 +207,9 @@ def _check_method(owner: str, method: str, args: tuple[Any, ...], kwargs: dict[s
         _check_size(sum(len(str(item)) for item in args[0]) + len(args[0]) * len(owner))
     elif method in ("format", "format_map"):
         _check_format(owner, [*args, *kwargs.values()])
+    elif method == "expandtabs":
+        widths = [value for value in (*args, *kwargs.values()) if isinstance(value, int)]
+        _check_size(len(owner) + owner.count("\t") * max(map(abs, widths), default=8))
     elif method == "translate":
         raise TemplateLimit("it calls `translate`")
 
