@@ -103,7 +103,6 @@ SMALL = {
     "engine/graph/selection.py": "without triton, so that a CPU can test it",
     "model_files/hub/inflation.py": "read without torch and without the hub",
     "models/drafts/load.py": "loads a draft of any kind",
-    "models/memory/memory.py": "below all other model files",
     "models/parallel/device_sum.py": "imports triton when it is loaded",
     "models/runners.py": "the only module that knows every runner",
     "speculation/draft_weights.py": "a file of its own closes no circle of modules",

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from paceline.models.memory.copies import ReadAhead
+from paceline.models.memory.memory import ReadAhead
 
 
 def test_all_blocks_of_all_files_are_read(tmp_path: Path) -> None:

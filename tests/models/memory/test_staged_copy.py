@@ -1,6 +1,6 @@
 import torch
 
-from paceline.models.memory.copies import StagedCopies, in_threads
+from paceline.models.memory.memory import StagedCopies, in_threads
 
 CPU = torch.device("cpu")
 

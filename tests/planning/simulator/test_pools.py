@@ -8,8 +8,15 @@ from paceline.core.pool_config import Role
 from paceline.planning.observation import Observation
 from paceline.planning.profile import ProfileValue, load_profile
 from paceline.planning.simulator.result import Objective, SimulationResult, summarize
-from paceline.planning.simulator.settings.config import SimulationConfig, Speculation
-from paceline.planning.simulator.settings.faults import AlphaDrift, Fault, SlowLinks, WorkersLost, parse_fault
+from paceline.planning.simulator.settings.config import (
+    AlphaDrift,
+    Fault,
+    SimulationConfig,
+    SlowLinks,
+    Speculation,
+    WorkersLost,
+    parse_fault,
+)
 from paceline.planning.simulator.simulation import Scaling, simulate
 from paceline.planning.traces.trace_files import TrafficPattern, synthesize
 

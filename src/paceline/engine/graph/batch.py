@@ -5,7 +5,7 @@ the next step before it has read the outcome of the last. The host keeps the blo
 copies them to the device with every step.
 
 `RoundBuffers` is the device memory of steps of one shape. `ControlBuffer` holds the inputs of a step that the host writes:
-active slots, draft limits and block tables.
+active slots, draft limits and block tables. `GraphBatches` has the batches of all sizes, and the one that the slots are in.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -21,18 +21,22 @@ from torch import Tensor
 
 from paceline.core.request import SamplingParams
 from paceline.core.sequence import Sequence
+from paceline.engine import Scheduler
 from paceline.engine.graph.captures import Capture
+from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import NO_DRAFTS, DraftPrefills, DraftShape, DraftTensors, GraphProposer
 from paceline.engine.graph.inflight import InflightStep, StepBuffers
 from paceline.engine.graph.mixed import SlotInputs
 from paceline.engine.graph.rows import ChainRows, TreeRows
 from paceline.engine.graph.selection import make_drafter
-from paceline.engine.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Sampling, Slot
+from paceline.engine.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Sampling, Slot, SlotTable
 from paceline.kernels.gpu.speculation.accept import Accepted, accept_chains
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath, accept_trees
 from paceline.models.decoder import ForwardOutput
 from paceline.models.device import Graph, StreamTimer
-from paceline.models.runner.gpu import GpuRunner
+from paceline.models.runner.gpu import GpuRunner, padded_sizes
+from paceline.policy.step import padded_size
+from paceline.speculation.proposers.model import DraftModelProposer
 
 
 class RoundBuffers:
@@ -351,3 +355,72 @@ class GraphBatch:
                 self.drafter.keep_states(round_.output.hidden_by_layer, path, self._active)
 
         return compute
+
+
+class GraphBatches:
+    """A batch is made when its size is needed first, and kept: it has its own graphs."""
+
+    def __init__(
+        self,
+        runner: GpuRunner,
+        proposer: GraphProposer | None,
+        scheduler: Scheduler,
+        max_depth: int,
+        device_slots: DeviceSlots,
+        slots: SlotTable,
+    ) -> None:
+        self._runner, self._proposer, self._scheduler = runner, proposer, scheduler
+        self._device_slots, self._slots, self.max_depth = device_slots, slots, max_depth
+        self.prefills: DraftPrefills | None = None
+        if proposer is not None and not proposer.traits.is_tree:
+            self.prefills = DraftPrefills(cast(DraftModelProposer, proposer).drafter, device_slots.size)
+        self.can_join = proposer is None or self.prefills is not None
+        """Whether sequences can join a batch that drafts, without the host."""
+        self._batches: dict[int, GraphBatch] = {}
+        self.current = self.of(1)
+        """The batch of the size that the slots need."""
+
+    def of(self, size: int) -> GraphBatch:
+        if size not in self._batches:
+            self._batches[size] = GraphBatch(
+                self._runner, self._proposer, self.prefills, self._device_slots, size, self.max_depth
+            )
+        return self._batches[size]
+
+    def max_rows(self, size: int) -> int:
+        """Most rows of a step of `size` slots, drafts included."""
+        return min(self._scheduler.max_batched_tokens, size + self._scheduler.max_draft_tokens)
+
+    def captures(self) -> tuple[list[Capture], list[Capture]]:
+        """Functions that capture the graphs of all batches. The first list has the graphs that any traffic needs, the second
+        list the remaining graphs."""
+        batches = [self.of(size) for size in reversed(padded_sizes(self._scheduler.max_num_seqs))]
+        most = max(batch.most_rows(self.max_depth, self.max_rows(batch.size)) for batch in batches)
+        self._runner.workspace.logits(most)  # all batches share it
+        pairs = [batch.captures(self.max_depth, self.max_rows(batch.size)) for batch in batches]
+        return [capture for first, _ in pairs for capture in first], [
+            capture for _, later in pairs for capture in later
+        ]
+
+    def draft_seconds(self, size: int) -> dict[int, float]:
+        """{draft tokens of a sequence: seconds of drafting} in steps of about `size` sequences."""
+        batch = self.of(padded_size(size))
+        shapes = batch.shapes(self.max_depth, self.max_rows(batch.size))
+        return {shape.nodes: batch.draft_seconds(shape) for shape in shapes if shape.nodes}
+
+    def load(self) -> GraphBatch:
+        """The batch for sequences that were just put into the slots; its drafter has not loaded them."""
+        self.current = self.of(padded_size(len(self._slots)))
+        return self.current
+
+    def fit(self) -> None:
+        """Continue in a batch of the size that the slots need."""
+        batch = self.of(padded_size(len(self._slots)))
+        if batch is self.current or not self._slots:
+            return
+        old, new = self.current.drafter, batch.drafter
+        if isinstance(old, ChainDrafter) and isinstance(new, ChainDrafter):
+            new.take_over(old)
+        elif new is not None:
+            new.load(())  # its sequences need a draft prefill
+        self.current = batch

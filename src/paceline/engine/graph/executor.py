@@ -21,8 +21,7 @@ from paceline.core.clock import Clock
 from paceline.core.machine import phase
 from paceline.core.sequence import Sequence
 from paceline.engine import Scheduler, Speculator
-from paceline.engine.graph.batch import IN_FLIGHT
-from paceline.engine.graph.batches import GraphBatches
+from paceline.engine.graph.batch import IN_FLIGHT, GraphBatches
 from paceline.engine.graph.captures import Capture, IdleCaptures
 from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import GraphProposer

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING
 from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
-    from paceline.models.decoder.cpu_ops import native_layer
     from paceline.models.decoder.decoder import ForwardOutput, HiddenStates, Layer, Loader
     from paceline.models.decoder.forward import DecoderModel
     from paceline.models.decoder.gpu_ops import FusedGpuOps, gpu_forward, head_logits, plan_pass
-    from paceline.models.decoder.ops import TorchOps
+    from paceline.models.decoder.ops import TorchOps, native_layer
     from paceline.models.decoder.passes import forward_layer
 
 __all__ = [
@@ -30,11 +29,10 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "cpu_ops": "native_layer",
         "decoder": "ForwardOutput HiddenStates Layer Loader",
         "forward": "DecoderModel",
         "gpu_ops": "FusedGpuOps gpu_forward head_logits plan_pass",
-        "ops": "TorchOps",
+        "ops": "TorchOps native_layer",
         "passes": "forward_layer",
     },
 )

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from paceline.kernels.cpu.decoder import DecoderPass
 from paceline.kernels.formats.layout import AfterLayer, AttentionLayout, uses_gpu_kernels
-from paceline.models.decoder.cpu_ops import CpuOps, NativeCalls, native_calls
 from paceline.models.decoder.decoder import DecoderWeights, ForwardOutput
-from paceline.models.decoder.ops import LayerCache, TorchOps
+from paceline.models.decoder.ops import CpuOps, LayerCache, NativeCalls, TorchOps, native_calls
 from paceline.models.decoder.passes import DecoderInputs, forward_pass
 
 

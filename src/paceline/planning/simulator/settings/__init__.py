@@ -5,12 +5,16 @@ from typing import TYPE_CHECKING
 from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
-    from paceline.planning.simulator.settings.config import LINK, DepthRule, Mode, SimulationConfig, Speculation
-    from paceline.planning.simulator.settings.faults import (
+    from paceline.planning.simulator.settings.config import (
         FORMS,
+        LINK,
         AlphaDrift,
+        DepthRule,
         Fault,
+        Mode,
+        SimulationConfig,
         SlowLinks,
+        Speculation,
         WorkersLost,
         parse_fault,
     )
@@ -32,7 +36,6 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "config": "DepthRule LINK Mode SimulationConfig Speculation",
-        "faults": "AlphaDrift FORMS Fault SlowLinks WorkersLost parse_fault",
+        "config": "AlphaDrift DepthRule FORMS Fault LINK Mode SimulationConfig SlowLinks Speculation WorkersLost parse_fault"
     },
 )
