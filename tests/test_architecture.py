@@ -809,6 +809,29 @@ def test_a_type_test_of_a_proposer_is_found() -> None:
     assert not type_tests(ast.parse("isinstance(x, C)\ngetattr(other, 'wants')"), names, "x.py")
 
 
+# ---------------------------------------------------------------- one forward pass
+
+ATTENTION_KERNELS = ("paceline.kernels.attention", "paceline.kernels.gpu.attention.paged", "paceline.kernels.rotary")
+OPS = ("models/decoder/ops.py", "models/decoder/gpu_ops.py")
+"""The operations of a forward pass. The sequence of a layer is written once, over them, in `models/decoder/passes.py`."""
+
+
+def second_passes(found: Iterable[Import]) -> list[str]:
+    """Imports of attention outside the operations: a module that has one writes the sequence of a layer again."""
+    return [str(each) for each in found if each.module in ATTENTION_KERNELS and each.where.partition(":")[0] not in OPS]
+
+
+def test_the_sequence_of_a_layer_is_written_once() -> None:
+    wrong = second_passes(all_imports())
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_second_forward_pass_is_found() -> None:
+    module = "paceline.kernels.attention"
+    assert second_passes([Import("models", "models/heads/eagle/eagle.py:3", module, True)])
+    assert not second_passes([Import("models", "models/decoder/ops.py:3", module, False)])
+
+
 # ---------------------------------------------------------------- imports in a process of their own
 
 
