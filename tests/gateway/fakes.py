@@ -17,7 +17,7 @@ from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener, StepOutput, TokenLogprobs
 from paceline.core.request import Request, SpeculationFlags
 from paceline.core.sequence import FinishReason, Origin
-from paceline.core.status import ClusterStatus, DraftStatus, DraftSwapStatus, EngineStatus, WorkerStatus
+from paceline.core.status import ClusterStatus, DraftStatus, DraftSwapStatus, EngineStatus, WeightsStatus, WorkerStatus
 from paceline.gateway.audit.audit_log import AuditLog
 from paceline.gateway.audit.strict import StrictMode
 from paceline.gateway.auth.access import Access
@@ -73,6 +73,12 @@ class FakeTarget:
         """The drafts inside the engines of its workers."""
         self.swaps: list[tuple[str, float, float]] = []
         self.fingerprint = FINGERPRINT
+        self.weights_statuses: dict[str, WeightsStatus | None] = {"engine-0": None}
+        """The last change of the weights of its workers."""
+        self.changes: list[tuple[str, str, float]] = []
+        self.refusals: dict[str, str] = {}
+        """Why workers refuse a change of weights."""
+        self.settled: list[bool] = []
         self._text, self._per_step, self._hold = text, per_step, hold
         self._held: dict[str, tuple[Request, OutputListener]] = {}
         limits = Limits(self.tokenizer.vocab_size, self.max_model_len, max_depth=8)
@@ -181,6 +187,22 @@ class FakeTarget:
                 swap = replace(status.swap, verdict="roll back", reason="the trial was interrupted")
             self.draft_statuses[name] = replace(status, swap=swap)
         return len(self.swaps)
+
+    def weights(self) -> dict[str, WeightsStatus | None]:
+        return self.weights_statuses
+
+    def change_weights(self, folder: str, peer: str, seconds: float) -> int:
+        self.changes.append((folder, peer, seconds))
+        number = len(self.changes)
+        for name in self.weights_statuses:
+            reason = self.refusals.get(name, "")
+            self.weights_statuses[name] = WeightsStatus(number, folder or peer, "failed" if reason else "done", reason)
+        if not self.refusals:
+            self.fingerprint = f"fp_{number}"
+        return number
+
+    def settle_weights(self, is_kept: bool) -> None:
+        self.settled.append(is_kept)
 
     def engine_status(self) -> EngineStatus:
         return EngineStatus(0, 0, 0, 8, 0, 0, self._validator.flags, ())

@@ -365,7 +365,7 @@ def test_stalled_engine_is_suspected() -> None:
 def test_workers_with_other_weights_are_refused_and_continue_no_stream() -> None:
     a, b, other, new = (WorkerThread(name) for name in ("a", "b", "other", "new"))
     for worker, weights in ((a, "1"), (b, "1"), (other, "2"), (new, "2")):
-        worker.engine.fingerprint = fingerprint(weights)
+        worker.backend._fingerprint = fingerprint(weights)
     with pool_of(a, b) as pool:
         assert isinstance(pool._watch.directory, Members)
         pool._watch.directory.known += [other.member, replace(new.member, revision=1)]

@@ -8,6 +8,7 @@ of a cluster, as the gateway shows them to operators.
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from enum import Enum
+from typing import Literal
 
 from paceline.core.pool_config import Role
 from paceline.core.request import SpeculationFlags
@@ -108,6 +109,19 @@ class DraftStatus:
     method: str
     swap: DraftSwapStatus | None = None
     """The last swap. None if there was no swap since the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsStatus:
+    """The last change of the weights of an engine."""
+
+    number: int
+    source: str
+    """Folder, name or address of the new weights."""
+    state: Literal["loading", "waiting", "done", "failed"]
+    """`waiting`: for requests that run."""
+    reason: str = ""
+    """Why it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +281,8 @@ class EngineStatus:
     """Tokens committed since the start, for all gateways."""
     draft: DraftStatus | None = None
     """The draft inside the engine. None if the engine drafts with no model of its own."""
+    weights: WeightsStatus | None = None
+    """The last change of its weights. None if there was none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener
 from paceline.core.request import Request, SpeculationFlags, ValidatedRequest
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.core.status import ClusterStatus, DraftStatus, EngineStatus
+from paceline.core.status import ClusterStatus, DraftStatus, EngineStatus, WeightsStatus
 from paceline.model_files.tokenizer import Tokenizer, load_tokenizer
 from paceline.requests import Limits, RequestValidator, SchemaChecker
 from paceline.targets.pool import TargetPool
 from paceline.targets.status import ReportHistory, merge_status
-from paceline.wire.gateway_messages import SwapDraft, TokensReply, Welcome
+from paceline.wire.gateway_messages import ChangeWeights, SwapDraft, TokensReply, Welcome
 from paceline.wire.keys import KeyPair
 from paceline.wire.worker_spec import Directory
 
@@ -152,6 +152,21 @@ class TargetClient:
         number = secrets.randbits(62)
         self.pool.swap_draft(SwapDraft(number, draft, seconds, period))
         return number
+
+    def weights(self) -> dict[str, WeightsStatus | None]:
+        """The last change of the weights of each usable target, by worker. None if there was none."""
+        return {report.name: report.status.weights for report in self.pool.reports()}
+
+    def change_weights(self, folder: str, peer: str, seconds: float) -> int:
+        """Let every target use other weights, from a folder or a peer. Requests that run are finished first; those that are not
+        after `seconds` end. Returns the number of the change, which `weights` reports."""
+        number = secrets.randbits(62)
+        self.pool.change_weights(ChangeWeights(number, folder, peer, seconds))
+        return number
+
+    def settle_weights(self, is_kept: bool) -> None:
+        """The change is over. If it is kept, targets that join later or start again make it too."""
+        self.pool.settle_weights(is_kept)
 
     def engine_status(self) -> EngineStatus:
         """Status of all target workers as one engine."""

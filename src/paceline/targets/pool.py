@@ -28,6 +28,7 @@ from paceline.targets.targets import Canaries, Targets
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import Goodbye
 from paceline.wire.gateway_messages import (
+    ChangeWeights,
     FromTargetWorker,
     Heartbeat,
     Outputs,
@@ -250,6 +251,14 @@ class TargetPool:
     def swap_draft(self, swap: SwapDraft) -> None:
         """Send the swap to every target that has a draft of its own, and ask for its status."""
         self._commands.put(lambda: self._targets.send_swap(swap))
+
+    def change_weights(self, change: ChangeWeights) -> None:
+        """Send the change of weights to every target."""
+        self._commands.put(lambda: self._targets.send_change(change))
+
+    def settle_weights(self, is_kept: bool) -> None:
+        """The change is over. If it is kept, targets that join later make it too."""
+        self._commands.put(lambda: self._targets.settle_change(is_kept))
 
     def close(self) -> None:
         """Fail running requests and disconnect. The workers keep running."""

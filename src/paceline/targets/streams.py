@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.core.errors import EngineClosed, GenerationFailed, InvalidRequest, PacelineError
+from paceline.core.errors import EngineClosed, GenerationFailed, InvalidRequest, PacelineError, WeightsChanged
 from paceline.core.output import OutputEvent
 from paceline.core.request import Request
 from paceline.policy.routing.kv_index import KvIndex, find_peer
@@ -110,6 +110,9 @@ class StreamTable:
         if message.kind is FailureKind.INVALID:
             self._remove(stream)
             self._notify(stream, InvalidRequest(message.message, message.field))
+        elif message.kind is FailureKind.CHANGED:
+            self._remove(stream)
+            self._notify(stream, WeightsChanged(message.message))
         elif message.kind is FailureKind.FAILED:
             self._remove(stream)
             self._notify(stream, GenerationFailed(message.message))

@@ -17,6 +17,7 @@ from paceline.targets.connection import TargetConnection
 from paceline.targets.stream import Stream
 from paceline.wire.draft_messages import VERSION
 from paceline.wire.gateway_messages import (
+    ChangeWeights,
     SetFlags,
     StatusReport,
     StatusRequest,
@@ -48,6 +49,10 @@ class Targets(dict[str, TargetConnection]):
         self._worker_lists: dict[str, WorkerList] = {}
         """By model."""
         self._flags: SpeculationFlags | None = None
+        self._change: ChangeWeights | None = None
+        """The weights of all targets, if they are not those that they are started with."""
+        self._next_change: ChangeWeights | None = None
+        """The change that is under way."""
 
     @property
     def max_num_seqs(self) -> int:
@@ -126,6 +131,24 @@ class Targets(dict[str, TargetConnection]):
                 target.send(swap)
                 target.send(StatusRequest())
 
+    def send_change(self, change: ChangeWeights) -> None:
+        """Send the change of weights to every target."""
+        self._next_change = change
+        for target in self.values():
+            if target.takes_streams:
+                target.send(change)
+                target.send(StatusRequest())
+
+    def settle_change(self, is_kept: bool) -> None:
+        """The change under way is over. If it is kept, targets that join later or start again make it too."""
+        change, self._next_change = self._next_change, None
+        if change is None or not is_kept:
+            return
+        self._change = change
+        for target in self.values():
+            if target.welcome is not None and target.welcome.change != change.number and target.takes_streams:
+                target.send(change)  # it joined meanwhile
+
     def handle_welcome(self, target: TargetConnection, welcome: Welcome) -> bool:
         """Complete the handshake. Sends the worker lists and the flags to an accepted worker. Returns False if the worker is
         refused."""
@@ -137,6 +160,12 @@ class Targets(dict[str, TargetConnection]):
         if target.refusal:
             if target.refusal != refusal:
                 logger.error("%s is refused: %s", target.name, target.refusal)
+            return False
+        change = self._change
+        is_new = target.welcome is None or target.welcome.epoch != welcome.epoch
+        if change is not None and target.member.role == "target" and is_new and welcome.change != change.number:
+            target.refusal = f"it loads the weights of {change.peer or change.folder}"
+            target.send(change)
             return False
         target.welcome = welcome
         target.send(self._worker_lists.get(target.member.model, WorkerList([])))
@@ -150,6 +179,10 @@ class Targets(dict[str, TargetConnection]):
         for other in self.values():
             same = (other.member.pool, other.member.revision) == (member.pool, member.revision)
             if not same or other.name == member.name or other.welcome is None:
+                continue
+            if (
+                self._change or self._next_change
+            ) and other.welcome.change != welcome.change:  # one of them still changes
                 continue
             own, known = welcome.fingerprint, other.welcome.fingerprint
             if own is not None and known is not None and (difference := own.difference(known)):

@@ -149,6 +149,20 @@ class SwapDraft(Message, frozen=True, tag=28):
     """Time for which a draft is used before the trial may switch to the second draft."""
 
 
+class ChangeWeights(Message, frozen=True, tag=29):
+    """Use other weights of the same architecture. The worker finishes its requests first, and its status reports the change. A
+    worker that has made this change, or makes one, ignores the message."""
+
+    number: Large
+    """Number of this change, chosen by the gateway."""
+    folder: LongText
+    """Name or folder of the weights, on the machine of the worker. Empty if a peer sends them."""
+    peer: LongText
+    """Address of the weight server of another worker. Empty if they are in a folder."""
+    seconds: NonNegative
+    """Time for requests that run. Those that are not finished end."""
+
+
 FromGateway: TypeAlias = (
     Hello
     | Submit
@@ -160,6 +174,7 @@ FromGateway: TypeAlias = (
     | Prefill
     | TokensRequest
     | SwapDraft
+    | ChangeWeights
     | Goodbye
 )
 
@@ -216,6 +231,8 @@ class Welcome(Message, frozen=True, tag=40):
     replay_port: Count = 0
     fingerprint: SystemFingerprint | None = None
     """What its texts depend on. None if it is not known. Workers with different fingerprints may generate different texts."""
+    change: Large = 0
+    """Number of the last change of its weights. 0 if it has those that it was started with."""
     memory: MemoryRegion | None = None
     """Device memory of its KV cache, by which a target learns whether it can map the cache. None if blocks are sent as
     bytes."""
@@ -250,6 +267,8 @@ class FailureKind(Enum):
     """No worker accepts the request."""
     FAILED = "failed"
     """The engine failed on this request and continues without it. No other worker gets it."""
+    CHANGED = "changed"
+    """The worker's weights were changed before the request was finished."""
     LOST = "lost"
     """The worker cannot continue. Another worker may serve the request."""
 

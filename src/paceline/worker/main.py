@@ -37,7 +37,15 @@ from paceline.wire.kv_events import KvPublisher
 from paceline.wire.transport import Listener, require_keys
 from paceline.wire.worker_spec import WorkerSpec, write_error
 from paceline.worker.handoff import Handoffs, PrefillService
-from paceline.worker.server import AlternatingDraftTrial, DraftSwaps, EngineBackend, WorkerHung, WorkerServer
+from paceline.worker.server import (
+    AlternatingDraftTrial,
+    DraftSwaps,
+    EngineBackend,
+    WeightsChanges,
+    WorkerHung,
+    WorkerServer,
+    weights_loader,
+)
 from paceline.worker.upstream import make_upstream_worker
 
 logger = logging.getLogger("paceline.worker.main")  # `__name__` is `__main__` here
@@ -45,6 +53,11 @@ logger = logging.getLogger("paceline.worker.main")  # `__name__` is `__main__` h
 DRAFT_SPIN_SECONDS = 0.001
 """How long threads of a draft worker wait for the next pass before they sleep: longer than the pauses between passes. A pass of
 one sequence then takes 1.13 ms instead of 1.36 on eight cores of a GPU server."""
+
+HANDS_OFF = (
+    "this worker exchanges cache blocks with other workers, which may hold blocks of the weights in use: change weights in a "
+    "cluster without prefill pools and shared caches, or use `paceline rollout`"
+)
 
 
 class _PoolBuilder:
@@ -99,6 +112,12 @@ def build_target_worker(
         handoffs=handoffs,
         prefill_service=prefill_service,
         draft_swaps=DraftSwaps.of(draft_trial, loop, spec.engine),
+        weights_changes=WeightsChanges(
+            loop,
+            weights_loader(spec.engine, loop, weights),
+            weights,
+            HANDS_OFF if handoffs is not None or prefill_service is not None else "",
+        ),
         tracing=tracing,
     )
     return WorkerServer(spec.name, listener, backend)

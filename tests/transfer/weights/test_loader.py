@@ -20,13 +20,20 @@ from paceline.model_files.checksums import quick_checksum
 from paceline.models.loading import load
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.loading.streamed import StreamedModel, StreamedWeights
-from paceline.models.manifest.manifest import ExportedWeights, Manifest, piece_tensors, weight_form
+from paceline.models.manifest.manifest import (
+    ExportedWeights,
+    Manifest,
+    check_replaceable,
+    piece_tensors,
+    replace_weights,
+    weight_form,
+)
 from paceline.models.manifest.parts import Parts, Piece, part_of
 from paceline.transfer.client import TransferClient
 from paceline.transfer.transfer import TransferCancelled
-from paceline.transfer.weights.loader import WeightLoader, WeightsUnavailable
+from paceline.transfer.weights.loader import WeightLoader, WeightManager, WeightsUnavailable
 from paceline.transfer.weights.peers import PeerSource
-from paceline.transfer.weights.server import MAX_CLIENTS, UNUSED_SECONDS, WeightServer
+from paceline.transfer.weights.server import MAX_CLIENTS, UNUSED_SECONDS, Activity, WeightServer
 from paceline.transfer.weights.sources import (
     TO_WEIGHT_CLIENT,
     PartQueue,
@@ -38,7 +45,7 @@ from paceline.transfer.weights.sources import (
 )
 from paceline.wire.keys import KeyPair, Security, generate_key_pair
 from paceline.wire.transport import Connection
-from paceline.wire.worker_spec import PeerAddress
+from paceline.wire.worker_spec import PeerAddress, WeightSpec
 from tests.engine.start.test_build import save_checkpoint
 from tests.fakes import run
 from tests.processes.target_harness import until
@@ -451,3 +458,31 @@ def test_an_unused_part_is_withdrawn(loaded: LoadedModel, model: str) -> None:
         client.close()
         connection.close()
         server.close()
+
+
+def test_a_worker_fetches_the_weights_that_another_serves_and_serves_those_that_replaced_its_own(
+    loaded: LoadedModel, model: str, tmp_path: Path
+) -> None:
+    other_model = save_checkpoint(tmp_path / "other", seed=1, num_hidden_layers=LAYERS)
+    other, own = load_model(other_model), load_model(model)
+    manager = WeightManager(WeightSpec(ANY, ()), None)
+    try:
+        own = manager.load(model, CPU, torch.float32, None)
+        manager.start(lambda: None, Activity)
+        until(lambda: manager.is_serving)
+        with servers(exported(other, other_model)) as (peer,):
+            fetched = manager.fetch(peer.address, CPU, torch.float32, None)
+        assert_same(fetched, other)
+        assert fetched.checksum == quick_checksum(other_model)
+        manager.withhold()
+        assert not manager.is_serving
+        check_replaceable(own.model, fetched.model)
+        replace_weights(own.model, fetched.model)
+        manager.replaced(fetched.checksum, Activity)
+        reader = WeightManager(None, None)
+        assert_same(reader.fetch(manager.address, CPU, torch.float32, None), other)
+        with pytest.raises(WeightsUnavailable):
+            reader.fetch("tcp://127.0.0.1:1", CPU, torch.float32, None)
+        reader.close()
+    finally:
+        manager.close()

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         draft_of,
         is_optional,
         load_second,
+        load_weights,
         pick_device,
         pick_dtype,
         pick_quantization,
@@ -26,6 +27,7 @@ __all__ = [
     "draft_of",
     "is_optional",
     "load_second",
+    "load_weights",
     "pick_device",
     "pick_dtype",
     "pick_method",
@@ -35,7 +37,7 @@ __all__ = [
 __getattr__ = lazy_face(
     __name__,
     {
-        "build": "build_engine draft_of is_optional load_second pick_device pick_dtype pick_quantization",
+        "build": "build_engine draft_of is_optional load_second load_weights pick_device pick_dtype pick_quantization",
         "compile_child": "compile_into",
         "llm": "LLM Prompt",
         "proposers": "pick_method",

@@ -22,6 +22,7 @@ from paceline.core.request import MAX_DEPTH
 from paceline.core.version import VERSION
 from paceline.gateway.admin.drafts import draft_routes
 from paceline.gateway.admin.overview import Overview, Report
+from paceline.gateway.admin.weights import weights_routes
 from paceline.gateway.api.errors import NotFound, Unavailable
 from paceline.gateway.api.responses import HealthStatus
 from paceline.gateway.auth import request_key
@@ -116,6 +117,7 @@ def admin_routes(models: ServedModels) -> APIRouter:
     gateway = models.first
     router = APIRouter(prefix="/admin", tags=["admin"])
     router.include_router(draft_routes(models))
+    router.include_router(weights_routes(models))
 
     def report() -> FlagReport:
         return FlagReport(

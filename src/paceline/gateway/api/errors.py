@@ -3,7 +3,14 @@
 import logging
 from typing import Any
 
-from paceline.core.errors import EngineClosed, GenerationFailed, InvalidRequest, PacelineError, PromptTooLong
+from paceline.core.errors import (
+    EngineClosed,
+    GenerationFailed,
+    InvalidRequest,
+    PacelineError,
+    PromptTooLong,
+    WeightsChanged,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -165,6 +172,8 @@ def to_api_error(error: Exception) -> ApiError:
         return BadRequest(str(error), param=error.field, code="invalid_value")
     if isinstance(error, EngineClosed):
         return Unavailable(str(error))
+    if isinstance(error, WeightsChanged):
+        return ApiError(str(error), code="weights_changed")
     if isinstance(error, GenerationFailed):
         return ApiError(str(error), code="generation_failed", headers={"x-should-retry": "false"})
     if isinstance(error, PacelineError):

@@ -245,22 +245,29 @@ def assemble(part: PartForm, tensors: Sequence[Tensor], device: torch.device) ->
 def check_replaceable(current: DecoderModel, other: DecoderModel) -> None:
     """Raise `UnsupportedModel` with the first difference, unless the two models have the same configuration, and all weights
     the same form in memory."""
-    for field in fields(current.config):
-        mine, its = getattr(current.config, field.name), getattr(other.config, field.name)
-        if mine != its:
-            raise _difference(field.name, mine, its)
-    for part in range(1, Parts.of(current.config).count):
+    different = [
+        f.name for f in fields(current.config) if getattr(current.config, f.name) != getattr(other.config, f.name)
+    ]
+    if different:
+        raise _cannot_replace(f"the models differ in their {', '.join(different)}")
+    parts = Parts.of(current.config)
+    for part in range(1, parts.count):
         pieces = part_of(other, part)
         for name, piece in part_of(current, part).items():
             mine, its = piece_form(name, piece), piece_form(name, pieces[name])
             if mine != its:
-                raise _difference(f"the {name} of the {Parts.of(current.config).name(part)}", mine, its)
+                raise _cannot_replace(
+                    f"the {name} of the {parts.name(part)} is {_shape(mine)}, that of the new weights {_shape(its)}"
+                )
 
 
-def _difference(name: str, current: object, other: object) -> UnsupportedModel:
+def _shape(form: PieceForm) -> str:
+    return f"{form.kind} {', '.join(f'{tensor.dtype} {list(tensor.shape)}' for tensor in form.tensors)}"
+
+
+def _cannot_replace(reason: str) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{name} of the model in use is {current}, that of the new weights {other}: weights are replaced by those of the same "
-        "architecture and format; restart the server with the new model"
+        f"{reason}: weights are replaced by those of the same architecture and format; restart the server with the new model"
     )
 
 

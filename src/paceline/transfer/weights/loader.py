@@ -124,6 +124,10 @@ class WeightLoader:
         self._streamed.wait_all()
         return ExportedWeights(loaded, self._form, self._fingerprint, self._manifest)
 
+    def export(self, loaded: LoadedModel, checksum: str) -> ExportedWeights:
+        """Other weights of the same model, for a weight server. They replaced those that were loaded here."""
+        return ExportedWeights(replace(loaded, checksum=checksum), self._form, checksum)
+
     def close(self) -> None:
         """Stop loading. A step that waits for a layer ends with `EngineClosed`. Safe to call twice."""
         if self._sources is not None:
@@ -261,7 +265,7 @@ class WeightManager:
         """If `spec` is None, the model is loaded from disk and nothing is served. `security` holds the keys that workers of one
         role use among themselves."""
         self._loader = WeightLoader(() if spec is None else spec.peers, security, channels)
-        self._channels = channels
+        self._security, self._channels = security, channels
         self._server = None if spec is None else WeightServer(spec.address, security, spec.bytes_per_second, channels)
         self._loaded: LoadedModel | None = None
         self._thread: threading.Thread | None = None
@@ -307,6 +311,35 @@ class WeightManager:
         """The model of several ranks, completely loaded, as `build_engine` expects it."""
         self._loaded, ranks = self._loader.load_ranks(spec)
         return self._loaded, ranks
+
+    def fetch(
+        self,
+        address: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
+        activations: Activations = "int8",
+    ) -> LoadedModel:
+        """The weights that another worker serves, whatever checkpoint they are of. Blocks until all have arrived."""
+        loader = WeightLoader([PeerAddress(address, address)], self._security, self._channels)
+        try:
+            loaded = loader.load(f"the weights of {address}", device, dtype, quantization, activations)
+            loader.wait(loaded)
+            return loaded
+        finally:
+            loader.close()
+
+    def withhold(self) -> None:
+        """Serve nothing until `replaced`."""
+        if self._server is not None:
+            self._server.withhold()
+
+    def replaced(self, checksum: str, activity: Callable[[], Activity]) -> None:
+        """Serve the weights that replaced those of the model, with this checksum. First reads all of them."""
+        if self._server is None or self._loaded is None:
+            return
+        weights = self._loader.export(self._loaded, checksum)
+        self._server.open(weights, activity, device_memory(weights.device, self._channels))
 
     def wait(self) -> None:
         """Wait until all weights are loaded. Raises if loading failed."""

@@ -213,6 +213,10 @@ class WeightServer:
         self._shared = None if memory is None else SharedParts(weights, memory)
         self._weights = weights
 
+    def withhold(self) -> None:
+        """Refuse requests until `open`: the weights are being replaced."""
+        self._weights = self._shared = None
+
     def close(self) -> None:
         """Clients with a part in transfer get a goodbye. Safe to call twice."""
         self._stop.set()

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from paceline.worker.server.engine_backend import EngineBackend, WorkerHung
     from paceline.worker.server.gateways import Submission
     from paceline.worker.server.server import WorkerServer
+    from paceline.worker.server.weights_change import WeightsChanges, weights_loader
 
 __all__ = [
     "AlternatingDraftTrial",
@@ -19,9 +20,11 @@ __all__ = [
     "DraftSwaps",
     "EngineBackend",
     "Submission",
+    "WeightsChanges",
     "WorkerFailed",
     "WorkerHung",
     "WorkerServer",
+    "weights_loader",
 ]
 
 __getattr__ = lazy_face(
@@ -33,5 +36,6 @@ __getattr__ = lazy_face(
         "engine_backend": "EngineBackend WorkerHung",
         "gateways": "Submission",
         "server": "WorkerServer",
+        "weights_change": "WeightsChanges weights_loader",
     },
 )

@@ -1,5 +1,6 @@
 """What a worker's server needs of the engine behind it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -7,6 +8,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.status import EngineStatus
 from paceline.wire.gateway_messages import (
     Cancel,
+    ChangeWeights,
     FromTargetWorker,
     LoadProgress,
     Prefill,
@@ -23,7 +25,7 @@ from paceline.worker.server.gateways import Submission
 
 WRONG_EPOCH = "the message is for another epoch of this worker"
 
-Control: TypeAlias = SetFlags | WorkerList | SwapDraft | Prefill | TokensRequest | Cancel
+Control: TypeAlias = SetFlags | WorkerList | SwapDraft | ChangeWeights | Prefill | TokensRequest | Cancel
 """Messages that a backend handles itself."""
 
 
@@ -102,6 +104,10 @@ class Backend(Protocol):
 
     def poll(self, now: float) -> None:
         """Do what is due. Raises `WorkerFailed` if the backend cannot continue."""
+        ...
+
+    def announce(self, tell: Callable[[Welcome], None]) -> None:
+        """If gateways must be told of a change, `tell` sends them what was output before, then the new `Welcome`."""
         ...
 
     def close(self) -> None: ...

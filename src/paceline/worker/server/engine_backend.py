@@ -21,6 +21,7 @@ from paceline.transfer.weights import WeightManager
 from paceline.wire.draft_messages import VERSION
 from paceline.wire.gateway_messages import (
     Cancel,
+    ChangeWeights,
     FromTargetWorker,
     Prefill,
     PrefillStarted,
@@ -42,6 +43,7 @@ from paceline.worker.server.draft_swap import DraftSwaps
 from paceline.worker.server.gateways import Submission
 from paceline.worker.server.resumable import ResumableStreams
 from paceline.worker.server.symptoms import DraftSymptoms, WorkerFlags
+from paceline.worker.server.weights_change import WeightsChanges
 
 logger = logging.getLogger(__name__)
 
@@ -124,15 +126,17 @@ class EngineBackend:
         handoffs: Handoffs | None = None,
         prefill_service: PrefillService | None = None,
         draft_swaps: DraftSwaps | None = None,
+        weights_changes: WeightsChanges | None = None,
         tracing: Closeable | None = None,
     ) -> None:
         """`name` is that of the worker. `handoffs` is a client of prefill workers, which passes the requests to the engine.
-        `prefill_service` computes or sends prompts for other targets. `draft_swaps` swaps the draft inside the engine. All
-        parts are closed at the end."""
+        `prefill_service` computes or sends prompts for other targets. `draft_swaps` swaps the draft inside the engine,
+        and `weights_changes` replaces the target's weights. All parts are closed at the end."""
         self._name, self._loop, self._engine = name, loop, loop.engine
         self._drafts, self._publisher, self._tracing = drafts, publisher, tracing
         self._weights = weights
         self._handoffs, self._prefill_service, self._draft_swaps = handoffs, prefill_service, draft_swaps
+        self._weights_changes, self._fingerprint = weights_changes, loop.engine.fingerprint
         if publisher is not None:
             self._engine.listen(publisher.put)
         self._flags, self._draft_symptoms = WorkerFlags(loop), DraftSymptoms()
@@ -162,6 +166,18 @@ class EngineBackend:
 
     def attach(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
+        if self._weights_changes is not None:
+            self._weights_changes.attach(lifecycle.wake)
+
+    def announce(self, tell: Callable[[Welcome], None]) -> None:
+        if self._weights_changes is not None:
+            self._weights_changes.announce(lambda: self._announce(tell))
+
+    def _announce(self, tell: Callable[[Welcome], None]) -> None:
+        """The engine has other weights, and has generated nothing with them yet."""
+        self._fingerprint = self._engine.fingerprint
+        self._resumable.clear()
+        tell(self.welcome())
 
     def welcome(self) -> Welcome:
         engine, publisher = self._engine, self._publisher
@@ -180,7 +196,8 @@ class EngineBackend:
             default_method=engine.status.snapshot().flags.method or "",
             events_port=publisher.port if publisher else 0,
             replay_port=publisher.replay_port if publisher else 0,
-            fingerprint=engine.fingerprint,
+            fingerprint=self._fingerprint,
+            change=0 if self._weights_changes is None else self._weights_changes.number,
             memory=None if self._prefill_service is None else self._prefill_service.cache_memory,
         )
 
@@ -213,6 +230,7 @@ class EngineBackend:
             symptoms=(*of_drafts, *self._flags.symptoms, *snapshot.audit.symptoms),
             handoffs=None if handoffs is None else handoffs.counts(),
             draft=None if self._draft_swaps is None else self._draft_swaps.status,
+            weights=None if self._weights_changes is None else self._weights_changes.status,
         )
 
     def submit(self, job: Submission, message: Submit) -> None:
@@ -249,6 +267,9 @@ class EngineBackend:
             case SwapDraft():
                 if self._draft_swaps is not None:
                     self._draft_swaps.start(message)
+            case ChangeWeights():
+                if self._weights_changes is not None:
+                    self._weights_changes.start(message)
             case WorkerList():
                 if self._drafts is not None:
                     self._drafts.set_workers(message.drafts)

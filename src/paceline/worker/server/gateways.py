@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from paceline.core.clock import Clock
-from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
+from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError, WeightsChanged
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.wire.draft_messages import MAX_OUTPUTS
@@ -173,7 +173,9 @@ def _failure(attempt: int, error: PacelineError) -> RequestFailed:
     field = error.field if isinstance(error, InvalidRequest) else None
     text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote lone surrogates
     kind = FailureKind.LOST
-    if isinstance(error, InvalidRequest | GenerationFailed):
+    if isinstance(error, WeightsChanged):
+        kind = FailureKind.CHANGED
+    elif isinstance(error, InvalidRequest | GenerationFailed):
         kind = FailureKind.INVALID if isinstance(error, InvalidRequest) else FailureKind.FAILED
     return RequestFailed(attempt, kind, text, field)
 

@@ -50,6 +50,10 @@ class ResumableStreams:
     def find(self, key: str) -> ResumableStream | None:
         return self._streams.get(key)
 
+    def clear(self) -> None:
+        """Forget all streams: their tokens were generated with other weights."""
+        self._streams.clear()
+
     def expire(self, now: float) -> None:
         """Drop the streams that ended long ago, and the oldest ended ones if there are too many tokens."""
         total = 0

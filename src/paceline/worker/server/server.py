@@ -9,6 +9,7 @@ from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import VERSION, Goodbye, Hello
 from paceline.wire.gateway_messages import (
     Cancel,
+    ChangeWeights,
     FromGateway,
     Heartbeat,
     HeartbeatRequest,
@@ -19,6 +20,7 @@ from paceline.wire.gateway_messages import (
     Submit,
     SwapDraft,
     TokensRequest,
+    Welcome,
     WorkerList,
 )
 from paceline.wire.lifecycle import Lifecycle
@@ -88,6 +90,7 @@ class WorkerServer:
                     except Exception:  # No message may end the worker for the remaining clients
                         logger.exception("a message could not be handled")
                 self._sessions.send_events()
+                self.backend.announce(self._tell)
                 self._drop_silent_gateways()
                 if self._has_drained():
                     break
@@ -109,6 +112,12 @@ class WorkerServer:
         self._lifecycle.say_goodbye(self._sessions.by_peer, f"the server of {self.name} does not answer")
         for peer in list(self._sessions.by_peer):
             self._drop(peer)
+
+    def _tell(self, welcome: Welcome) -> None:
+        """Tell all gateways what has changed, after the outputs before the change."""
+        self._sessions.send_events()
+        for peer in self._sessions.by_peer:
+            self._listener.send(peer, welcome)
 
     def _has_drained(self) -> bool:
         """Whether the worker drains, and nothing is left to do or the time is over."""
@@ -142,7 +151,7 @@ class WorkerServer:
                 self._listener.send(peer, StatusReport(self.epoch, self.name, self.backend.status()))
             case Prefill():
                 self._prefill(peer, session, message)
-            case SetFlags() | WorkerList() | SwapDraft() | TokensRequest():
+            case SetFlags() | WorkerList() | SwapDraft() | ChangeWeights() | TokensRequest():
                 answer = self.backend.handle(peer, message)
                 if answer is not None:
                     self._listener.send(peer, answer)

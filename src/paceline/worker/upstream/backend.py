@@ -5,6 +5,7 @@
 
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +139,9 @@ class UpstreamBackend:
             events_port=self._relay.port if self._relay else 0,
             replay_port=self._relay.replay_port if self._relay else 0,
         )
+
+    def announce(self, tell: Callable[[Welcome], None]) -> None:
+        """Nothing changes while the server runs, as far as its API shows."""
 
     def report(self) -> BackendReport:
         load, running = self._connection.load, self._num_running
