@@ -38,13 +38,13 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
-    """A tokenizer with one token per byte."""
+def byte_tokenizer(template: str | None = TEMPLATE, special: tuple[str, ...] = ()) -> Tokenizer:
+    """A tokenizer with one token per byte, and special tokens."""
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>")])
+    backend.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>", *special)])
     return Tokenizer(backend, bos_id=None, eos_ids=[257], special_tokens={}, chat_template=template)
 
 

@@ -145,7 +145,9 @@ def test_with_a_response_format_beside_tools_the_model_answers_or_calls(stream: 
         else:
             deltas = [response.json()["choices"][0]["message"]]
         assert "".join(delta.get("content") or "" for delta in deltas) == content
-        assert [call["function"]["name"] for delta in deltas for call in delta.get("tool_calls") or ()] == names
+        found = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
+        assert [function["name"] for function in found if "name" in function] == names
+        assert "".join(function["arguments"] for function in found) == '{"city": "Rome"}' * len(names)
         schema = server.target.requests[0].sampling.json_schema
         assert schema is not None
         function, trip = schema["anyOf"]

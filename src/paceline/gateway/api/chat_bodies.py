@@ -35,7 +35,7 @@ class ChatBody(GenerationBody):
         "chat_template": ((), "render the messages in the client and use /v1/completions"),
     }
 
-    ignored = IGNORED_PARAMS | {"prediction", "verbosity"}
+    ignored = (IGNORED_PARAMS - {"include_reasoning"}) | {"prediction", "verbosity"}
 
     messages: Messages
     add_generation_prompt: bool = True
@@ -51,6 +51,8 @@ class ChatBody(GenerationBody):
     tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | AllowedChoice | None = None
     parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    """Whether the answer has the model's reasoning, as `reasoning` and `reasoning_content`."""
 
     @model_validator(mode="after")
     def _check(self) -> "ChatBody":
@@ -91,7 +93,9 @@ class ChatBody(GenerationBody):
     @property
     def template_variables(self) -> dict[str, Any]:
         """Variables of the chat template that the client sets."""
-        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        effort: dict[str, Any] = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        if self.reasoning_effort == "none":  # the variables of the families whose reasoning can be turned off
+            effort |= {"enable_thinking": False, "thinking": False}
         return effort | (self.chat_template_kwargs or {})
 
     @property

@@ -13,6 +13,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.core.request import SamplingParams
 from paceline.gateway.config.settings import Setting, read_settings
+from paceline.gateway.formats import ReasoningParserName, ToolParserName
 from paceline.model_files import recommended_sampling
 
 
@@ -107,6 +108,10 @@ class ServerConfig:
     quarter of `max_num_seqs`, which keeps the wait short."""
     max_waiting_tokens: int | None = None
     """Prompt tokens that may wait; the server rejects further ones with 429. The default is half of the KV cache."""
+    tool_parser: ToolParserName = "auto"
+    """Format of tool calls in the model's answers. The default is what the chat template shows."""
+    reasoning_parser: ReasoningParserName = "auto"
+    """Format of reasoning in the model's answers. The default is what the chat template shows; `none` leaves it in the text."""
     request_timeout: float = 600.0
     """Time limit of a request in seconds, including the wait; a request may set a shorter one."""
     drain_timeout: float = 30.0
@@ -177,6 +182,16 @@ class ServerConfig:
             ("max_connections", self.max_connections >= 1, "at least 1"),
             ("max_connections_per_address", self.max_connections_per_address >= 1, "at least 1"),
             ("gateways", self.gateways >= 1, "at least 1"),
+            (
+                "tool_parser",
+                self.tool_parser in get_args(ToolParserName),
+                f"one of {', '.join(get_args(ToolParserName))}",
+            ),
+            (
+                "reasoning_parser",
+                self.reasoning_parser in get_args(ReasoningParserName),
+                f"one of {', '.join(get_args(ReasoningParserName))}",
+            ),
             ("log_level", self.log_level in get_args(LogLevel), f"one of {', '.join(get_args(LogLevel))}"),
             ("log_requests", self.log_requests in get_args(LogDetail), f"one of {', '.join(get_args(LogDetail))}"),
             ("price", self.price is None or 0.0 <= self.price < float("inf"), "dollars per hour, 0 or more"),

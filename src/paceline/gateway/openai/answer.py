@@ -116,7 +116,9 @@ class Answer(ABC):
         self._origins = (
             [
                 OriginSplitter(
-                    tokenizer, body.skip_special_tokens, request.prompt_ids[-1] if self.continues_prompt else None
+                    tokenizer,
+                    request.sampling.skip_special_tokens,
+                    request.prompt_ids[-1] if self.continues_prompt else None,
                 )
                 for request in requests
                 for _ in range(request.sampling.n)

@@ -1,24 +1,25 @@
-"""Responses and chunks of /v1/chat/completions."""
+"""Responses and chunks of /v1/chat/completions: text, reasoning and tool calls."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.gateway.api.chat_bodies import ChatBody
 from paceline.gateway.api.messages import INPUT
+from paceline.gateway.formats import AnswerParser, CallDelta, Reasoning
 from paceline.gateway.openai.answer import MIN_LOGPROB, Answer, AnswerContext, prompt_logprobs
-from paceline.gateway.openai.tools import CallDelta, Piece, ToolCallParser, ToolUse
 from paceline.model_files.tokenizer import Tokenizer
 
 
 class _ChatChoice:
     """The message of one choice, as far as it is generated."""
 
-    def __init__(self, parser: ToolCallParser | None, custom: frozenset[str]) -> None:
-        """`custom` has the names of the tools whose input is a text."""
-        self._parser, self._custom = parser, custom
+    def __init__(self, parser: AnswerParser, custom: frozenset[str], has_reasoning: bool) -> None:
+        """`custom` has the names of the tools whose input is a text. Without `has_reasoning` reasoning is left out."""
+        self._parser, self._custom, self._has_reasoning = parser, custom, has_reasoning
+        self._reasoning: list[str] = []
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
         self._has_role = False
@@ -28,14 +29,16 @@ class _ChatChoice:
 
     def add(self, output: StepOutput) -> dict[str, Any]:
         """The `delta` of this step."""
-        pieces: list[Piece] = [output.text] if output.text else []
-        if self._parser is not None:
-            pieces = self._parser.push(output.text)
-            if output.finish_reason is not None:
-                pieces += self._parser.flush()
+        pieces = self._parser.push(output.text)
+        if output.finish_reason is not None:
+            pieces += self._parser.flush()
         delta: dict[str, Any] = {}
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         calls = [piece for piece in pieces if isinstance(piece, CallDelta)]
+        reasoning = "".join(piece.text for piece in pieces if isinstance(piece, Reasoning))
+        if reasoning and self._has_reasoning:
+            self._reasoning.append(reasoning)
+            delta |= {"reasoning": reasoning, "reasoning_content": reasoning}
         if text:
             self._content.append(text)
             delta["content"] = text
@@ -53,10 +56,14 @@ class _ChatChoice:
         return delta
 
     def message(self) -> dict[str, Any]:
-        content = "".join(self._content)
-        if not self._calls:
-            return {"role": "assistant", "content": content}
-        return {"role": "assistant", "content": content or None, "tool_calls": self._calls}
+        content: str | None = "".join(self._content)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self._reasoning:
+            reasoning = "".join(self._reasoning)
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if self._calls:
+            message |= {"content": content or None, "tool_calls": self._calls}
+        return message
 
     def _add_call(self, call: CallDelta) -> dict[str, Any] | None:
         """The part of the chunk; None for a call of a custom tool, which is sent when it is complete."""
@@ -102,15 +109,16 @@ class ChatAnswer(Answer):
         requests: Sequence[Request],
         context: AnswerContext,
         body: ChatBody,
-        tool_use: ToolUse | None = None,
+        new_parser: Callable[[], AnswerParser],
+        custom: frozenset[str] = frozenset(),
     ) -> None:
+        """`new_parser` makes the parser of a choice; `custom` has the names of the tools whose input is a text."""
         super().__init__(answer_id, requests, context, body)
         (self._request,) = requests
         self._prompt_logprobs: list[dict[int, Any] | None] | None = None
         self._has_prompt_logprobs = body.prompt_logprobs is not None
         count = self._request.sampling.n
-        custom = tool_use.custom_names if tool_use else frozenset()
-        self._choices = [_ChatChoice(tool_use.parser() if tool_use else None, custom) for _ in range(count)]
+        self._choices = [_ChatChoice(new_parser(), custom, body.include_reasoning) for _ in range(count)]
 
     def add_to_choice(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         choice = self._choices[index]

@@ -62,7 +62,7 @@ def _message_as_text(message: dict[str, Any]) -> dict[str, Any]:
         for call in message.get("tool_calls", ())
     )
     content = "\n".join(part for part in (message["content"], calls) if part)
-    return {"role": message["role"], "content": content}
+    return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
 
 
 THREAD_CHARS = 8192
@@ -134,9 +134,14 @@ class PromptEncoder:
         values = [template_message(message) for message in messages]
         tool_values = template_tools(tools)
         if self._template_has_tools:
-            for value in values:
-                _parse_arguments(value)
-            return self._template.render(values, add_generation_prompt, tool_values or None, variables)
+            parsed = [_with_parsed_arguments(value) for value in values]
+            try:
+                return self._template.render(parsed, add_generation_prompt, tool_values or None, variables)
+            except InvalidRequest:
+                if parsed == values:
+                    raise
+                # Some templates join arguments with texts
+                return self._template.render(values, add_generation_prompt, tool_values or None, variables)
         values = write_tools_as_text(values, tool_values)
         return self._template.render(values, add_generation_prompt, variables=variables)
 
@@ -204,6 +209,7 @@ def sampling_params(
     seed: int,
     constraint: Constraint | None,
     extra_stops: tuple[str, ...] = (),
+    skip_special_tokens: bool | None = None,
 ) -> SamplingParams:
     """The body's sampling parameters. `defaults` has those of requests that set none; `seed` applies if the body has none."""
     chosen = {
@@ -218,7 +224,7 @@ def sampling_params(
         min_tokens=body.min_tokens,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        skip_special_tokens=body.skip_special_tokens,
+        skip_special_tokens=body.skip_special_tokens if skip_special_tokens is None else skip_special_tokens,
         seed=seed if body.seed is None else body.seed,
         n=body.n or 1,
         stop=stop + extra_stops,
@@ -295,10 +301,15 @@ def _infer_category(prompt: tuple[int, ...], sampling: SamplingParams, topic: st
     return categorise(topic or "", len(prompt), is_json)
 
 
-def _parse_arguments(message: dict[str, Any]) -> None:
-    """Replaces JSON strings by objects: templates serialize arguments and would quote a string."""
-    for call in message.get("tool_calls", ()):
+def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with objects in place of JSON strings: most templates serialize arguments, and would quote a string."""
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
         try:
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+            arguments = json.loads(call["function"]["arguments"])
         except (ValueError, RecursionError):
-            continue
+            arguments = call["function"]["arguments"]
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}

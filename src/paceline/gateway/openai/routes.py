@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -23,6 +24,7 @@ from paceline.gateway.api.completion_bodies import (
 from paceline.gateway.api.messages import last_user_text
 from paceline.gateway.api.responses import ChatCompletion, Completion, Model, ModelList
 from paceline.gateway.bodies import owner_of
+from paceline.gateway.formats import AnswerFormat
 from paceline.gateway.openai.answer import AnswerContext
 from paceline.gateway.openai.chat import ChatAnswer
 from paceline.gateway.openai.completion import CompletionAnswer, VerifyAnswer
@@ -34,9 +36,11 @@ from paceline.gateway.openai.requests import (
     truncate_prompt,
 )
 from paceline.gateway.openai.response import GenerationResponse, respond
-from paceline.gateway.openai.tools import ToolUse
+from paceline.gateway.openai.tools import ToolUse, answer_parser, stops
 from paceline.gateway.sessions import Gateway, RequestSession, ServedModels
 
+PROMPT_END = 32
+"""Tokens at the end of a prompt, which show whether the answer begins with reasoning."""
 EVENTS: dict[str, Any] = {"text/event-stream": {"example": "data: {...}\n\ndata: [DONE]\n\n"}}
 
 
@@ -48,6 +52,9 @@ class _Model:
         self.defaults, self.max_output = gateway.sampling, gateway.config.sampling.max_tokens
         self.encoder = PromptEncoder(gateway.tokenizer, gateway.max_chars, gateway.encoders)
         self.context = AnswerContext(gateway.model, gateway.target.max_depth, gateway.tokenizer)
+        settings = gateway.config
+        self.format = AnswerFormat.of(gateway.tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)
+        self.special_texts = {gateway.tokenizer.token(token) for token in gateway.tokenizer.special_ids}
         self.card = Model(
             id=gateway.model,
             object="model",
@@ -87,12 +94,14 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
     session, target = RequestSession.open(model.gateway, http, body), model.target
     session.check_limits(1, body.n or 1)
     answer_form = output_constraint(body)
-    tool_use = ToolUse.from_body(body, answer_form)
+    tool_use, format_ = ToolUse.from_body(body, answer_form), model.format
     tools = tool_use.tools if tool_use else ()
     prompt = await model.encoder.encode_messages(
         owner_of(http.scope), body.messages, tools, body.add_generation_prompt, body.template_variables
     )
     prompt = truncate_prompt(prompt, body, target.max_model_len)
+    constraint = tool_use.json_schema if tool_use else answer_form
+    needs_special = constraint is None and not model.special_texts.isdisjoint(format_.markers(tool_use is not None))
     sampling = sampling_params(
         body,
         model.defaults,
@@ -100,14 +109,18 @@ async def _chat(model: _Model, body: ChatBody, http: Request) -> Response:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
         seed=draw_seed(),
-        constraint=tool_use.json_schema if tool_use else answer_form,
-        extra_stops=tool_use.stops if tool_use else (),
+        constraint=constraint,
+        extra_stops=stops(format_, tool_use),
+        skip_special_tokens=body.skip_special_tokens and not needs_special,
     )
     schema_field = "tools" if body.is_call_forced else "response_format"
     answer_id, topic = ChatAnswer.new_id(), last_user_text(body.messages)
     bare = build_requests(http, body, session, answer_id, [prompt], sampling, topic)
     requests = await session.validate(bare, body.timeout, schema_field, "messages")
-    answer = ChatAnswer(answer_id, requests, model.context, body, tool_use)
+    prompt_end = model.tokenizer.decode(prompt[-PROMPT_END:], skip_special=False)
+    new_parser = partial(answer_parser, format_, tool_use, prompt_end, constraint is not None)
+    custom = tool_use.custom_names if tool_use else frozenset[str]()
+    answer = ChatAnswer(answer_id, requests, model.context, body, new_parser, custom)
     return await respond(session, answer, body, http)
 
 
