@@ -5,7 +5,7 @@ import pytest
 
 from paceline.core.request import ValidatedRequest
 from paceline.engine.engine import Engine
-from paceline.policy.step import Objectives, PromptPacer
+from paceline.policy.step import Objectives, PromptPacer, PromptRoom
 from tests.engine.harness import MODEL, PROMPT, engine_of, oracle, plain_tokens, request
 from tests.exactness.suite import plain_text
 from tests.fakes import run, tiny_engine
@@ -16,11 +16,25 @@ def test_prompts_leave_time_for_sequences_that_decode() -> None:
     engine.add(request("decodes", PROMPT, max_tokens=60))
     for _ in range(3):
         engine.step()
-    engine.scheduler.limit_prompts(10)
+    engine.scheduler.limit_prompts(PromptRoom(10))
     engine.add(request("long", [i % 40 for i in range(60)], max_tokens=4))
     engine.add(request("other", [i % 39 for i in range(60)], max_tokens=4))
     schedule = engine.scheduler.schedule()
     assert [item.num_tokens for item in schedule.items] == [1, 10]
+
+
+def test_rows_late_in_a_prompt_take_more_time() -> None:
+    engine = tiny_engine(MODEL, max_batched_tokens=128, prefix_caching=False)
+    engine.add(request("decodes", PROMPT, max_tokens=60))
+    engine.step()
+    engine.add(request("long", [i % 40 for i in range(200)], max_tokens=4))
+    pieces = []
+    for _ in range(3):
+        engine.scheduler.limit_prompts(PromptRoom(60, 0.01))
+        pieces.append(engine.scheduler.schedule().items[-1].num_tokens)
+        engine.step()
+        engine.scheduler.limit_prompts(PromptRoom(60, 0.01))
+    assert pieces[0] > pieces[-1] >= 16
 
 
 def test_texts_are_the_same_with_any_limit() -> None:

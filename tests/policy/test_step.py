@@ -2,40 +2,75 @@ import pytest
 
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.policy.step import (
+    LEAST_MEASURED,
     MIN_PROMPT_ROWS,
     MIN_TOKENS,
     Objectives,
     PromptClaim,
     PromptPacer,
+    PromptRoom,
     admits,
     chunk_tokens,
     ends_inside_piece,
     padded_size,
-    piece_rows,
     prompt_budget,
+    prompt_room,
 )
+
+
+def rows_of(pacer: PromptPacer, num_decoding: int) -> int:
+    room = pacer.room(num_decoding, ())
+    assert room is not None
+    return round(room.rows)
 
 
 def test_the_pacer_subtracts_what_decoding_costs() -> None:
     pacer = PromptPacer(Objectives(ttft=1.0, tpot=0.2))
-    assert pacer.max_rows(16, ()) is None
-    pacer.observe(16, 0, MIN_TOKENS - 1, 100.0)
-    assert pacer.max_rows(16, ()) is None
+    assert pacer.room(16, ()) is None
+    pacer.observe(16, 0, LEAST_MEASURED - 1, 100.0)
+    assert pacer.room(16, ()) is None
     pacer.observe(16, 0, 0, 0.1)  # a step that only decodes
     pacer.observe(16, 0, 100, 0.2)
-    assert pacer.max_rows(16, ()) == 100
-    assert pacer.max_rows(0, ()) == 200
+    assert rows_of(pacer, 16) == 100
+    assert rows_of(pacer, 0) == 200
     for _ in range(50):
         pacer.observe(16, 0, 64, 64.0)
-    assert pacer.max_rows(16, ()) == MIN_TOKENS
+    assert rows_of(pacer, 16) == MIN_TOKENS
 
 
 def test_rows_of_drafts_do_not_make_prompts_look_slow() -> None:
     pacer = PromptPacer(Objectives(ttft=1.0, tpot=0.2))
     pacer.observe(16, 64, 0, 0.5)  # not the cost of decoding
     pacer.observe(16, 64, 80, 0.16)
-    assert pacer.max_rows(0, ()) == 200
-    assert pacer.max_rows(16, ()) == 184  # decoding rows cost as much as those of prompts until they are measured
+    assert rows_of(pacer, 0) == 200
+    assert rows_of(pacer, 16) == 184  # decoding rows cost as much as those of prompts until they are measured
+
+
+def test_the_pacer_learns_what_a_token_of_context_costs() -> None:
+    pacer = PromptPacer(Objectives(ttft=1.0, tpot=0.2))
+    for step in range(60):
+        context = 100.0 * step
+        pacer.observe(0, 0, 64, 64 * 0.001 * (1.0 + 0.002 * context), context)
+    room = pacer.room(0, ())
+    assert room is not None
+    assert room.rows == pytest.approx(200, rel=0.05)
+    assert room.context_weight == pytest.approx(0.002, rel=0.05)
+    for step in range(600):  # a machine that is twice as slow
+        context = 100.0 * (step % 60)
+        pacer.observe(0, 0, 64, 64 * 0.002 * (1.0 + 0.002 * context), context)
+    room = pacer.room(0, ())
+    assert room is not None
+    assert room.rows == pytest.approx(100, rel=0.05)
+    assert room.context_weight == pytest.approx(0.002, rel=0.05)
+
+
+def test_rows_late_in_a_prompt_take_more_of_the_room() -> None:
+    room = PromptRoom(100, 0.001)
+    assert (room.cost(10, 0), room.cost(10, 1000)) == pytest.approx((10.05, 20.05))
+    for context in (0, 100, 7000):
+        most = room.most(100, context)
+        assert room.cost(most, context) <= 100 < room.cost(most + 1, context)
+    assert (room.most(0, 0), room.most(-5, 7000), PromptRoom(100).most(40, 7000)) == (0, 0, 40)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +81,14 @@ def test_rows_of_drafts_do_not_make_prompts_look_slow() -> None:
         (0.3, [], 100),  # decoding alone misses the objective: a quarter of the time
         (0.3, [(200, 0.0)], 100),  # 200 * 0.3 / (1 - 0.2) = 75 are enough
         (0.3, [(400, 0.0)], 200),
-        (0.3, [(400, 0.0), (450, 0.0)], 245),
+        (0.3, [(400, 0.0), (50, 0.0)], 245),
         (0.3, [(400, 0.3)], 100),  # half of the time is not enough
         (0.3, [(7000, 0.0)], 100),
     ],
 )
-def test_pieces_follow_the_objectives(decoding: float, claims: list[tuple[int, float]], rows: int) -> None:
-    objectives = Objectives(ttft=1.0, tpot=0.2)
-    assert piece_rows(objectives, decoding, 0.001, [PromptClaim(*claim) for claim in claims]) == pytest.approx(
-        rows, abs=1
-    )
+def test_rows_follow_the_objectives(decoding: float, claims: list[tuple[int, float]], rows: int) -> None:
+    objectives, waiting = Objectives(ttft=1.0, tpot=0.2), [PromptClaim(count, 0, waited) for count, waited in claims]
+    assert prompt_room(objectives, decoding, 0.001, 0.0, waiting).rows == pytest.approx(rows, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,17 @@ class Committer:
             contents = StepContents.of(result)
             drafted = sum([sequence_result.num_nodes for sequence_result in contents.rounds])
             seconds = now - (result.times.began if last is None else last)
-            self._pacer.observe(contents.batch, drafted, contents.prefill_rows, seconds)
+            self._pacer.observe(contents.batch, drafted, contents.prefill_rows, seconds, _mean_context(result))
         num_decoding = sum([sequence.num_uncomputed == 1 for sequence in running])
-        self._scheduler.limit_prompts(self._pacer.max_rows(num_decoding, self._scheduler.claims(now)))
+        self._scheduler.limit_prompts(self._pacer.room(num_decoding, self._scheduler.claims(now)))
+
+
+def _mean_context(result: StepResult) -> float:
+    """Mean number of tokens before a prompt row of a committed step."""
+    rows = context = 0.0
+    for sequence_result in result.sequences:
+        count = sequence_result.num_tokens
+        if count > 1:
+            rows += count
+            context += count * (sequence_result.sequence.num_computed - count / 2.0)
+    return context / rows if rows else 0.0

@@ -12,7 +12,7 @@ from paceline.engine.step.step import Schedule, Scheduled
 from paceline.engine.tiers import Tiers
 from paceline.kv import BlockTables, blocks_for
 from paceline.policy.prompt_line import PromptLine, rank
-from paceline.policy.step import PromptClaim, admits, chunk_tokens, ends_inside_piece
+from paceline.policy.step import PromptClaim, PromptRoom, admits, chunk_tokens, ends_inside_piece
 
 MOST_CLAIMS = 16
 """Prompts in the line for which the size of pieces is decided."""
@@ -78,7 +78,7 @@ class Scheduler:
         self._held_back: Sequence | None = None
         """The prompt that waited last for room. It does not wait twice: prompts of higher rank may arrive in every step."""
         self._only: Collection[Sequence] | None = None
-        self._max_prompt_tokens: int | None = None
+        self._room: PromptRoom | None = None
 
     @property
     def waiting(self) -> list[Sequence]:
@@ -119,7 +119,7 @@ class Scheduler:
     def is_full(self, prompt_rows: int) -> bool:
         """Whether `prompt_rows` prompt rows take all the time or all tokens of the next step, so that none is left for
         drafts."""
-        return prompt_rows >= min(self._prompt_limit, self.max_batched_tokens - len(self.running))
+        return prompt_rows >= min(self._next_room.rows, self.max_batched_tokens - len(self.running))
 
     @property
     def _num_idle(self) -> int:
@@ -136,11 +136,9 @@ class Scheduler:
     def claims(self, now: float) -> Iterator[PromptClaim]:
         """The first prompts of the line, for the pacer."""
         begun = sorted([s for s in self.running if s.is_prefilling], key=lambda s: s.num_uncomputed)
-        rows = 0
         waiting = islice(self.line, min(MOST_CLAIMS, self.max_num_seqs - len(self.running)))
         for sequence in heapq.merge(begun, waiting, key=lambda s: s.num_uncomputed):
-            rows += sequence.num_uncomputed
-            yield PromptClaim(rows, now - sequence.arrival)
+            yield PromptClaim(sequence.num_uncomputed, sequence.num_computed, now - sequence.arrival)
 
     def add(self, sequence: Sequence) -> None:
         cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)
@@ -159,9 +157,9 @@ class Scheduler:
             self.tiers.cancel(sequence)
         sequence.status = Status.FINISHED
 
-    def limit_prompts(self, max_tokens: int | None) -> None:
-        """Compute at most `max_tokens` prompt tokens in a step in which other sequences decode. None if there is no limit."""
-        self._max_prompt_tokens = max_tokens
+    def limit_prompts(self, room: PromptRoom | None) -> None:
+        """Compute prompt tokens for at most this room in a step in which other sequences decode. None if there is no limit."""
+        self._room = room
 
     def restrict(self, sequences: Collection[Sequence] | None) -> None:
         """Schedule only these sequences from now on, while a failed step is run again in parts. None schedules all."""
@@ -175,7 +173,7 @@ class Scheduler:
         for sequence in running:
             if sequence.num_uncomputed == 1 and sequence.status is Status.RUNNING:
                 self._extend(sequence, 1, rows, preempted)
-        budget = min(self._prompt_limit, self.max_batched_tokens - len(rows))
+        budget = self.max_batched_tokens - len(rows)
         prompts = [s for s in running if s.num_uncomputed > 1 and s.status is Status.RUNNING]
         self._share(rows, prompts, budget, preempted)
         drafts = self._reserve_drafts(rows)
@@ -188,16 +186,16 @@ class Scheduler:
         rows: dict[Sequence, int] = {}
         self.barred = None
         prompts = [sequence for sequence in self.running if can_join(sequence)]
-        self._share(rows, prompts, min(budget, self._prompt_limit), None, can_join)
+        self._share(rows, prompts, budget, None, can_join)
         return tuple(Scheduled(sequence, count, 0) for sequence, count in rows.items())
 
     @property
-    def _prompt_limit(self) -> int:
-        """Most prompt tokens of the next step."""
-        limit = self._max_prompt_tokens
-        if limit is None or not any(sequence.num_uncomputed == 1 for sequence in self.running):
-            return self.max_batched_tokens
-        return min(limit, self.max_batched_tokens)
+    def _next_room(self) -> PromptRoom:
+        """The room for prompts in the next step."""
+        room = self._room
+        if room is None or not any(sequence.num_uncomputed == 1 for sequence in self.running):
+            return PromptRoom(self.max_batched_tokens)
+        return room
 
     def _share(
         self,
@@ -207,13 +205,19 @@ class Scheduler:
         preempted: list[Sequence] | None,
         can_join: Callable[[Sequence], bool] = lambda sequence: True,
     ) -> None:
-        """Give the `budget` to prompts that have begun and to waiting ones. `preempted` receives the sequences that are
-        preempted for them; if it is None, none is."""
+        """Give the `budget` of rows to prompts that have begun and to waiting ones, as far as there is room. `preempted`
+        receives the sequences that are preempted for them; if it is None, none is."""
+        room = self._next_room
+        left = room.rows
         admission = _Admission(len(self.running), is_closed=bool(preempted) or len(self.running) >= self.max_num_seqs)
-        turns = self.line.turns(begun, budget, may_begin=not admission.is_closed)
-        while (turn := turns.next(budget)) is not None:
-            sequence, most = turn.prompt, turn.most
+        turns = self.line.turns(begun, min(budget, int(left)), may_begin=not admission.is_closed)
+        while (turn := turns.next(min(budget, int(left)))) is not None:
+            sequence = turn.prompt
             before = rows.get(sequence, 0)
+            most = room.most(left, sequence.num_computed + before)
+            if left == room.rows:  # the first prompt gets some, whatever they cost
+                most = max(most, BLOCK_SIZE)
+            most = min(turn.most, most)
             if sequence.status is Status.RUNNING:
                 count = self._chunk(sequence, before + most)
                 if preempted is not None:
@@ -229,8 +233,9 @@ class Scheduler:
                 turns.close()
             count = max(0, rows.get(sequence, 0) - before)
             is_whole = before + count == sequence.num_uncomputed
-            turns.took(sequence, count, is_over=is_whole or count < most)
+            turns.took(sequence, count, is_over=is_whole or count < turn.most)
             budget -= count
+            left -= room.cost(count, sequence.num_computed + before)
             if count and not is_whole and count < most:  # the chunk ends with a piece: the next ones keep whole pieces
                 return
 

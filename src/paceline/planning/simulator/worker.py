@@ -10,13 +10,14 @@ from itertools import chain, islice
 from math import ceil, floor, sqrt
 from typing import Protocol
 
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.planning import WorkerProfile
 from paceline.planning.simulator.batches import Batch
 from paceline.planning.simulator.job import SimulatedRequest
 from paceline.planning.simulator.prefix_cache import PrefixCache
 from paceline.planning.simulator.rounds import Rounds, SimulatedRound
 from paceline.policy.prompt_line import PromptLine
-from paceline.policy.step import DEFAULT_OBJECTIVES, PromptClaim, admits, piece_rows, prompt_budget
+from paceline.policy.step import DEFAULT_OBJECTIVES, PromptClaim, PromptRoom, admits, prompt_budget, prompt_room
 
 _EPSILON = 1e-9
 
@@ -281,7 +282,7 @@ class SimulatedWorker:
         """One step with prompt rows. None if no prompt has room."""
         batch, step, reading = self.batch, _PLAIN, 0.0
         count, drafting = batch.count, self._drafts.load(batch.count)
-        prompts = self._share(self._prompt_rows(now))
+        prompts = self._share(now)
         rows = sum([part for _, part in prompts])
         if not rows:
             return None
@@ -294,36 +295,38 @@ class SimulatedWorker:
         )
         return PromptSegment(step, now, now + (seconds + reading + self._attention * context), prompts)
 
-    def _prompt_rows(self, now: float) -> int:
-        """Most prompt rows of the next step."""
+    def _room(self, now: float, budget: int) -> PromptRoom:
+        """The time for prompt rows in the next step. `budget` is the most rows that the executor computes."""
         count = self.batch.count
-        most = prompt_budget(count, self._pending + self._waiting_tokens)
-        if not count:
-            return most
-        decoding, mixed = self._rounds.pass_seconds(count), self._rounds.pass_seconds(count, most)
-        context = max([job.computed for job in self._prefilling], default=0)
-        row_seconds = (mixed - decoding) / most + self._attention * context
-        if row_seconds <= 0.0:
-            return most
+        decoding = self._rounds.pass_seconds(count)
+        row_seconds = (self._rounds.pass_seconds(count, budget) - decoding) / budget
+        if not count or row_seconds <= 0.0:
+            return PromptRoom(budget)
         decoding += self._context_seconds * self.batch.context
-        return min(most, piece_rows(DEFAULT_OBJECTIVES, decoding, row_seconds, self._claims(now)))
+        return prompt_room(DEFAULT_OBJECTIVES, decoding, row_seconds, self._attention / row_seconds, self._claims(now))
 
     def _claims(self, now: float) -> Iterator[PromptClaim]:
-        rows = 0
-        for job in chain(sorted(self._prefilling, key=lambda job: job.num_uncomputed), islice(self._line, MOST_CLAIMS)):
-            rows += job.num_uncomputed
-            yield PromptClaim(rows, now - job.arrival)
+        begun = sorted(self._prefilling, key=lambda job: job.num_uncomputed)
+        for job in chain(begun, islice(self._line, MOST_CLAIMS)):
+            yield PromptClaim(job.num_uncomputed, job.computed, now - job.arrival)
 
-    def _share(self, budget: int) -> list[tuple[SimulatedRequest, int]]:
+    def _share(self, now: float) -> list[tuple[SimulatedRequest, int]]:
         """The rows of each prompt in the next step. Admits the requests that begin."""
+        budget = prompt_budget(self.batch.count, self._pending + self._waiting_tokens)
+        room = self._room(now, budget)
+        left = room.rows
         taken: dict[SimulatedRequest, int] = {}
         running = self.batch.count + len(self._prefilling)
-        turns = self._line.turns(self._prefilling, budget, may_begin=running < self._max_num_seqs)
-        while (turn := turns.next(budget)) is not None:
+        turns = self._line.turns(self._prefilling, min(budget, int(left)), may_begin=running < self._max_num_seqs)
+        while (turn := turns.next(min(budget, int(left)))) is not None:
             job, before = turn.prompt, taken.get(turn.prompt, 0)
             rows = 0
             if self._line.has_begun(job) or self._admit(job):
-                rows = min(turn.most, job.num_uncomputed - before)
+                most = room.most(left, job.computed + before)
+                if not taken:  # the first prompt gets some, whatever they cost
+                    most = max(most, BLOCK_SIZE)
+                rows = min(turn.most, most, job.num_uncomputed - before)
+                left -= room.cost(rows, job.computed + before)
                 taken[job] = before + rows
             elif not turns.refuse(turn) or self.batch.count + len(self._prefilling) >= self._max_num_seqs:
                 turns.close()
