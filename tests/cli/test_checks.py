@@ -14,7 +14,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
 from paceline.core.machine import GIB
 from paceline.kernels.cpu import native
-from paceline.model_files.hub.inflation import SHAPES, InflatedShape, Inflation
+from paceline.model_files.hub.hub import SHAPES, InflatedShape, Inflation
 from paceline.models.loading.load import load_model, open_checkpoint
 from paceline.tools.inflate.inflate import make, write_folder, write_tokenizer
 from tests.cli.fakes import word_tokenizer

@@ -5,9 +5,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from paceline.kernels.cpu.checksums import copy_crc32
-from paceline.transfer.channel import Channel, ReceivedChunk
 from paceline.transfer.pool import ChannelPool
-from paceline.transfer.transfer import MAX_INFLIGHT_CHUNKS, TransferCancelled, TransferFailed, chunk_range, num_chunks
+from paceline.transfer.transfer import (
+    MAX_INFLIGHT_CHUNKS,
+    Channel,
+    ReceivedChunk,
+    TransferCancelled,
+    TransferFailed,
+    chunk_range,
+    num_chunks,
+)
 from paceline.wire.keys import Security
 from paceline.wire.transfer_messages import TransferHandle
 

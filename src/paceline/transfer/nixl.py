@@ -17,10 +17,16 @@ from typing import Any, NamedTuple
 
 from paceline.core.errors import MissingDependency
 from paceline.kernels.cpu.checksums import copy_crc32, crc32
-from paceline.transfer.channel import ReceivedChunk, require_keep_alive
 from paceline.transfer.fair_queue import ClientId
 from paceline.transfer.socket import ServerConnection
-from paceline.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS, ChannelUnavailable, TransferFailed
+from paceline.transfer.transfer import (
+    CHUNK_BYTES,
+    MAX_INFLIGHT_CHUNKS,
+    ChannelUnavailable,
+    ReceivedChunk,
+    TransferFailed,
+    require_keep_alive,
+)
 from paceline.wire.transfer_messages import (
     ChunkReply,
     ChunkRequest,

@@ -9,11 +9,10 @@ from paceline.core.cluster_config import TransferSetting
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.transfer import nixl as nixl_agent
 from paceline.transfer import shared_memory
-from paceline.transfer.channel import Channel
 from paceline.transfer.nixl import NixlAgent, NixlChannel
 from paceline.transfer.shared_memory import SharedMemoryChannel
 from paceline.transfer.socket import ServerConnection, SocketChannel
-from paceline.transfer.transfer import ChannelUnavailable, TransferFailed
+from paceline.transfer.transfer import Channel, ChannelUnavailable, TransferFailed
 from paceline.wire.keys import KeyPair, Security
 from paceline.wire.transfer_messages import TransferHandle
 

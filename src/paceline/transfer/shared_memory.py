@@ -20,8 +20,15 @@ from contextlib import suppress
 
 import numpy as np
 
-from paceline.transfer.channel import ReceivedChunk, decode_reply, require_keep_alive
-from paceline.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS, ChannelUnavailable, TransferFailed
+from paceline.transfer.transfer import (
+    CHUNK_BYTES,
+    MAX_INFLIGHT_CHUNKS,
+    ChannelUnavailable,
+    ReceivedChunk,
+    TransferFailed,
+    decode_reply,
+    require_keep_alive,
+)
 from paceline.wire.transfer_messages import TO_SERVER, ChunkReply, ChunkRequest, KeepAlive
 
 SEGMENT_BYTES = MAX_INFLIGHT_CHUNKS * CHUNK_BYTES

@@ -11,9 +11,15 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from paceline.transfer.channel import ReceivedChunk, decode_reply, require_keep_alive
 from paceline.transfer.fair_queue import MAX_REQUESTS
-from paceline.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS, TransferFailed
+from paceline.transfer.transfer import (
+    CHUNK_BYTES,
+    MAX_INFLIGHT_CHUNKS,
+    ReceivedChunk,
+    TransferFailed,
+    decode_reply,
+    require_keep_alive,
+)
 from paceline.wire.curve import encrypt_client, encrypt_server, set_keepalive
 from paceline.wire.keys import KeyPair, Security
 from paceline.wire.transfer_messages import TO_SERVER, ChunkReply, ChunkRequest, KeepAlive, Reply, ToServer

@@ -1,12 +1,17 @@
-"""The data of one transfer: parts that become ready over time, sent in chunks with checksums."""
+"""The data of one transfer: parts that become ready over time, sent in chunks with checksums.
+
+`Channel` is the interface that every channel implements on the client side.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from paceline.core.errors import PacelineError
 from paceline.kernels.cpu.checksums import crc32
-from paceline.wire.transfer_messages import MAX_PART_BYTES, MAX_PARTS
+from paceline.wire.codec import MalformedMessage
+from paceline.wire.transfer_messages import MAX_PART_BYTES, MAX_PARTS, TO_CLIENT, KeepAlive, Refused, Reply
 
 CHUNK_BYTES = 1 << 20
 """Bytes of a chunk. The number is part of the protocol, so server and client must agree."""
@@ -106,3 +111,44 @@ class Transfer:
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedChunk:
+    index: int
+    chunk: int
+    checksum: int
+    data: memoryview
+    """Bytes of the chunk, valid until the next call of the channel."""
+
+
+class Channel(Protocol):
+    """Used by one thread at a time. After a failed fetch the caller closes it."""
+
+    def request(self, id: bytes, index: int, chunk: int, size: int) -> None:
+        """Request a chunk of `size` bytes. At most `MAX_INFLIGHT_CHUNKS` requests may be open."""
+
+    def receive(self, seconds: float) -> ReceivedChunk | KeepAlive | None:
+        """The next reply, or None after `seconds`. Raises TransferFailed if the server refuses or is gone."""
+
+    def is_broken(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+def decode_reply(server: str, data: memoryview) -> Reply:
+    """Raises TransferFailed for a refusal and for bytes that are no message; `server` names it in the error."""
+    try:
+        reply = TO_CLIENT.decode(data)
+    except MalformedMessage as malformed:
+        raise TransferFailed(f"{server} does not speak the transfer protocol: {malformed}") from None
+    if isinstance(reply, Refused):
+        raise TransferFailed(f"{server}: {reply.reason}")
+    return reply
+
+
+def require_keep_alive(reply: Reply) -> KeepAlive:
+    """Raises TransferFailed for any other message."""
+    if not isinstance(reply, KeepAlive):
+        raise TransferFailed("the server sent a message that was not requested")
+    return reply

@@ -6,7 +6,7 @@ import pytest
 from paceline.core.errors import MissingDependency, UnsupportedModel
 from paceline.model_files.hub import hub
 from paceline.model_files.hub.hub import find_model, pick_draft, shipped_drafts
-from paceline.models.drafts.folder import open_draft_folder
+from paceline.models.drafts.load import open_draft_folder
 
 
 def test_an_existing_path_is_returned(tmp_path: Path) -> None:

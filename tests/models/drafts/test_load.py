@@ -10,8 +10,7 @@ import torch
 from paceline.core.errors import IncompatibleDraft, UnsupportedModel
 from paceline.model_files.tokenizer.compatibility import fingerprint
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
-from paceline.models.drafts.folder import open_draft_folder
-from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
+from paceline.models.drafts.load import LoadedHead, find_draft, load_draft, open_draft_folder
 from paceline.models.heads.eagle.eagle import EagleModel
 from paceline.models.heads.trained import DistilledModel, MedusaModel
 from paceline.models.loading.load import LoadedModel, open_checkpoint

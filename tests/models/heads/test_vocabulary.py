@@ -7,7 +7,7 @@ from paceline.core.errors import IncompatibleDraft
 from paceline.kernels.cpu import native
 from paceline.kernels.formats.weights import Dense
 from paceline.kernels.linear import embedding_rows, linear
-from paceline.model_files.hub.inflation import SHAPES, InflatedShape, Inflation
+from paceline.model_files.hub.hub import SHAPES, InflatedShape, Inflation
 from paceline.models.decoder.forward import DecoderModel
 from paceline.models.drafts.load import find_draft, load_draft
 from paceline.models.heads.vocabulary import embedding_for, head_for, inner_width, prepare_draft

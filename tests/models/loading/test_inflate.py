@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.rope import FrequencyFactors
-from paceline.model_files.hub.inflation import SHAPES, InflatedShape, Inflation
+from paceline.model_files.hub.hub import SHAPES, InflatedShape, Inflation
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.decoder.forward import DecoderModel
 from paceline.models.families.read import read_config

@@ -21,7 +21,7 @@ from typing import Any
 from paceline.core.errors import PacelineError
 from paceline.model_files.tokenizer.chat_template import ChatTemplate
 from paceline.models.drafts import load as drafts
-from paceline.models.drafts.folder import open_draft_folder
+from paceline.models.drafts.load import open_draft_folder
 from paceline.models.loading import load
 from paceline.models.loading.load import LoadedModel
 from tests.models.drafts.test_load import loaded_target

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from paceline.cli.commands import cli
 from paceline.core.errors import InvalidRequest
 from paceline.kernels.formats.quantized import Quantization
-from paceline.model_files.hub.inflation import SHAPES, InflatedShape, Inflation
+from paceline.model_files.hub.hub import SHAPES, InflatedShape, Inflation
 from paceline.models.decoder.forward import DecoderModel
 from paceline.models.loading.load import load_model, open_checkpoint
 from paceline.models.weights.checkpoint import Checkpoint

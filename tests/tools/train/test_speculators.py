@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from paceline.core.errors import InvalidRequest, UnsupportedModel
-from paceline.models.drafts.folder import open_draft_folder
-from paceline.models.drafts.load import load_draft
+from paceline.models.drafts.load import load_draft, open_draft_folder
 from paceline.models.heads.eagle.eagle import EagleModel
 from paceline.models.loading.load import load_model
 from paceline.tools.train.card import export_head

@@ -5,12 +5,20 @@ from typing import TYPE_CHECKING
 from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
-    from paceline.model_files.hub.hub import EMBEDDED, find_checkpoint, find_model, pick_draft
-    from paceline.model_files.hub.inflation import PREFIX, SHAPES, InflatedShape, Inflation
+    from paceline.model_files.hub.hub import (
+        EMBEDDED,
+        PREFIX,
+        SHAPES,
+        InflatedShape,
+        Inflation,
+        find_checkpoint,
+        find_model,
+        pick_draft,
+    )
 
 __all__ = ["EMBEDDED", "PREFIX", "SHAPES", "InflatedShape", "Inflation", "find_checkpoint", "find_model", "pick_draft"]
 
 __getattr__ = lazy_face(
     __name__,
-    {"hub": "EMBEDDED find_checkpoint find_model pick_draft", "inflation": "InflatedShape Inflation PREFIX SHAPES"},
+    {"hub": "EMBEDDED InflatedShape Inflation PREFIX SHAPES find_checkpoint find_model pick_draft"},
 )

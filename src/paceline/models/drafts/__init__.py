@@ -6,8 +6,14 @@ from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from paceline.models.drafts.exchanges import AnyDraft, check_exchangeable, exchange
-    from paceline.models.drafts.folder import DraftFolder, open_draft_folder
-    from paceline.models.drafts.load import LoadedHead, find_draft, load_draft, load_tables
+    from paceline.models.drafts.load import (
+        DraftFolder,
+        LoadedHead,
+        find_draft,
+        load_draft,
+        load_tables,
+        open_draft_folder,
+    )
 
 __all__ = [
     "AnyDraft",
@@ -25,7 +31,6 @@ __getattr__ = lazy_face(
     __name__,
     {
         "exchanges": "AnyDraft check_exchangeable exchange",
-        "folder": "DraftFolder open_draft_folder",
-        "load": "LoadedHead find_draft load_draft load_tables",
+        "load": "DraftFolder LoadedHead find_draft load_draft load_tables open_draft_folder",
     },
 )

@@ -36,7 +36,7 @@ from paceline.models.runner import ModelRunner, build_inputs, early_exit
 from paceline.models.shards import Shard
 
 if TYPE_CHECKING:
-    from paceline.models.parallel.follower import Follower
+    from paceline.models.parallel.gpu import Follower
 
 
 ORPHAN_SECONDS = 20
@@ -134,7 +134,7 @@ class Caches:
                 runner.model(inputs.tokens, inputs.positions, inputs.layout, runner.cache)
             case Follow():
                 if self._follower is None:
-                    from paceline.models.parallel.follower import Follower
+                    from paceline.models.parallel.gpu import Follower
 
                     self._follower = Follower(model, self._group)
                 self._follower.follow(command, self._memory[command.work.cache].cache)
