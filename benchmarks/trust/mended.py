@@ -229,19 +229,65 @@ TEMPLATE = """
 from paceline.model_files.tokenizer import ChatTemplate
 ChatTemplate("{{ ('a\\n' * 200000) | indent(20000) | length }}", {}).render([])
 """
-LOCAL = {"template": TEMPLATE}
+FOLDER = """
+import json, tempfile
+from pathlib import Path
+folder = Path(tempfile.mkdtemp(prefix="mended-"))
+level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+tokenizer = {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model}
+"""
+OPEN = """
+(folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+begin()
+from paceline.model_files.tokenizer import tokenizer_from_folder
+tokenizer_from_folder(folder).encode("a" * 30)
+"""
+HEADER = """
+config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128}
+config |= {"num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 128}
+config |= {"vocab_size": 1000, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "silu"}
+(folder / "config.json").write_text(json.dumps(config))
+with (folder / "model.safetensors").open("wb") as file:
+    parts = ", ".join('"t%d": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}' % i for i in range(1_000_000))
+    file.write((len(parts) + 2).to_bytes(8, "little") + b"{" + parts.encode() + b"}")
+begin()
+from paceline.models.weights.safetensors import open_folder
+open_folder(folder)
+"""
+VOCABULARY = 'model["vocab"] = {"t%d" % i: i for i in range(3_000_000)}'
+NORMALIZER = """
+double = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [double] * 40}
+"""
+YAML = """
+lists = ["&a0 [x, x]"] + [f"&a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 27)]
+(folder / "config.yaml").write_text("model: [" + ", ".join(lists) + "]")
+begin()
+from paceline.deploy.load import load_config
+load_config(folder / "config.yaml", {}, {})
+"""
+LOCAL = {
+    "template": TEMPLATE,
+    "header of tensors": FOLDER + HEADER,
+    "vocabulary": FOLDER + VOCABULARY + OPEN,
+    "normalizer": FOLDER + NORMALIZER + OPEN,
+    "YAML aliases": FOLDER + YAML,
+}
 """Code that reads a file of a model. It runs in a process of its own, without a server."""
 
 
 def run_local(name: str) -> str:
     """A row of the table, of code without a server."""
     code = (
-        "import resource, time, torch\nbegan, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        f"try:\n exec({LOCAL[name]!r})\n text = 'no error'\n"
+        "import re, time, torch\nfrom pathlib import Path\n"
+        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
+        "def begin():\n global began, before\n"
+        " Path('/proc/self/clear_refs').write_text('5')\n began, before = time.monotonic(), peak()\n"
+        "begin()\n"
+        f"try:\n exec({LOCAL[name]!r}, globals())\n text = 'no error'\n"
         "except BaseException as error:\n text = f'{type(error).__name__}: {error!s:.120}'\n"
-        "who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)\n"
-        "memory = max(resource.getrusage(other).ru_maxrss for other in who) - before\n"
-        "print(f'| {memory / 1024:.0f} | {time.monotonic() - began:.1f} | | | | {text} |', flush=True)"
+        "print(f'| {(peak() - before) / 1024:.0f} | {time.monotonic() - began:.1f} | | | | {text} |', flush=True)"
     )
     try:
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LOCAL_SECONDS)

@@ -22,7 +22,8 @@ from paceline.core.errors import UnsupportedModel
 
 MAX_JSON_BYTES = 32 << 20
 """Largest JSON file; the index of a model with 100,000 tensors has 10 MB."""
-MAX_TOKEN_ID = 1 << 24
+MAX_TOKEN_ID = 1 << 20
+"""Tokens of a vocabulary at most; the largest in use have 262,144 to 901,629."""
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import yaml
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import InvalidConfig
 from paceline.deploy.load import load_config, load_gateway_config
+from paceline.deploy.processes.cluster_file import load_cluster
 from paceline.gateway.config.config import SETTINGS, GatewayConfig, SamplingDefaults, ServerConfig
 from paceline.gateway.config.settings import SWITCHES
 from paceline.policy.depth.observation import DepthCandidate
@@ -368,3 +369,24 @@ def test_folders_are_relative_to_the_file(tmp_path: Path) -> None:
     config = load_gateway_config(write_cluster(tmp_path, CLUSTER | {"keys": "keys", "state_dir": "/var/state"}), {}, {})
     assert isinstance(config, GatewayConfig)
     assert (config.cluster.keys, config.cluster.state_dir) == (str(tmp_path / "keys"), "/var/state")
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (BOMB, "use fewer aliases"),
+        ("model: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+        ("model: &a [*a]\n", "contains itself"),
+        ("# " + "x" * 1_100_000, "at most 1048576"),
+    ],
+    ids=["aliases", "levels", "itself", "size"],
+)
+def test_a_bomb_of_yaml_is_an_error(text: str, error: str, tmp_path: Path) -> None:
+    assert error in load_error(write(tmp_path, text))
+    with pytest.raises(InvalidConfig, match=error):
+        load_cluster(write(tmp_path, text))

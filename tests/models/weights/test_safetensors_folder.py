@@ -7,6 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from paceline.core.errors import UnsupportedModel
 from paceline.models.decoder.forward import DecoderModel
+from paceline.models.weights import safetensors
 from paceline.models.weights.safetensors import open_folder
 from tests.models.paged import PagedRunner, relative_error
 from tests.models.tiny import build
@@ -90,3 +91,15 @@ def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModel, match=r"up_proj\.weight has the shape \(95, 64\).*\(96, 64\)"):
         open_folder(tmp_path)
+
+
+def test_a_header_of_a_million_tensors_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build("llama").save_pretrained(tmp_path)
+    empty = {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(3000)}
+    header = json.dumps(empty).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    monkeypatch.setattr(safetensors, "safe_open", None)
+    for limit, most in (("_MAX_TENSORS", 1000), ("_MAX_HEADER_BYTES", 10_000)):
+        monkeypatch.setattr(safetensors, limit, most)
+        with pytest.raises(UnsupportedModel, match=f"at most {most}"):
+            open_folder(tmp_path)

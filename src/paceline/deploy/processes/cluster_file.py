@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.cluster_config import ClusterConfig, cluster_config
-from paceline.core.errors import InvalidConfig, MissingDependency
+from paceline.core.errors import InvalidConfig
+from paceline.gateway.config import read_yaml
 
 
 def is_cluster_file(path: Path) -> bool:
@@ -35,16 +36,7 @@ def _relative_to(path: Path, folder: str | None) -> str | None:
 
 
 def _document(path: Path) -> Mapping[str, Any]:
-    try:
-        import yaml
-    except ImportError:
-        raise MissingDependency("pyyaml", "a configuration file", "server") from None
-    try:
-        document = yaml.safe_load(path.read_text("utf-8")) or {}
-    except OSError as error:
-        raise InvalidConfig(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"{path} is not YAML: {error}") from None
+    document = read_yaml(path)
     if not isinstance(document, Mapping):
         raise InvalidConfig(f"{path} must be a mapping of settings, got {document!r}")
     return document

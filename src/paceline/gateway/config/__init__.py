@@ -7,7 +7,7 @@ from paceline.core.lazy_face import lazy_face
 if TYPE_CHECKING:
     from paceline.gateway.config.config import SETTINGS, GatewayConfig, LearningConfig, SamplingDefaults, ServerConfig
     from paceline.gateway.config.flags import FlagStore
-    from paceline.gateway.config.settings import PREFIX, Setting, read_file, suggest
+    from paceline.gateway.config.settings import PREFIX, Setting, read_file, read_yaml, suggest
 
 __all__ = [
     "PREFIX",
@@ -19,6 +19,7 @@ __all__ = [
     "ServerConfig",
     "Setting",
     "read_file",
+    "read_yaml",
     "suggest",
 ]
 
@@ -27,6 +28,6 @@ __getattr__ = lazy_face(
     {
         "config": "GatewayConfig LearningConfig SETTINGS SamplingDefaults ServerConfig",
         "flags": "FlagStore",
-        "settings": "PREFIX Setting read_file suggest",
+        "settings": "PREFIX Setting read_file read_yaml suggest",
     },
 )

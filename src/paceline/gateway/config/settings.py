@@ -7,6 +7,7 @@ on the command line. `read_file` reads the YAML file.
 import ast
 import difflib
 import inspect
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -132,7 +133,7 @@ def _type_name(setting: Setting) -> str:
 def read_file(path: Path, settings: Mapping[str, Setting], section: str | None = None) -> dict[str, tuple[Any, str]]:
     """{setting: (value, its source for messages)}. With `section` it reads only that section of the file."""
     values: dict[str, tuple[Any, str]] = {}
-    document = _load(path)
+    document = read_yaml(path)
     given = dict(_flatten(document if section is None else document.get(section) or {}, path))
     for key, value in given.items():
         name = SWITCHES.get(key) or ALIASES.get(key, key)
@@ -154,17 +155,45 @@ def read_file(path: Path, settings: Mapping[str, Setting], section: str | None =
     return values
 
 
-def _load(path: Path) -> Any:
+MAX_YAML_CHARS = 1 << 20
+MAX_YAML_LEVELS = 64
+MAX_YAML_VALUES = 100_000
+"""Values of a configuration file, those of an alias each time that it occurs."""
+
+
+def read_yaml(path: Path) -> Any:
+    """The document in a YAML file; an empty mapping for an empty file. Raises `InvalidConfig`, also for aliases that stand for
+    so many values that whatever reads them all would take all memory."""
     try:
         import yaml
     except ImportError:
         raise MissingDependency("pyyaml", "a configuration file", "server") from None
     try:
-        return yaml.safe_load(path.read_text("utf-8")) or {}
+        text = path.read_text("utf-8")
+        if len(text) > MAX_YAML_CHARS:
+            raise InvalidConfig(f"{path} has {len(text)} characters: a configuration has at most {MAX_YAML_CHARS}")
+        if re.search(rf"([\[{{]\s*){{{MAX_YAML_LEVELS}}}", text):  # its time grows with the square of the levels
+            raise InvalidConfig(f"{path} is nested too deeply")
+        document = yaml.safe_load(text) or {}
+        if _num_values(document, {}) > MAX_YAML_VALUES:
+            raise InvalidConfig(f"{path} has more than {MAX_YAML_VALUES} values: use fewer aliases")
+        return document
+    except RecursionError:
+        raise InvalidConfig(f"{path} is nested too deeply, or an alias contains itself") from None
     except OSError as error:
         raise InvalidConfig(f"cannot read the configuration file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"{path} is not YAML: {error}") from None
+
+
+def _num_values(value: Any, known: dict[int, int]) -> int:
+    """Values in this one. `known` has the counts of lists and mappings by their ids: an alias is the same object."""
+    if not isinstance(value, list | dict):
+        return 1
+    if id(value) not in known:
+        inner = value if isinstance(value, list) else value.values()
+        known[id(value)] = 1 + sum(_num_values(item, known) for item in inner)
+    return known[id(value)]
 
 
 def _flatten(document: Any, path: Path) -> Iterator[tuple[str, Any]]:

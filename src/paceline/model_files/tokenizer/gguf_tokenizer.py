@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 
 from paceline.core.errors import UnsupportedModel
-from paceline.model_files import GGUFReader, Metadata
+from paceline.model_files import MAX_TOKEN_ID, GGUFReader, Metadata
 from paceline.model_files.hub import PREFIX, Inflation, find_checkpoint
 from paceline.model_files.tokenizer.tokenizer import Tokenizer, readable_tokenizer, tokenizer_from_folder
 
@@ -64,6 +64,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     if model not in ("gpt2", "llama"):
         raise UnsupportedModel(f"GGUF tokenizer {model!r:.80} is not supported; supported: gpt2, llama")
     tokens: list[str] = fields.array("tokens", str)
+    if len(tokens) > MAX_TOKEN_ID:
+        raise UnsupportedModel(f"the vocabulary has {len(tokens)} tokens; at most {MAX_TOKEN_ID}")
     types = fields.array("token_type", int, len(tokens)) if "token_type" in fields else [1] * len(tokens)
     # Unused entries pad the vocabulary to the size of the embedding; they never occur in text.
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}

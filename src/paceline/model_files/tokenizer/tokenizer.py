@@ -13,6 +13,7 @@ import tokenizers
 
 from paceline.core.errors import PacelineError, UnsupportedModel
 from paceline.model_files import MAX_TOKEN_ID, Metadata, read_json, read_text
+from paceline.model_files.tokenizer.tokenizer_check import check_tokenizer
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>")
 """Special tokens that end a turn or a text in any vocabulary: checkpoints often declare only one of them."""
@@ -136,6 +137,7 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         )
     if path.stat().st_size > MAX_TOKENIZER_BYTES:
         raise UnsupportedModel(f"{path} has {path.stat().st_size} bytes; a tokenizer has at most {MAX_TOKENIZER_BYTES}")
+    check_tokenizer(path)
     config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
     fields = Metadata("tokenizer_config.json", config)
     special = {}

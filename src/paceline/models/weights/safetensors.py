@@ -150,6 +150,8 @@ def _grouped(name: str, codes: Tensor, scales: Tensor, zeros: Tensor) -> Grouped
 
 _PACKED_GROWTH = 2.2
 """Loaded bytes per byte of a file with 4-bit codes, at most: MXFP4 becomes 8-bit codes, groups get more scales."""
+_MAX_HEADER_BYTES, _MAX_TENSORS = 32 << 20, 1 << 17
+"""Of a safetensors file; those of the largest models have a thousand tensors, with experts one by one some ten thousand."""
 _MAX_NAME = 200
 """Characters of a file name."""
 
@@ -237,6 +239,7 @@ class FolderWeights:
 
     def _file(self, path: Path) -> safe_open:
         if path not in self._files:
+            _check_header(path)
             with _readable(path):
                 self._files[path] = safe_open(path, "pt")
         return self._files[path]
@@ -247,12 +250,25 @@ def _weight_map(index: Path) -> dict[str, str]:
     shards = read_json(index).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise UnsupportedModel(f"{index} has no weight_map from names to files: download it again")
+    if len(shards) > _MAX_TENSORS:
+        raise UnsupportedModel(f"{index} has {len(shards)} tensors; at most {_MAX_TENSORS}")
     for shard in set(shards.values()):
         if Path(shard).name != shard or "\0" in shard or len(shard) > _MAX_NAME:
             raise UnsupportedModel(
                 f"{index} names the file {shard[:80]!r}, which is not in the folder: download it again"
             )
     return shards
+
+
+def _check_header(path: Path) -> None:
+    """Raises `UnsupportedModel` for a header with more tensors than a model has, which takes long to read."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        if size > _MAX_HEADER_BYTES:
+            raise UnsupportedModel(f"the header of {path} has {size} bytes; at most {_MAX_HEADER_BYTES}")
+        num_tensors = file.read(size).count(b'"data_offsets"')
+    if num_tensors > _MAX_TENSORS:
+        raise UnsupportedModel(f"{path} has {num_tensors} tensors; at most {_MAX_TENSORS}")
 
 
 @contextmanager
