@@ -75,6 +75,18 @@ def test_the_script_for_vllm_is_valid() -> None:
 
 
 @pytest.mark.slow
+def test_rollout() -> None:
+    *rounds, last = run_python("rollout.py", "--rounds", "2").splitlines()
+    assert len(rounds) == 2
+    fingerprints = [line.split(": ")[1].split(",")[0] for line in (*rounds, last)]
+    assert len(set(fingerprints)) == 3
+    assert all(name.startswith("fp_") for name in fingerprints)
+    for line in rounds:
+        assert line.endswith("largest difference of a log-probability 0")
+        assert ", 0 drafts accepted" not in line
+
+
+@pytest.mark.slow
 def test_offline() -> None:
     assert "All texts are the same" in run_python("offline.py")
 
