@@ -60,6 +60,13 @@ CASES: dict[str, tuple[str, str, str, list[Any]]] = {
         "",
         [("look", {"x": {"y": []}})],
     ),
+    "hermes, two braces": (
+        "hermes",
+        '<tool_call>\n{{"name": "look", "arguments": {"x": {}}}}\n</tool_call>\nDone.',
+        "\nDone.",
+        [("look", {"x": {}})],
+    ),
+    "two braces, no call": ("hermes", '{{"name": "x"}}', '{{"name": "x"}}', []),
     "hermes, broken": ("hermes", "So:\n\n<tool_call>{</tool_call>", "So:\n\n<tool_call>{</tool_call>", []),
     "hermes, no arguments": (
         "hermes",

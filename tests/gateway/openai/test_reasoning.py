@@ -94,6 +94,20 @@ def test_markers_that_are_special_tokens_are_part_of_the_text_that_is_parsed() -
             assert len(call["id"]) == 9
 
 
+def test_ids_of_calls_are_short_for_mistral() -> None:
+    """Its templates raise for other ids, and a client may send back those of another server."""
+    shown = "{% for m in messages %}{{ m.tool_call_id }}{% for c in m.tool_calls %}{{ c.id }},{% endfor %}{% endfor %}"
+    found = server("ok", shown + "{{ tools }} [TOOL_CALLS]")
+    for given in ("call_0123456789abcdef", "abcDEF123"):
+        call = {"id": given, "function": {"name": "look", "arguments": "{}"}}
+        result = {"role": "tool", "tool_call_id": given, "content": "ok"}
+        message(found, messages=[HI, {"role": "assistant", "tool_calls": [call]}, result], tools=[TOOL])
+        first, second = prompt_of(found).split("[{")[0].split(",")
+        assert first == second
+        assert (len(first), first.isalnum()) == (9, True)
+        assert first == given or len(given) != 9
+
+
 def test_arguments_are_texts_for_a_template_that_joins_them() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}
     messages = [HI, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "ok"}]

@@ -46,10 +46,25 @@ class ResponseToolCall(BaseModel):
     function: ResponseFunction
 
 
+class ResponseCustom(BaseModel):
+    name: str
+    input: str
+
+
+class ResponseCustomCall(BaseModel):
+    id: str
+    type: Literal["custom"]
+    custom: ResponseCustom
+
+
 class ResponseMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
-    tool_calls: list[ResponseToolCall] | None = None
+    reasoning: str | None = None
+    """Only present if the model wrote reasoning before the answer."""
+    reasoning_content: str | None = None
+    """The same as `reasoning`, under its older name."""
+    tool_calls: list[ResponseToolCall | ResponseCustomCall] | None = None
 
 
 class ChatChoice(BaseModel):

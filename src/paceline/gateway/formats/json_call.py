@@ -10,11 +10,12 @@ from typing import Any, Literal
 from paceline.gateway.formats.pieces import CallSink, Tools
 
 HEAD = re.compile(
-    r'\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
+    r'\s*(\{\{?)\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\S)'
 )
-"""A call up to its arguments."""
-FIRST_KEY = re.compile(r'\s*\{\s*"([^"]*)"')
-PARTIAL_FIRST_KEY = re.compile(r'\s*(\{\s*("[^"]*)?)?$')
+"""A call up to its arguments. The template of Qwen2.5-Coder shows two braces, and the model writes them."""
+FIRST_KEY = re.compile(r'\s*\{\{?\s*"([^"]*)"')
+PARTIAL_FIRST_KEY = re.compile(r'\s*(\{\{?\s*("[^"]*)?)?$')
 CALL_KEYS = frozenset({"name", "type", "parameters", "arguments"})
 MAX_HEAD = 1024
 """Characters in which the arguments must begin, to be passed on before the call is complete."""
@@ -65,6 +66,7 @@ class JsonCall:
         self._held = ""
         """Text of the call that was not passed on."""
         self._state: State = "head"
+        self._num_braces = 1
 
     @property
     def has_begun(self) -> bool:
@@ -78,7 +80,7 @@ class JsonCall:
         if self._state == "whole":
             return self._read_whole(text)
         if self._state == "arguments":
-            end = self._scanner.scan(text, 0, 1)
+            end = self._scanner.scan(text, 0, self._num_braces)
             self._sink.add(text if end < 0 else text[:end])
             if end < 0:
                 return None
@@ -100,12 +102,12 @@ class JsonCall:
         if self._held[head.end()] != "{":  # the arguments are a text, or missing
             held, self._held, self._state = self._held, "", "whole"
             return self._read_whole(held)
-        name = parsed(head[1])
+        self._num_braces, name = len(head[1]), parsed(head[2])
         if name not in self._tools:
             raise NotACall
         rest, self._held = self._held[head.end() :], ""
-        self._scanner.depth, self._state = 1, "arguments"
-        end = self._scanner.scan(rest, 0, 1)
+        self._scanner.depth, self._state = self._num_braces, "arguments"
+        end = self._scanner.scan(rest, 0, self._num_braces)
         self._sink.begin(name, rest if end < 0 else rest[:end])
         if end < 0:
             return None

@@ -3,6 +3,7 @@
 For a model whose chat template has no tools, tools and calls are written as text of the prompt.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -73,6 +74,8 @@ CATEGORY_HEADER = "x-paceline-category"
 MAX_CATEGORY_CHARS = 64
 CATEGORY_TOKENS = 512
 """Tokens at the end of a prompt that decide its category."""
+MISTRAL_CALLS = "[TOOL_CALLS]"
+SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 DEFAULTED_PARAMS = (
     "temperature",
     "top_k",
@@ -133,6 +136,8 @@ class PromptEncoder:
     ) -> str:
         values = [template_message(message) for message in messages]
         tool_values = template_tools(tools)
+        if MISTRAL_CALLS in (self._tokenizer.chat_template or ""):
+            values = [_with_short_ids(value) for value in values]
         if self._template_has_tools:
             parsed = [_with_parsed_arguments(value) for value in values]
             try:
@@ -299,6 +304,20 @@ def _infer_category(prompt: tuple[int, ...], sampling: SamplingParams, topic: st
     if topic is None and not is_json:
         topic = tokenizer.decode(prompt[-CATEGORY_TOKENS:])
     return categorise(topic or "", len(prompt), is_json)
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with ids of calls as the templates of Mistral require them: nine letters and digits."""
+    message = dict(message)
+    if "tool_call_id" in message:
+        message["tool_call_id"] = _short_id(message["tool_call_id"])
+    if "tool_calls" in message:
+        message["tool_calls"] = [{**call, "id": _short_id(call["id"])} for call in message["tool_calls"]]
+    return message
+
+
+def _short_id(call_id: str) -> str:
+    return call_id if SHORT_ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
