@@ -34,9 +34,8 @@ def scheduler(
     max_num_seqs: int = 8,
     rows: int = 64,
     prefix_caching: bool = True,
-    piece: int | None = None,
 ) -> Scheduler:
-    return Scheduler(BlockTables(num_blocks, prefix_caching), max_num_seqs, rows, prompt_piece=piece)
+    return Scheduler(BlockTables(num_blocks, prefix_caching), max_num_seqs, rows)
 
 
 def commit(plan: Schedule, tables: BlockTables, accepted: int = 0) -> None:
@@ -126,54 +125,6 @@ def test_a_chunk_leaves_a_row_for_every_running_sequence() -> None:
     assert rows_of(step(part)) == {1: 1, 2: 1, 3: 1, 0: 13}
     for _ in range(3):
         assert rows_of(step(part)) == {0: 13, 1: 1, 2: 1, 3: 1}
-
-
-def test_long_prompts_are_computed_in_whole_pieces() -> None:
-    """Beside sequences that decode, and without a few rows of the next prompt, which would shift its pieces."""
-    part = scheduler(4096, rows=8192, piece=8064)
-    for one in (sequence(0, 20_000), sequence(1, 7700), sequence(2, 7700), sequence(3, 40)):
-        part.add(one)
-    rows = [
-        {3: 40, 1: 7700},
-        {3: 1, 1: 1, 2: 7700},
-        {3: 1, 1: 1, 2: 1, 0: 8064},
-        {3: 1, 1: 1, 2: 1, 0: 8064},
-        {3: 1, 1: 1, 2: 1, 0: 3872},
-    ]
-    assert [rows_of(step(part)) for _ in rows] == rows
-
-
-def test_prompts_beside_a_graph_step_are_computed_in_whole_pieces() -> None:
-    part = scheduler(4096, rows=8192, piece=8064)
-    for one in (sequence(0, 20_000), sequence(1, 7700), sequence(2, 7700)):
-        part.add(one)
-    found = []
-    for _ in range(5):
-        prompts = part.schedule_prompts(8190, lambda one: one.num_uncomputed > 1)
-        commit(Schedule(prompts, ()), part.tables)
-        found.append({one.sequence.id: one.num_tokens for one in prompts})
-    assert found == [{1: 7700}, {2: 7700}, {0: 8064}, {0: 8064}, {0: 3872}]
-
-
-def test_a_long_prompt_waits_for_one_step_only() -> None:
-    part = scheduler(4096, rows=8192, piece=8064)
-    part.add(sequence(0, 9000, priority=1))
-    found = []
-    for number in (1, 2, 3):
-        part.add(sequence(number, 1000))
-        found.append(rows_of(step(part)))
-    assert found == [{1: 1000}, {1: 1, 2: 1000, 0: 7191}, {1: 1, 2: 1, 0: 1809, 3: 1000}]
-
-
-def test_a_cached_prefix_counts_towards_a_piece() -> None:
-    """A prompt that waits for room is cut where its prefix ends, not where it begins."""
-    part, prompt = scheduler(4096, rows=8192, piece=8064), list(range(20_000))
-    part.add(sequence(0, prompt[:8064]))
-    step(part)
-    part.remove(part.running[0])
-    part.add(sequence(1, 100))
-    part.add(sequence(2, prompt))
-    assert rows_of(step(part)) == {1: 100, 2: 8064}
 
 
 def test_row_and_sequence_limits_are_never_exceeded() -> None:
@@ -493,15 +444,11 @@ def test_removing_frees_blocks_in_either_queue() -> None:
     assert part.tables.pool.num_free == 4
 
 
-@pytest.mark.parametrize("piece", [None, 20])
 @pytest.mark.parametrize("seed", range(12))
-def test_random_traffic_keeps_every_promise_and_finishes(
-    seed: int, piece: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paceline.policy.step.LEAST_PIECE_ROWS", 16)
+def test_random_traffic_keeps_every_promise_and_finishes(seed: int) -> None:
     rng = random.Random(seed)
     max_num_seqs = rng.randint(1, 6)
-    part = scheduler(rng.randint(7, 24), max_num_seqs, rng.randint(max_num_seqs, 40), rng.random() < 0.7, piece)
+    part = scheduler(rng.randint(7, 24), max_num_seqs, rng.randint(max_num_seqs, 40), rng.random() < 0.7)
     pending = [
         sequence(
             i, rng.choice((range(1, rng.randint(2, 60)), rng.randint(1, 60))), priority=rng.randint(0, 2), arrival=i

@@ -10,8 +10,6 @@ from paceline.policy.step import (
     PromptPacer,
     PromptRoom,
     admits,
-    chunk_tokens,
-    ends_inside_piece,
     padded_size,
     prompt_budget,
     prompt_room,
@@ -89,40 +87,6 @@ def test_rows_late_in_a_prompt_take_more_of_the_room() -> None:
 def test_rows_follow_the_objectives(decoding: float, claims: list[tuple[int, float]], rows: int) -> None:
     objectives, waiting = Objectives(ttft=1.0, tpot=0.2), [PromptClaim(count, 0, waited) for count, waited in claims]
     assert prompt_room(objectives, decoding, 0.001, 0.0, waiting).rows == pytest.approx(rows, abs=1)
-
-
-@pytest.mark.parametrize(
-    ("num_computed", "num_left", "budget", "expected"),
-    [
-        (0, 100, 8192, 100),
-        (0, 32_000, 8192, 8064),
-        (0, 32_000, 8064, 8064),
-        (8064, 23_936, 8192, 8064),
-        (24_192, 7808, 8192, 7808),
-        (384, 31_616, 8192, 7680),  # the next chunk begins at a whole piece
-        (0, 32_000, 8063, 8063),  # too many sequences decode
-        (2000, 30_000, 8192, 8192),  # 6,064 tokens to the end of the piece are too few for one
-        (0, 9000, 500, 500),
-    ],
-)
-def test_chunks_of_long_prompts_end_with_a_piece(num_computed: int, num_left: int, budget: int, expected: int) -> None:
-    assert chunk_tokens(num_computed, num_left, budget, 8064) == expected
-    assert chunk_tokens(num_computed, num_left, budget, None) == min(num_left, budget)
-
-
-@pytest.mark.parametrize(
-    ("num_computed", "num_left", "budget", "expected"),
-    [
-        (0, 7700, 7700, False),
-        (0, 7700, 7699, True),
-        (0, 7000, 492, False),  # short prompts have no pieces
-        (0, 32_000, 8092, False),
-        (0, 32_000, 8000, True),
-        (384, 31_616, 8000, False),
-    ],
-)
-def test_a_short_chunk_ends_inside_a_piece(num_computed: int, num_left: int, budget: int, expected: bool) -> None:
-    assert ends_inside_piece(num_computed, num_left, budget, 8064) is expected
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,6 @@ from paceline.core.request import SamplingParams, SpeculationParams, Verificatio
 BLOCK_SIZE = 16
 """Tokens per cache block."""
 
-LEAST_PIECE_ROWS = 7168
-"""Rows of a chunk from which padding to a piece takes less time than the kernel that needs no padding."""
-
 
 class Status(Enum):
     WAITING = "waiting"

@@ -12,7 +12,7 @@ from paceline.engine.step.step import Schedule, Scheduled
 from paceline.engine.tiers import Tiers
 from paceline.kv import BlockTables, blocks_for
 from paceline.policy.prompt_line import PromptLine, rank
-from paceline.policy.step import PromptClaim, PromptRoom, admits, chunk_tokens, ends_inside_piece
+from paceline.policy.step import PromptClaim, PromptRoom, admits
 
 MOST_CLAIMS = 16
 """Prompts in the line for which the size of pieces is decided."""
@@ -59,10 +59,9 @@ class Scheduler:
         max_batched_tokens: int,
         tiers: Tiers | None = None,
         max_draft_tokens: int | None = None,
-        prompt_piece: int | None = None,
     ) -> None:
         """`tiers` are the cache tiers below the device, None if there are none. `max_draft_tokens` limits the draft tokens of
-        one step. If None, it equals `max_batched_tokens`. `prompt_piece` is `ModelRunner.prompt_piece`."""
+        one step. If None, it equals `max_batched_tokens`."""
         self.tables = tables
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
@@ -72,11 +71,8 @@ class Scheduler:
         """The waiting sequences, and the order of all prompts."""
         self.num_preemptions = 0
         self.tiers = tiers
-        self._prompt_piece = prompt_piece
         self.barred: Sequence | None = None
         """The waiting sequence that came first in the newest call of `schedule_prompts` and could not join."""
-        self._held_back: Sequence | None = None
-        """The prompt that waited last for room. It does not wait twice: prompts of higher rank may arrive in every step."""
         self._only: Collection[Sequence] | None = None
         self._room: PromptRoom | None = None
 
@@ -219,7 +215,7 @@ class Scheduler:
                 most = max(most, BLOCK_SIZE)
             most = min(turn.most, most)
             if sequence.status is Status.RUNNING:
-                count = self._chunk(sequence, before + most)
+                count = min(sequence.num_uncomputed, before + most)
                 if preempted is not None:
                     self._extend(sequence, count, rows, preempted)
                     admission.is_closed = admission.is_closed or bool(preempted)
@@ -236,8 +232,6 @@ class Scheduler:
             turns.took(sequence, count, is_over=is_whole or count < turn.most)
             budget -= count
             left -= room.cost(count, sequence.num_computed + before)
-            if count and not is_whole and count < most:  # the chunk ends with a piece: the next ones keep whole pieces
-                return
 
     def _extend(self, sequence: Sequence, count: int, rows: dict[Sequence, int], preempted: list[Sequence]) -> None:
         """Schedule `count` tokens of a running sequence. Preempts sequences, perhaps this one, if blocks run out."""
@@ -287,13 +281,10 @@ class Scheduler:
         need, free = self._needed(sequence, admission.taken), self.tables.pool.num_free
         if self.running and not admits(need, free, admission.taken, self.max_num_seqs):
             return False
-        if self._waits_for_room(sequence, most, rows.values()):
-            admission.is_closed = True
-            return True
         sequence.num_computed = self.tables.open(sequence.id, sequence.cacheable_ids, sequence.cache_salt)
         if self.tiers is not None:
             sequence.num_computed += self.tiers.load(sequence)
-        count = self._chunk(sequence, most)
+        count = min(sequence.num_uncomputed, most)
         if not self.tables.grow(sequence.id, sequence.num_computed + count):
             self.tables.close(sequence.id)
             sequence.num_computed = 0
@@ -305,22 +296,6 @@ class Scheduler:
             sequence.num_cached = sequence.num_computed
         rows[sequence] = count
         admission.taken += 1
-        return True
-
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """Prompt tokens of the sequence to compute now, at most `budget`."""
-        return chunk_tokens(sequence.num_computed, sequence.num_uncomputed, budget, self._prompt_piece)
-
-    def _waits_for_room(self, sequence: Sequence, budget: int, rows: Collection[int]) -> bool:
-        """Whether a long prompt waits for one step, because it begins with whole pieces if the step computes no other prompt.
-        `rows` are the rows of each sequence in the step."""
-        if self._prompt_piece is None or sequence is self._held_back or all(count == 1 for count in rows):
-            return False
-        cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt, sequence.id)
-        num_cached = len(cached) * BLOCK_SIZE
-        if not ends_inside_piece(num_cached, len(sequence.ids) - num_cached, budget, self._prompt_piece):
-            return False
-        self._held_back = sequence
         return True
 
     def _needed(self, sequence: Sequence, taken: int) -> int:

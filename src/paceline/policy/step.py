@@ -1,16 +1,13 @@
 """Decides which sequences join a step, how many prompt tokens it computes, and how many rows a pass is padded to. The engine
 and the simulator share these rules.
 
-A step computes so few prompt tokens that sequences that decode do not wait long: `PromptPacer` measures how many. A GPU also
-computes whole pieces of long prompts, if the step has room for them.
+A step computes so few prompt tokens that sequences that decode do not wait long: `PromptPacer` measures how many.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
-
-from paceline.core.sequence import LEAST_PIECE_ROWS
 
 CHEAP_ROWS = 512
 """Rows up to which a pass hides most of the work of prompts behind reading the weights."""
@@ -59,23 +56,6 @@ def prompt_budget(num_decoding: int, num_waiting: int) -> int:
 def padded_size(count: int) -> int:
     """Sequences, or rows of a sequence, that a padded pass over `count` has room for."""
     return 1 << (count - 1).bit_length() if count <= 64 else -(-count // 64) * 64
-
-
-def chunk_tokens(num_computed: int, num_left: int, budget: int, piece: int | None) -> int:
-    """Tokens of the next chunk of a prompt of which `num_computed` tokens are computed and `num_left` are not, with room for
-    `budget` in the step. `piece` is `ModelRunner.prompt_piece`. The chunk ends at a multiple of it if it has enough rows
-    then."""
-    if num_left <= budget or piece is None:
-        return min(num_left, budget)
-    whole = (num_computed + budget) // piece * piece - num_computed
-    return whole if whole >= LEAST_PIECE_ROWS else budget
-
-
-def ends_inside_piece(num_computed: int, num_left: int, budget: int, piece: int) -> bool:
-    """Whether the next chunk of a long prompt would end inside a piece. The parameters are those of `chunk_tokens`."""
-    if num_left <= budget or num_left < LEAST_PIECE_ROWS:
-        return False
-    return (num_computed + chunk_tokens(num_computed, num_left, budget, piece)) % piece != 0
 
 
 @dataclass(frozen=True, slots=True)

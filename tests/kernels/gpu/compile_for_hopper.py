@@ -10,7 +10,6 @@ from paceline.kernels.formats.four_bit import FourBitWeight, Kind
 from paceline.kernels.formats.linear import DenseWeight, LinearWeight
 from paceline.kernels.formats.quantized import QuantizedWeight
 from paceline.kernels.gpu.attention.paged import paged_attention
-from paceline.kernels.gpu.attention.pieces import add_piece
 from paceline.kernels.gpu.attention.plan import attention_plan
 from paceline.kernels.gpu.attention.prompts import prompt_attention
 from paceline.kernels.gpu.cache.rows import copy_rows
@@ -32,7 +31,7 @@ def compile_pass(rows: int, splits: int, is_tree: bool) -> None:
     angles = torch.zeros(64, 64)
     hidden, normed = embed(ids, zeros(64, 512), norm, 1e-5)
     q = qkv_rotary_store(normed, DenseWeight(zeros(768, 512)), None, angles, angles, ids, ids, cache, cache, 4)
-    plan = attention_plan(rows, 1, rows, 4, 1, 128, "cpu", num_splits=splits)
+    plan = attention_plan(rows, 1, rows, 4, 1, 128, 64, "cpu", num_splits=splits, is_tree=is_tree)
     starts, context = torch.tensor([0, rows]).int(), torch.tensor([8]).int()
     attended = paged_attention(
         q, cache, cache, starts, context, torch.zeros(1, 4).int(), plan, 0.1, ids if is_tree else None
@@ -90,9 +89,7 @@ if __name__ == "__main__":
     compile_many_rows(torch.int8, Tile(256, 64, 8, 4, splits=2, rows=128))
     gated(zeros(2, 256), "gelu_tanh")
     copy_rows([0], [0], [0], [0], (4096, 8192), 4096, torch.device("cpu"))
-    for sums in (None, torch.zeros(4, 256)):
-        prompt_attention(zeros(256, 4, 128), zeros(300, 1, 128), zeros(300, 1, 128), 0, 256, 0.1, zeros(256, 512), sums)
-    add_piece(zeros(256, 512), torch.zeros(4, 256), zeros(256, 4, 128), torch.zeros(4, 256), 0, 256)
+    prompt_attention(zeros(256, 4, 128), zeros(300, 1, 128), zeros(300, 1, 128), 0, 256, 0.1, zeros(256, 512))
     for dtype in (torch.bfloat16, torch.int64):
         add_ranks(torch.zeros(300, dtype=dtype), torch.zeros(2).long(), torch.zeros(MAX_PROGRAMS).int(), 1)
     print(" ".join(sorted(COMPILED)))

@@ -1,7 +1,8 @@
 """Repairs of the interpreter of Triton 3.6. They are not used on a GPU.
 
 The interpreter converts arrays of one element to integers, which numpy 2.4 rejects, so that loops cannot have loaded bounds. It
-multiplies the bit patterns of bfloat16 as integers, and it does not round when it narrows.
+multiplies the bit patterns of bfloat16 as integers, and it does not round when it narrows. The order in which it sums a product
+depends on the shape.
 
 It also replaces the functions of the language again at each call inside a kernel, and computes every integer twice to detect
 overflows. Both are switched off here; for further speed-ups see quick_interpreter.py.
@@ -20,6 +21,8 @@ from tests.kernels.gpu.quick_interpreter import speed_up
 
 _NARROW = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 """Types that the interpreter stores as unsigned integers."""
+_STEP = 16
+"""Products that a tensor core adds at once."""
 
 
 @functools.cache
@@ -40,15 +43,28 @@ def repair() -> None:
 
     def create_dot(self: Any, a: Any, b: Any, c: Any, *precision: Any) -> Any:
         a, b = (convert(self, x, tl.float32) if x.dtype.scalar in _NARROW else x for x in (a, b))
-        return dot(self, a, b, c, *precision)
+        if c.data.dtype != np.float32 or a.data.dtype.kind != "f":
+            return dot(self, a, b, c, *precision)
+        return interpreter.TensorHandle(_add_products(a.data, b.data, c.data), c.dtype)
 
     interpreter._patch_lang_tensor = patch_lang_tensor
     builder.cast_impl = builder.create_fp_to_fp = convert
     builder.create_dot = create_dot
+    # Loops count in Python's integers, for which constants of a module lack these operators
+    tl.constexpr.__rmod__ = lambda self, other: other % self.value
+    tl.constexpr.__rfloordiv__ = lambda self, other: other // self.value
     speed_up()
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+
+
+def _add_products(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """c + a b, as a tensor core adds: 16 products at a time to a float32 sum, in order. The bits depend on no other row."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    for k in range(0, a.shape[-1], _STEP):
+        c = (a[..., k : k + _STEP] @ b[..., k : k + _STEP, :] + c).astype(np.float32)
+    return c
 
 
 def _to_torch(data: np.ndarray, kind: Any) -> torch.Tensor:

@@ -13,11 +13,10 @@ def test_the_kernels_of_a_pass_compile_without_a_gpu(tmp_path: Path) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     run = subprocess.run([sys.executable, "-m", SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
-    in_layers = ["attention_kernel", "embed_kernel", "linear_kernel", "pair_kernel"]
+    in_layers = ["attention_kernel", "embed_kernel", "linear_kernel", "pair_kernel", "tree_kernel"]
     assert run.stdout.split() == sorted(
         [
             *in_layers,
-            "_add_piece",
             "_add_ranks",
             "_combine",
             "_copy_rows",

@@ -65,7 +65,7 @@ class TreeRows:
         starts = torch.arange(0, rows + 1, 1 + nodes, dtype=torch.int32, device=device)
         self._layout = AttentionLayout(self.places.slots, starts, self.places.contexts, tables, self.places.ancestors)
         self._every = torch.arange(rows, device=device)
-        self._size = PassSize(rows, batch, 1 + nodes)
+        self._size = PassSize(rows, batch, 1 + nodes, is_tree=True)
         self._plan = runner.context.plan(self._size)
         self._logits_out = runner.workspace.logits(rows)
 

@@ -96,9 +96,7 @@ def assemble(
     drafting = _graph_drafting(proposers, limits.max_draft_tokens) if has_graphs else GraphDrafting()
     speculator = _make_speculator(config, target, limits, proposers, drafting, validator, clock)
     tiers = make_tiers(config, runner, tables, clock, sizing.window)
-    scheduler = Scheduler(
-        tables, limits.max_num_seqs, limits.max_batched_tokens, tiers, limits.max_draft_tokens, runner.prompt_piece
-    )
+    scheduler = Scheduler(tables, limits.max_num_seqs, limits.max_batched_tokens, tiers, limits.max_draft_tokens)
     graph = None
     if has_graphs:
         graph = _make_graph_executor(runner, drafting, scheduler, speculator, validator, limits, clock)

@@ -22,9 +22,6 @@ MAX_TREE_ROWS = 64
 LONG_ROWS = 2048
 """Rows of a sequence in one pass above which it is a `LongPrompt`. Captured passes have no more rows."""
 
-PIECE = 8064
-"""Rows and keys of a piece of a long prompt. It leaves 128 of the 8,192 tokens of a step to sequences that decode."""
-
 
 @dataclass(frozen=True, slots=True)
 class LongPrompt:
@@ -49,6 +46,8 @@ class PassSize:
     num_decoding: int = 0
     """Number of sequences that decode, if they are the first ones and have `few_rows` rows each, and every prompt has more. 0
     if it is unknown."""
+    is_tree: bool = False
+    """Whether sequences may have trees."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

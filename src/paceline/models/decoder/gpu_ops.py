@@ -30,10 +30,13 @@ from paceline.models.families.spec import DecoderSpec
 def plan_pass(model: DecoderWeights, size: PassSize, scratch: AttentionScratch | None = None) -> AttentionPlan:
     """Attention plan of passes of this size; create it once for each size."""
     config, rows, sequences = model.config, size.rows, size.sequences
-    heads = config.num_heads, config.num_kv_heads, config.head_dim
+    longest = config.max_position + LONG_ROWS  # padding after the last token included
+    shape = config.num_heads, config.num_kv_heads, config.head_dim, longest, model.device
     if size.rows_each == rows > 1:
-        return ragged_plan(rows, sequences, *heads, model.device, scratch, size.few_rows, size.num_decoding)
-    return attention_plan(rows, sequences, size.rows_each, *heads, model.device, scratch=scratch, is_uniform=True)
+        decoding = size.few_rows, size.num_decoding
+        return ragged_plan(rows, sequences, *shape, scratch, *decoding, is_tree=size.is_tree)
+    each = size.rows_each
+    return attention_plan(rows, sequences, each, *shape, scratch=scratch, is_uniform=True, is_tree=size.is_tree)
 
 
 def gpu_forward(
@@ -53,7 +56,9 @@ def gpu_forward(
     """Computes `DecoderModel.forward`, which calls it. If `plan` is None, the pass makes a new plan. `logits_out` and
     `attention_out` are buffers for the logits and for every layer's attention. Attention does not write rows that belong to no
     sequence."""
-    plan = plan or plan_pass(model, PassSize(len(tokens), len(layout.context_lens), len(tokens)))
+    plan = plan or plan_pass(
+        model, PassSize(len(tokens), len(layout.context_lens), len(tokens), is_tree=layout.ancestors is not None)
+    )
     inputs = DecoderInputs(tokens, cache, logit_rows, state_layers, last_hidden, after_layer)
     where = model.rotary, model.config.rms_eps, positions, layout, plan, attention_out, logits_out
     if _is_plain(model.config) and model.layers[0].reduce is None:

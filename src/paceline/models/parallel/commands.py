@@ -98,7 +98,6 @@ class DevicePass:
 
     size: PassSize
     table_width: int
-    is_tree: bool
     long_prompts: tuple[LongPrompt, ...]
     num_layers: int
     cache: int

@@ -53,7 +53,7 @@ def pass_values(inputs: PassInputs) -> Tensor:
 def pass_inputs(values: Tensor, work: DevicePass) -> PassInputs:
     size, parts = work.size, _Parts(values)
     tokens, positions = parts.longs(size.rows), parts.longs(size.rows)
-    ancestors = parts.longs(size.rows) if work.is_tree else None
+    ancestors = parts.longs(size.rows) if work.size.is_tree else None
     starts, contexts = parts.ints(size.sequences + 1), parts.ints(size.sequences)
     tables = parts.ints(size.sequences, work.table_width)
     return PassInputs(
@@ -76,7 +76,7 @@ def count_values(work: DevicePass | DeviceMove) -> int:
     """Length of the vector."""
     if isinstance(work, DeviceMove):
         return work.trees * (2 + work.table_width + work.path_rows)
-    return (2 + work.is_tree) * work.size.rows + work.size.sequences * (2 + work.table_width) + 1
+    return (2 + work.size.is_tree) * work.size.rows + work.size.sequences * (2 + work.table_width) + 1
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -114,8 +114,8 @@ class Leader:
 
     def begin_pass(self, size: PassSize, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> None:
         """Let the other ranks begin this pass."""
-        width, is_tree = layout.block_tables.shape[1], layout.ancestors is not None
-        work = DevicePass(size, width, is_tree, layout.long_prompts, self._num_layers, self._cache.number)
+        assert size.is_tree == (layout.ancestors is not None)
+        work = DevicePass(size, layout.block_tables.shape[1], layout.long_prompts, self._num_layers, self._cache.number)
         self._lead(work, pass_values(PassInputs(tokens, positions, layout)))
 
     def begin_move(self, inputs: MoveInputs, rows_each: int) -> None:
@@ -165,7 +165,8 @@ class ParallelGpuRunner(RankCacheOwner, GpuRunner):
         after_layer: AfterLayer | None,
     ) -> ForwardOutput:
         inputs = build_inputs(spans, self.device)
-        size = PassSize(len(inputs.tokens), len(spans), len(inputs.tokens))
+        is_tree = inputs.layout.ancestors is not None
+        size = PassSize(len(inputs.tokens), len(spans), len(inputs.tokens), is_tree=is_tree)
         return self.context.forward(
             size,
             self.context.plan(size),

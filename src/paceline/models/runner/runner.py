@@ -144,16 +144,6 @@ class ModelRunner:
         ]
         self._slots = CacheSlots([values for layer in self.cache for values in layer])
 
-    @property
-    def prompt_piece(self) -> int | None:
-        """Number of tokens of the pieces in which the attention of long prompts is computed. None if chunks of any length take
-        equally long."""
-        return None
-
-    def identify(self, weights_id: str) -> None:
-        """Its model has other weights from now on."""
-        self.weights_id = weights_id
-
     def forward(
         self,
         spans: Sequence[Span],

@@ -32,7 +32,9 @@ def test_levels_computed_one_after_another():
         where = starts, contexts, tables
         own = qkv[:, first:last].flatten(0, 1).clone()
         q = rotate_and_store(own, positions[:, first:last].flatten(), turn, turn, *memory, *where, first)
-        plan = attention_plan(SEQUENCES * count, SEQUENCES, count, HEADS, KV_HEADS, WIDTH, DEVICE, num_splits=2)
+        plan = attention_plan(
+            SEQUENCES * count, SEQUENCES, count, HEADS, KV_HEADS, WIDTH, 64, DEVICE, num_splits=2, is_tree=True
+        )
         lineage = masks[:, first:last].flatten()
         out = paged_attention(q, *memory, *where, plan, 0.25, lineage, first_row=first)
         return out.view(SEQUENCES, count, -1)

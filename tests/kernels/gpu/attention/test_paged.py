@@ -13,7 +13,7 @@ from tests.kernels.cases import generator, make_cache, make_layout
 from tests.kernels.gpu.cases import DEVICE, on_device
 from tests.kernels.test_attention import PARENTS, masks
 
-BLOCKS, SCALE = 40, 0.125
+BLOCKS, SCALE, LONGEST = 40, 0.125, 640
 TREE = len(PARENTS)
 
 
@@ -40,7 +40,18 @@ def check(
     expected = paged_attention_reference(q, keys, values, layout, SCALE, window, sinks)
     total = sum(rows) + padding
     if plan is None:
-        plan = attention_plan(total, len(rows), max_rows or max(rows), heads, kv_heads, width, DEVICE, splits)
+        plan = attention_plan(
+            total,
+            len(rows),
+            max_rows or max(rows),
+            heads,
+            kv_heads,
+            width,
+            LONGEST,
+            DEVICE,
+            splits,
+            is_tree=ancestors is not None,
+        )
     poison(layout, keys, values)
     out = torch.full((total, heads * width), torch.nan, dtype=dtype, device=DEVICE)
     query = torch.cat((q, torch.full((padding, heads, width), torch.nan, dtype=dtype)))
@@ -157,7 +168,7 @@ def test_float8_caches(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
 
 
 def test_a_plan_is_reusable_as_contexts_grow() -> None:
-    plan = attention_plan(6, 2, 3, 6, 2, 64, DEVICE, num_splits=4)
+    plan = attention_plan(6, 2, 3, 6, 2, 64, LONGEST, DEVICE, num_splits=4)
     first = [check([context, 3], [3, 3], plan=plan) for context in (0, 64, 250)]
     again = [check([context, 3], [3, 3], plan=plan) for context in (0, 64, 250)]
     assert all(map(torch.equal, first, again))
@@ -167,15 +178,15 @@ def test_a_plan_is_reusable_as_contexts_grow() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 7])  # 7: two tiles of a sequence
 def test_sequences_of_as_many_rows_need_no_search(rows: int, splits: int) -> None:
     contexts = [130, 0, 63]
-    plan = attention_plan(3 * rows, 3, rows, 6, 2, 64, DEVICE, splits, is_uniform=True)
-    searching = attention_plan(3 * rows, 3, rows, 6, 2, 64, DEVICE, splits)
+    plan = attention_plan(3 * rows, 3, rows, 6, 2, 64, LONGEST, DEVICE, splits, is_uniform=True)
+    searching = attention_plan(3 * rows, 3, rows, 6, 2, 64, LONGEST, DEVICE, splits)
     assert plan.num_tiles <= searching.num_tiles
     both = [check(contexts, [rows] * 3, plan=one) for one in (plan, searching)]
     assert torch.equal(*both)
 
 
 def test_trees_of_as_many_nodes_need_no_search() -> None:
-    plan = attention_plan(2 * TREE, 2, TREE, 6, 2, 64, DEVICE, num_splits=2, is_uniform=True)
+    plan = attention_plan(2 * TREE, 2, TREE, 6, 2, 64, LONGEST, DEVICE, num_splits=2, is_uniform=True, is_tree=True)
     check([40, 70], [TREE] * 2, ancestors=torch.tensor(2 * masks(PARENTS)), plan=plan)
 
 
@@ -183,10 +194,10 @@ def test_plans_can_share_scratch_that_grows() -> None:
     scratch = AttentionScratch(DEVICE)
     cases = [([250, 3], 2), ([250, 3, 130], 4), ([250], 4)]
     plans = [
-        attention_plan(3 * len(contexts), len(contexts), 3, 6, 2, 64, DEVICE, splits, scratch)
+        attention_plan(3 * len(contexts), len(contexts), 3, 6, 2, 64, LONGEST, DEVICE, splits, scratch)
         for contexts, splits in cases
     ]
-    assert plans[1].partial.data_ptr() == plans[2].partial.data_ptr() != plans[0].partial.data_ptr()
+    assert plans[1].states.data_ptr() == plans[2].states.data_ptr() != plans[0].states.data_ptr()
     for (contexts, _), plan in 2 * list(zip(cases, plans, strict=True)):
         check(contexts, [3] * len(contexts), plan=plan)
 
@@ -199,7 +210,7 @@ def test_queries_may_be_a_view_of_the_joint_projection() -> None:
     expected = paged_attention_reference(q, keys, values, layout, SCALE)
     tensors = on_device(keys, values, layout.starts, layout.context_lens, layout.block_tables)
     view = on_device(joint)[0].unflatten(1, (-1, 64))[:, :6]
-    out = paged_attention(view, *tensors, attention_plan(3, 1, 3, 6, 2, 64, DEVICE), SCALE)
+    out = paged_attention(view, *tensors, attention_plan(3, 1, 3, 6, 2, 64, LONGEST, DEVICE), SCALE)
     torch.testing.assert_close(out.cpu(), expected, rtol=5e-6, atol=5e-6)
 
 
@@ -218,7 +229,7 @@ def test_a_row_of_a_chain_has_the_bits_of_the_row_decoded_alone(
     sinks = torch.randn(heads, generator=generator(5)).to(DEVICE, dtype) if has_sinks else None
 
     def attend(first: int, count: int) -> Tensor:
-        plan = attention_plan(count, 1, count, heads, kv_heads, 64, DEVICE, num_splits=4)
+        plan = attention_plan(count, 1, count, heads, kv_heads, 64, LONGEST, DEVICE, num_splits=4)
         place = on_device(
             torch.tensor([0, count], dtype=torch.int32), torch.tensor([context + first]).int(), layout.block_tables
         )
@@ -232,16 +243,15 @@ def test_a_row_of_a_chain_has_the_bits_of_the_row_decoded_alone(
 @pytest.mark.parametrize("rows", [2, 8, 16])
 def test_up_to_16_rows_are_split_as_one_row_is(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "_multiprocessors", lambda device: 132)  # on a CPU contexts are not split
-    alone, together = (attention_plan(count, 1, count, 32, 8, 128, DEVICE) for count in (1, rows))
+    alone, together = (attention_plan(count, 1, count, 32, 8, 128, LONGEST, DEVICE) for count in (1, rows))
     assert together.num_splits == alone.num_splits > 1
-    assert together.tile_keys == alone.tile_keys
 
 
 @pytest.mark.parametrize("padding", [0, 7])
 def test_prompts_beside_sequences_that_decode(padding: int) -> None:
     """Sequences of few rows have tiles of their own, and every row is computed once."""
     rows, contexts = [1, 40, 1, 3, 6, 2, 1], [5, 0, 37, 16, 20, 0, 3]
-    plan = ragged_plan(sum(rows) + padding, len(rows), 6, 2, 64, DEVICE)
+    plan = ragged_plan(sum(rows) + padding, len(rows), 6, 2, 64, LONGEST, DEVICE)
     assert plan.few is not None
     assert plan.few.tile < plan.tile
     assert plan.few.most_rows + 1 == plan.least_rows
@@ -254,11 +264,11 @@ def test_sequences_that_decode_before_prompts_are_split_as_without_prompts(
 ) -> None:
     monkeypatch.setattr("paceline.kernels.gpu.attention.plan._multiprocessors", lambda device: 8)
     each = rows[0]
-    plan = ragged_plan(sum(rows), len(rows), 6, 2, 64, DEVICE, few_rows=each, num_decoding=rows.count(each))
+    plan = ragged_plan(sum(rows), len(rows), 6, 2, 64, LONGEST, DEVICE, few_rows=each, num_decoding=rows.count(each))
     assert plan.few is not None
     assert (plan.least_rows, plan.few.most_rows, plan.few.num_splits) == (each + 1, each, splits)
     check([150, 300, 70, 0, 16][: len(rows)], rows, plan=plan)
 
 
 def test_a_single_prompt_needs_no_second_launch() -> None:
-    assert ragged_plan(40, 1, 6, 2, 64, DEVICE).few is None
+    assert ragged_plan(40, 1, 6, 2, 64, LONGEST, DEVICE).few is None

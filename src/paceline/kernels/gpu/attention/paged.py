@@ -1,18 +1,23 @@
-"""Paged attention for decode, verification, token trees and chunked prefill in one launch.
+"""Paged attention for decode, verification, token trees and chunked prefill in one launch, and one more for trees.
 
-The bits of a row are the same in plain decoding and in the verification of a chain: chunks of keys and parts begin at fixed
-indices of the context, and no sum depends on the order of threads. There is one exception: when a context outgrows its parts,
-their length doubles, and all rows of a tile are split as its last row is.
+The bits of a row are those of plain decoding at its position, whatever the pass: see `order.py`.
 """
+
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.kernels.gpu.attention.kernels import LOG2_E, attention_kernel
-from paceline.kernels.gpu.attention.plan import AttentionPlan
+from paceline.kernels.gpu.attention.kernels import attention_kernel
+from paceline.kernels.gpu.attention.order import LOG2_E
+from paceline.kernels.gpu.attention.plan import AttentionPlan, power_of_two
+from paceline.kernels.gpu.attention.trees import tree_kernel
 from paceline.kernels.gpu.launch import PDL
+
+_NODES_AT_ONCE = 4
+"""Nodes of a tree whose ancestors are read at once."""
 
 
 def paged_attention(
@@ -43,78 +48,66 @@ def paged_attention(
     if out is None:
         out = torch.empty(rows, heads * width, dtype=q.dtype, device=q.device)
     for part in (plan,) if plan.few is None else (plan, plan.few):
-        _launch(
-            q,
-            key_cache,
-            value_cache,
-            starts,
-            context_lens,
-            block_tables,
-            part,
-            scale,
-            ancestors,
-            window,
-            out,
-            first_row,
-            sinks,
+        shared = dict(
+            num_sequences=part.num_sequences,
+            q_stride=q.stride(0),
+            table_stride=block_tables.stride(0),
+            first_row=first_row,
+            least_rows=part.least_rows,
+            most_rows=part.most_rows,
+            slot_stride=part.num_rows * heads,
+            scale=scale * LOG2_E.value,
+            KV_HEADS=key_cache.shape[2],
+            GROUP=heads // key_cache.shape[2],
+            WIDTH=width,
+            PADDED=triton.next_power_of_2(width),
+            WINDOW=window or 0,
+            SINKS=sinks is not None,
+            PAGE=BLOCK_SIZE,
+            SEARCH=part.search,
+            **PDL,
         )
+        tensors = (
+            q, key_cache, value_cache, out, starts, context_lens, block_tables,
+            q if ancestors is None else ancestors, q if sinks is None else sinks, part.states, part.sums,
+        )  # fmt: skip
+        num_warps, num_stages = _launch_sizes(part.tile, width * q.element_size())
+        attention_kernel[(part.num_tiles, key_cache.shape[2], part.num_splits)](
+            *tensors,
+            counters=part.counters,
+            group_slots=part.group_slots,
+            TREE=ancestors is not None,
+            TILE=part.tile,
+            SPLITS=part.num_splits,
+            num_warps=num_warps,
+            num_stages=num_stages,
+            **shared,
+        )
+        if ancestors is not None:
+            _end_trees(tensors, part, shared)
     return out
 
 
-def _launch(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    starts: Tensor,
-    context_lens: Tensor,
-    block_tables: Tensor,
-    plan: AttentionPlan,
-    scale: float,
-    ancestors: Tensor | None,
-    window: int | None,
-    out: Tensor,
-    first_row: int,
-    sinks: Tensor | None,
-) -> None:
-    heads, width, kv_heads = q.shape[1], q.shape[2], key_cache.shape[2]
-    num_warps, num_stages = 4, 2
-    if plan.tile > 64:
-        # As registers and shared memory allow. A program that combines the parts of a context waits less with more warps
-        is_large = plan.num_splits > 1 or width * q.element_size() > 256
-        num_warps, num_stages = (8, 2) if is_large else (4, 3)
-    attention_kernel[(plan.num_tiles, kv_heads, plan.num_splits)](
-        q,
-        key_cache,
-        value_cache,
-        out,
-        starts,
-        context_lens,
-        block_tables,
-        q if ancestors is None else ancestors,
-        q if sinks is None else sinks,
-        plan.partial,
-        plan.sums,
-        plan.counters,
-        plan.num_sequences,
-        q.stride(0),
-        block_tables.stride(0),
-        first_row,
-        plan.least_rows,
-        plan.most_rows,
-        scale * LOG2_E.value,
-        KV_HEADS=kv_heads,
-        GROUP=heads // kv_heads,
-        WIDTH=width,
-        PADDED=triton.next_power_of_2(width),
-        WINDOW=window or 0,
-        TREE=ancestors is not None,
-        SINKS=sinks is not None,
-        PAGE=BLOCK_SIZE,
-        SEARCH=plan.search,
-        TILE=plan.tile,
-        KEYS=plan.tile_keys,
-        SPLITS=plan.num_splits,
-        num_warps=num_warps,
-        num_stages=num_stages,
-        **PDL,
+def _end_trees(tensors: tuple[Tensor, ...], plan: AttentionPlan, shared: dict[str, Any]) -> None:
+    group = shared["GROUP"]
+    tile = power_of_two(max(16, group))
+    tile_rows = tile // group
+    if plan.search == 0:
+        num_tiles = plan.num_sequences * -(-plan.most_rows // tile_rows)
+    else:
+        num_tiles = plan.num_rows // tile_rows + plan.num_sequences
+    tree_kernel[(num_tiles, shared["KV_HEADS"])](
+        *tensors,
+        TILE=tile,
+        NODES=min(_NODES_AT_ONCE, power_of_two(tile_rows)),
+        IS_SPLIT=plan.num_splits > 1,
+        num_warps=4,
+        num_stages=2,
+        **shared,
     )
+
+
+def _launch_sizes(tile: int, row_bytes: int) -> tuple[int, int]:
+    """(warps, stages). The block of a key is read before the key, so that five stages hold the keys of two chunks and more."""
+    num_stages = 5 if row_bytes <= 256 else 3 if row_bytes <= 512 else 2
+    return (8 if tile > 64 else 4), num_stages

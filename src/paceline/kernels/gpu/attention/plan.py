@@ -1,4 +1,4 @@
-"""How attention is divided into programs, and the scratch memory for partial results."""
+"""How attention is divided into programs, and the scratch memory for their states. No bit of a result depends on it."""
 
 from dataclasses import dataclass, replace
 
@@ -6,9 +6,13 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.formats.layout import gpu_model
+from paceline.kernels.gpu.attention.order import GROUP_KEYS, PART_KEYS
 
 MAX_SPLITS = 32
-"""Most parts of one context; the program that combines them reads them one after another."""
+"""Most programs that share the keys of one tile of rows."""
+
+_MAX_STATE_BYTES = 1 << 28
+"""Scratch memory above which no context is split. Passes that large have programs enough, unless contexts are very long."""
 
 _WAVES = 2
 """Programs per multiprocessor up to which contexts of prompts are split."""
@@ -20,13 +24,8 @@ as long as with two."""
 _FILLED_WAVES = 3
 """Programs per multiprocessor that leave nothing to gain from splits of few rows."""
 
-_FEW_GROUPS = {64: 32, 128: 8}
-"""Sequences times key-value heads up to which programs of few rows read 128 keys at once, by the width of heads. On an H200 a
-step of a draft model with 3 heads of 64 takes 5 to 7% less time for 1 and 8 sequences, and 8% more for 32. Attention of one
-sequence with 8 heads of 128 takes 9 to 22% less for 8K and 32K tokens."""
-
 FEW_ROWS = 16
-"""Rows of a sequence up to which contexts are split as for one row, so that sums run in the same order."""
+"""Rows of a sequence up to which a pass is one of few rows."""
 
 MOST_ROWS = 1 << 30
 """No limit on the rows of a sequence."""
@@ -37,22 +36,21 @@ on it needs a third more registers (166 instead of 123 on Hopper with heads of 1
 
 
 class AttentionScratch:
-    """Memory for the partial results of a context. All launches in one stream can share it."""
+    """Memory for the states of parts and groups. All launches in one stream can share it."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self._values = torch.empty(0, device=device)
         self._counters = torch.zeros(0, dtype=torch.int32, device=device)
 
-    def take(self, groups: int, parts: int, tile: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(outputs, sums, counters) for `groups` groups of `parts` partial results. The memory is reused while large enough."""
-        each = groups * parts * tile
-        if len(self._values) < each * (width + 2):
-            self._values = torch.empty(power_of_two(each * (width + 2)), device=self._device)
-        if len(self._counters) < groups:
-            self._counters = torch.zeros(power_of_two(groups), dtype=torch.int32, device=self._device)
-        outputs, sums = self._values[: each * (width + 2)].split([each * width, each * 2])
-        return outputs, sums, self._counters[:groups]
+    def take(self, num_states: int, width: int, num_counters: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(outputs, sums, counters). The memory is reused while large enough."""
+        if len(self._values) < num_states * (width + 2):
+            self._values = torch.empty(power_of_two(num_states * (width + 2)), device=self._device)
+        if len(self._counters) < num_counters:
+            self._counters = torch.zeros(power_of_two(num_counters), dtype=torch.int32, device=self._device)
+        outputs, sums = self._values[: num_states * (width + 2)].split([num_states * width, num_states * 2])
+        return outputs, sums, self._counters[:num_counters]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,13 +67,15 @@ class AttentionPlan:
     tile_rows: int
     num_tiles: int
     """Row tiles of all sequences; the last tile of each may be partly empty."""
-    tile_keys: int
     num_splits: int
+    """Most programs of a tile and a key-value head."""
     search: int
     """Width of the search for a program's sequence. 0 if every sequence has `most_rows` rows, so that nothing is searched."""
-    partial: Tensor  # num_tiles x KV x num_splits x tile x hd, float32, unnormalised outputs
-    sums: Tensor  # num_tiles x KV x num_splits x 2 x tile, float32, running maximum (base 2) and sum
-    counters: Tensor  # num_tiles x KV, int32, finished parts; zero between launches
+    group_slots: int
+    """States of groups that every row and head has room for."""
+    states: Tensor  # slots x num_rows x H x hd, float32, weighted values
+    sums: Tensor  # slots x num_rows x H x 2, float32, highest score and sum of weights
+    counters: Tensor  # num_tiles x KV x (group_slots + 1), int32, finished programs; zero between launches
     least_rows: int = 1
     most_rows: int = MOST_ROWS
     """Rows of the sequences that are computed, `least_rows` to `most_rows`."""
@@ -90,21 +90,26 @@ def attention_plan(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    longest: int,
     device: torch.device | str,
     num_splits: int | None = None,
     scratch: AttentionScratch | None = None,
     is_uniform: bool = False,
+    is_tree: bool = False,
+    tile: int | None = None,
 ) -> AttentionPlan:
     """The plan for passes of `num_rows` rows over `num_sequences` sequences, with up to `max_rows` rows each. With `is_uniform`
     each has exactly `max_rows`, so that a program need not search for its sequence.
 
-    Sequences with more rows are computed correctly but more slowly. If `num_splits` is None, there are enough splits to fill
-    the device. If `scratch` is None, the plan gets new memory.
+    Sequences with more rows are computed correctly but more slowly. `longest` bounds the tokens of a sequence, with those of
+    the pass. If `num_splits` is None, there are enough splits to fill the device; if `tile` is None, it suits `max_rows`. If
+    `scratch` is None, the plan gets new memory. A plan for passes with trees serves other passes too.
     """
     group = num_heads // num_kv_heads
     is_few = max_rows <= FEW_ROWS
-    queries = min(max_rows * group, 32) if is_few else min(power_of_two(max_rows) * group, 128)
-    tile = power_of_two(max(16, group, queries))
+    if tile is None:
+        queries = min(max_rows * group, 32) if is_few else min(power_of_two(max_rows) * group, 128)
+        tile = power_of_two(max(16, group, queries))
     tile_rows = tile // group
     if is_uniform:
         assert num_rows == num_sequences * max_rows
@@ -122,21 +127,25 @@ def attention_plan(
         # One kernel per power of two; per power of four if there are many rows
         exponent = most.bit_length() - 1
         num_splits = 1 << (exponent if is_few else exponent // 2 * 2)
-    # More keys at once are faster for several rows, and for few programs. Passes of few rows keep the bits of plain decoding
-    has_few_groups = num_sequences * num_kv_heads <= _FEW_GROUPS.get(max(64, power_of_two(head_dim)), 0)
-    tile_keys = 128 if is_few and (has_few_groups or (tile > 16 and num_rows > FEW_ROWS)) else 64
-    groups = num_tiles * num_kv_heads if num_splits > 1 else 0
-    partial, sums, counters = (scratch or AttentionScratch(device)).take(groups, num_splits, tile, head_dim)
+    group_slots, slots = -(-longest // GROUP_KEYS.value), 2 if is_tree else 0
+    if num_splits > 1:
+        # Of spans shorter than a group, every part has a state
+        slots = max(slots, group_slots + num_splits * (GROUP_KEYS.value // 2 // PART_KEYS.value))
+        if slots * num_rows * num_heads * (head_dim + 2) * 4 > _MAX_STATE_BYTES:
+            num_splits, slots = 1, 2 if is_tree else 0
+    num_counters = num_tiles * num_kv_heads * (group_slots + 1) if num_splits > 1 else 0
+    scratch = scratch or AttentionScratch(device)
+    states, sums, counters = scratch.take(slots * num_rows * num_heads, head_dim, num_counters)
     return AttentionPlan(
         num_rows=num_rows,
         num_sequences=num_sequences,
         tile=tile,
         tile_rows=tile_rows,
         num_tiles=num_tiles,
-        tile_keys=tile_keys,
         num_splits=num_splits,
         search=0 if is_uniform else search_width(num_sequences),
-        partial=partial,
+        group_slots=group_slots,
+        states=states,
         sums=sums,
         counters=counters,
         most_rows=max_rows if is_uniform else MOST_ROWS,
@@ -149,20 +158,23 @@ def ragged_plan(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    longest: int,
     device: torch.device | str,
     scratch: AttentionScratch | None = None,
     few_rows: int = 1,
     num_decoding: int = 0,
+    is_tree: bool = False,
 ) -> AttentionPlan:
     """The plan for passes with prompts and with sequences that decode, with one launch for each. `few_rows` and `num_decoding`
-    are those of `PassSize`. The contexts of sequences whose rows are known are split as in passes without prompts."""
+    are those of `PassSize`. The contexts of sequences whose rows are known are split as in passes without prompts. The other
+    arguments are those of `attention_plan`."""
     scratch = scratch or AttentionScratch(device)
-    heads = num_heads, num_kv_heads, head_dim
-    plan = attention_plan(num_rows, num_sequences, num_rows, *heads, device, scratch=scratch)
+    heads = num_heads, num_kv_heads, head_dim, longest
+    plan = attention_plan(num_rows, num_sequences, num_rows, *heads, device, scratch=scratch, is_tree=is_tree)
     if num_decoding:
         decoding = _decoding_plan(num_decoding, few_rows, *heads, device, scratch)
         return replace(plan, least_rows=few_rows + 1, few=decoding)
-    few = attention_plan(num_rows, num_sequences, few_rows, *heads, device, scratch=scratch)
+    few = attention_plan(num_rows, num_sequences, few_rows, *heads, device, scratch=scratch, is_tree=is_tree)
     if num_sequences == 1 or few.tile == plan.tile:
         return plan
     most = max(few.tile_rows, few_rows)
@@ -175,13 +187,14 @@ def _decoding_plan(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
+    longest: int,
     device: torch.device | str,
     scratch: AttentionScratch,
 ) -> AttentionPlan:
     """The plan for the first sequences of a pass, which have `rows` rows each, with the kernel of the batch that they would be
     padded to."""
     batch = power_of_two(num_sequences)
-    heads = num_heads, num_kv_heads, head_dim
+    heads = num_heads, num_kv_heads, head_dim, longest
     plan = attention_plan(batch * rows, batch, rows, *heads, device, scratch=scratch, is_uniform=True)
     tiles = plan.num_tiles // batch * num_sequences
     return replace(plan, num_rows=num_sequences * rows, num_sequences=num_sequences, num_tiles=tiles)

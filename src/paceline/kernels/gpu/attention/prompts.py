@@ -1,8 +1,8 @@
 """Causal attention of one long prompt, or of a long chunk of it, over keys and values in one contiguous piece.
 
 The kernel of paged attention (`kernels.py`) looks up the cache block of every key. For thousands of rows it is faster to
-gather the keys and values of the sequence once per layer: then the tensor memory accelerator loads whole tiles of them. A
-chunk of almost `PIECE` rows attends to whole pieces of keys by cuDNN; the kernel here computes the rest.
+gather the keys and values of the sequence once per layer: then the tensor memory accelerator loads whole chunks of them. Sums
+follow the same order.
 """
 
 import torch
@@ -12,14 +12,20 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paceline.core.sequence import BLOCK_SIZE
-from paceline.kernels.formats.layout import PIECE, LongPrompt, capability
-from paceline.kernels.gpu.attention.pieces import add_piece, attend_piece, uses_pieces
+from paceline.kernels.formats.layout import LongPrompt, capability
+from paceline.kernels.gpu.attention.order import (
+    CHUNK_KEYS,
+    GROUP_KEYS,
+    LOG2_E,
+    PART_KEYS,
+    add_chunk,
+    empty_state,
+    finish,
+    join,
+)
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-_ROWS = 128
-"""Rows of one head that a program computes."""
-_KEYS = 128
-"""Keys that it loads at once."""
+_TILE = 128
+"""Query vectors that a program computes: rows times the heads of a group."""
 
 
 def supports_prompts(dtype: torch.dtype, key_cache: Tensor) -> bool:
@@ -39,34 +45,11 @@ def attend_long_prompt(
     out: Tensor,  # [T, H * hd]
 ) -> None:
     """Write the rows of `prompt` in `out`. Its keys and values are in the cache."""
-    first, num_rows, context = prompt.first_row, prompt.num_rows, prompt.context_len
-    blocks = block_tables[prompt.sequence, : -(-(context + num_rows) // BLOCK_SIZE)]
-    if not uses_pieces(num_rows, context, q.device):
-        keys, values = (_gathered(cache, blocks, context + num_rows) for cache in (key_cache, value_cache))
-        prompt_attention(q, keys, values, first, num_rows, scale, out)
-        return
-    whole = context // PIECE * PIECE  # keys in whole pieces before the first row
-    keys, values = (_gathered(cache, blocks, context + num_rows, context + PIECE) for cache in (key_cache, value_cache))
-    rows = q.new_zeros(PIECE, *q.shape[1:])
-    rows[:num_rows] = q[first : first + num_rows]
-    if whole == context:
-        part, sums = attend_piece(rows, keys[whole:], values[whole:], scale, is_causal=True)
-        out[first : first + num_rows].view(num_rows, *q.shape[1:]).copy_(part[:num_rows])
-    else:
-        sums, end = q.new_empty(q.shape[1], PIECE, dtype=torch.float32), context + num_rows
-        prompt_attention(q, keys[whole:end], values[whole:end], first, num_rows, scale, out, sums)
-    for begin in range(0, whole, PIECE):
-        piece = slice(begin, begin + PIECE)
-        part, part_sums = attend_piece(rows, keys[piece], values[piece], scale, is_causal=False)
-        add_piece(out, sums, part, part_sums, first, num_rows)
-
-
-def _gathered(cache: Tensor, blocks: Tensor, length: int, size: int = 0) -> Tensor:
-    """The first slots [length, KV, hd] of these blocks. Zeros follow up to `size`, since slots after the end may hold NaN."""
-    slots = torch.empty(max(size, len(blocks) * BLOCK_SIZE), *cache.shape[2:], dtype=cache.dtype, device=cache.device)
-    torch.index_select(cache, 0, blocks, out=slots[: len(blocks) * BLOCK_SIZE].view(-1, *cache.shape[1:]))
-    slots[length:] = 0
-    return slots[: max(size, length)]
+    length = prompt.context_len + prompt.num_rows
+    blocks = block_tables[prompt.sequence, : -(-length // BLOCK_SIZE)]
+    # Slots after the end may hold NaN: the descriptors of `prompt_attention` return zeros for them
+    keys, values = (torch.index_select(cache, 0, blocks).flatten(0, 1)[:length] for cache in (key_cache, value_cache))
+    prompt_attention(q, keys, values, prompt.first_row, prompt.num_rows, scale, out)
 
 
 def prompt_attention(
@@ -77,35 +60,31 @@ def prompt_attention(
     num_rows: int,
     scale: float,
     out: Tensor,  # [T, H * hd]
-    sums: Tensor | None = None,  # [H, num_rows or more] float32
 ) -> None:
     """Write the rows `first_row` to `first_row + num_rows` of `out`. They are the last of `L` tokens, and each attends to all
-    tokens up to itself. `sums` receives the natural logarithms of the sums of every row."""
+    tokens up to itself."""
     heads, width = q.shape[1], q.shape[2]
     length, kv_heads = keys.shape[0], keys.shape[1]
     assert keys.is_contiguous()
     assert values.is_contiguous()
     assert q.stride(2) == 1
     assert q.stride(1) == width
-    queries = TensorDescriptor(q, [first_row + num_rows, heads * width], [q.stride(0), 1], [_ROWS, width])
-    shape, strides, box = [length, kv_heads * width], [kv_heads * width, 1], [_KEYS, width]
-    _prompt_attention[(triton.cdiv(num_rows, _ROWS), heads)](
-        queries,
+    group = heads // kv_heads
+    shape, strides, box = [length, kv_heads * width], [kv_heads * width, 1], [CHUNK_KEYS.value, width]
+    _prompt_attention[(triton.cdiv(num_rows, _TILE // group), kv_heads)](
+        q,
         TensorDescriptor(keys, shape, strides, box),
         TensorDescriptor(values, shape, strides, box),
         out,
-        sums,
         first_row,
         num_rows,
         length - num_rows,
+        q.stride(0),
         out.stride(0),
-        0 if sums is None else sums.stride(0),
         scale * LOG2_E.value,
-        GROUP=heads // kv_heads,
+        GROUP=group,
         WIDTH=width,
-        ROWS=_ROWS,
-        KEYS=_KEYS,
-        SUMS=sums is not None,
+        TILE=_TILE,
         num_warps=8,
         num_stages=3,
     )
@@ -113,72 +92,86 @@ def prompt_attention(
 
 @triton.jit(do_not_specialize=["first_row", "num_rows", "context"])
 def _prompt_attention(
-    queries,
+    q,
     keys,
     values,
     out,
-    sums,
     first_row,
     num_rows,
     context,  # tokens before the first row
+    q_stride,
     out_stride,
-    sums_stride,
     scale,  # log2(e) included
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    SUMS: tl.constexpr,
+    TILE: tl.constexpr,
 ):
+    ROWS: tl.constexpr = TILE // GROUP
     row_0 = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS  # tiles with the most keys start first
-    head = tl.program_id(1)
-    query = queries.load([first_row + row_0, head * WIDTH])
-    column = head // GROUP * WIDTH
-    total = tl.zeros([ROWS, WIDTH], tl.float32)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    norm = tl.zeros([ROWS], tl.float32)
-    whole_end = (context + row_0 + 1) // KEYS * KEYS  # all rows attend to the keys before it
+    kv_head = tl.program_id(1)
+    member, lane = tl.arange(0, TILE), tl.arange(0, WIDTH)
+    row = row_0 + member // GROUP
+    is_live = ((member < ROWS * GROUP) & (row < num_rows))[:, None]
+    position, column = (first_row + row).to(tl.int64), (kv_head * GROUP + member % GROUP) * WIDTH
+    query = tl.load(q + (position * q_stride + column)[:, None] + lane[None, :], mask=is_live, other=0.0)
+
+    whole_end = (context + row_0 + 1) // CHUNK_KEYS * CHUNK_KEYS  # all rows attend to the keys before it
     end = context + tl.minimum(row_0 + ROWS, num_rows)
-    total, top, norm = _attend(
-        total, top, norm, query, keys, values, column, 0, whole_end, context + row_0, scale, ROWS, KEYS, False
-    )
-    total, top, norm = _attend(
-        total, top, norm, query, keys, values, column, whole_end, end, context + row_0, scale, ROWS, KEYS, True
-    )
-    row = row_0 + tl.arange(0, ROWS)
-    at = (first_row + row).to(tl.int64)[:, None] * out_stride + head * WIDTH + tl.arange(0, WIDTH)[None, :]
-    tl.store(out + at, (total / norm[:, None]).to(out.dtype.element_ty), mask=(row < num_rows)[:, None])
-    if SUMS:
-        tl.store(sums + head * sums_stride + row, (top + tl.log2(norm)) / LOG2_E, mask=row < num_rows)
+    top, norm, total = empty_state(TILE, WIDTH)  # of the current part
+    group_top, group_norm, group_total = empty_state(TILE, WIDTH)  # of the parts of the current group
+    all_top, all_norm, all_total = empty_state(TILE, WIDTH)  # of the groups
+    own = context + row
+    top, norm, total, group_top, group_norm, group_total, all_top, all_norm, all_total = _attend(
+        top, norm, total, group_top, group_norm, group_total, all_top, all_norm, all_total,
+        query, keys, values, kv_head * WIDTH, 0, whole_end, own, scale, WIDTH, TILE, False,
+    )  # fmt: skip
+    top, norm, total, group_top, group_norm, group_total, all_top, all_norm, all_total = _attend(
+        top, norm, total, group_top, group_norm, group_total, all_top, all_norm, all_total,
+        query, keys, values, kv_head * WIDTH, whole_end, end, own, scale, WIDTH, TILE, True,
+    )  # fmt: skip
+    group_top, group_norm, group_total = join(group_top, group_norm, group_total, top, norm, total, scale)
+    all_top, all_norm, all_total = join(all_top, all_norm, all_total, group_top, group_norm, group_total, scale)
+    result = finish(all_top, all_norm, all_total, 0.0, scale, False)
+    at = (position * out_stride + column)[:, None] + lane[None, :]
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=is_live)
 
 
 @triton.jit
 def _attend(
-    total,
     top,
     norm,
+    total,
+    group_top,
+    group_norm,
+    group_total,
+    all_top,
+    all_norm,
+    all_total,
     query,
     keys,
     values,
     column,
     begin,
     end,
-    first_position,
+    own,
     scale,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Add the keys from begin to end. Without MASKED: whole tiles that all rows attend to."""
-    for index in tl.range(begin, end, KEYS):
-        scores = tl.dot(query, keys.load([index, column]).T)  # [ROWS, KEYS]
+    """Add the keys from begin to end. Without MASKED: whole chunks that all rows attend to."""
+    for chunk in tl.range(begin, end, CHUNK_KEYS):
+        scores = tl.dot(query, keys.load([chunk, column]).T)
         if MASKED:
-            position = first_position + tl.arange(0, ROWS)
-            scores = tl.where(index + tl.arange(0, KEYS)[None, :] <= position[:, None], scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1) * scale)  # every row attends to the first key
-        weights = tl.exp2(tl.fma(scores, scale, -new_top[:, None]))
-        decay = tl.exp2(top - new_top)
-        norm = norm * decay + tl.sum(weights, 1)
-        total = tl.dot(weights.to(query.dtype), values.load([index, column]), total * decay[:, None])
-        top = new_top
-    return total, top, norm
+            index = chunk + tl.arange(0, CHUNK_KEYS)
+            scores = tl.where(index[None, :] <= own[:, None], scores, float("-inf"))
+        if (chunk % PART_KEYS == 0) & (chunk > 0):
+            group_top, group_norm, group_total = join(group_top, group_norm, group_total, top, norm, total, scale)
+            top, norm, total = empty_state(TILE, WIDTH)
+            if chunk % GROUP_KEYS == 0:
+                all_top, all_norm, all_total = join(
+                    all_top, all_norm, all_total, group_top, group_norm, group_total, scale
+                )
+                group_top, group_norm, group_total = empty_state(TILE, WIDTH)
+        top, norm, total = add_chunk(top, norm, total, scores, values.load([chunk, column]), scale)
+    return top, norm, total, group_top, group_norm, group_total, all_top, all_norm, all_total

@@ -5,7 +5,7 @@ device values.
 import torch
 from torch import Tensor
 
-from paceline.kernels.formats.layout import AttentionLayout
+from paceline.kernels.formats.layout import MAX_TREE_ROWS, AttentionLayout
 from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, attention_plan
 from paceline.kernels.gpu.products import product
@@ -21,7 +21,8 @@ def plan_eagle(
     """Attention plan for passes of this size."""
     c = model.config
     heads = c.num_heads, c.num_kv_heads, c.head_dim
-    return attention_plan(rows, sequences, -(-rows // sequences), *heads, model.device, scratch=scratch)
+    each, longest = -(-rows // sequences), len(model.cos) + MAX_TREE_ROWS
+    return attention_plan(rows, sequences, each, *heads, longest, model.device, scratch=scratch, is_tree=True)
 
 
 def gpu_eagle_forward(

@@ -43,7 +43,7 @@ class PaddedPass:
             ancestors=self.longs[3] if is_tree else None,
         )
         self._every_row = torch.arange(batch * rows, device=device)
-        self._size = PassSize(batch * rows, batch, rows)
+        self._size = PassSize(batch * rows, batch, rows, is_tree=is_tree)
         self._plan = context.plan(self._size)
         self._logits_out = context.workspace.logits(batch * rows)
 

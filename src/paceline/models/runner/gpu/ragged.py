@@ -193,7 +193,7 @@ class RaggedPass:
             block_tables=self.on_device.tables,
             ancestors=self.on_device.ancestors if kind.is_tree else None,
         )
-        self._pass_size = PassSize(size.rows, size.sequences, size.rows, few_rows)
+        self._pass_size = PassSize(size.rows, size.sequences, size.rows, few_rows, is_tree=kind.is_tree)
         self._plan = context.plan(self._pass_size)
         self._attention_out = context.workspace.attention_output(size.rows)
 

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock
-from paceline.core.sequence import BLOCK_SIZE, LEAST_PIECE_ROWS
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.cpu.decoder import Sampler
-from paceline.kernels.formats.layout import MAX_TREE_ROWS, PIECE, AfterLayer
-from paceline.kernels.gpu.attention.pieces import has_pieces
-from paceline.kernels.gpu.attention.prompts import supports_prompts
+from paceline.kernels.formats.layout import MAX_TREE_ROWS, AfterLayer
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.gpu.products import sum_in_one_part
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
@@ -93,11 +91,6 @@ class GpuRunner(ModelRunner):
         """Passes whose kernels are loaded."""
         self.workspace = workspace or Workspace(model)
         self.context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block, leader)
-
-    @property
-    def prompt_piece(self) -> int | None:
-        keys = self.cache[0][0]
-        return PIECE if supports_prompts(self.model.dtype, keys) and has_pieces(keys.device) else None
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -236,10 +229,6 @@ class GpuRunner(ModelRunner):
             # A batch of two may hold a tree and a prompt, whose rows then have masks too
             if has_trees and rows > 1 and (rows <= MAX_TREE_ROWS or count == 2):
                 super().forward([replace(self._padding(rows), ancestors=[-1] * rows)] * count)
-        # A chunk after a whole piece of keys and some more
-        chunk, context = min(PIECE, limits.max_rows, longest), PIECE + BLOCK_SIZE
-        if chunk >= LEAST_PIECE_ROWS and context + chunk <= longest:
-            super().forward([replace(self._padding(context + chunk), context_len=context, tokens=[0] * chunk)])
         # The head computes as many rows as there are drafts, after passes of few rows and of many
         most = min(limits.max_rows, longest)
         for num_logits in around_16s(min(most, MAX_GRAPH_ROWS)):
