@@ -119,7 +119,7 @@ P
 }
 
 attention() {
-    python benchmarks/gpu/attention.py
+    python benchmarks/gpu/attention_order.py
 }
 
 profile() {
@@ -150,7 +150,7 @@ part serve 420 "engine=(${engine[*]}); serve"
 part plugin 300 plugin
 part offline 390 offline
 part long 240 long
-part attention 60 attention
+part attention 150 attention
 part profile 90 "engine=(${engine[*]}); profile"
 part profile_70b 200 profile_70b
 part tiles 65 tiles

@@ -111,7 +111,7 @@ def test_trees_whose_paths_move_in_the_cache_of_every_rank(
     engine = tiny_engine(share, proposer, 7, runner_kind=partial(ParallelGpuRunner, ranks=ranks), graph_depth=7)
     assert check(engine, model, asked).accepted > 3
     assert {type(work) for work in sent.works} == {DevicePass, DeviceMove}
-    assert any(work.is_tree for work in sent.works if isinstance(work, DevicePass))
+    assert any(work.size.is_tree for work in sent.works if isinstance(work, DevicePass))
 
 
 def test_a_runner_settles_after_a_path_has_moved(
