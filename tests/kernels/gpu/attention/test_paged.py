@@ -214,11 +214,10 @@ def test_queries_may_be_a_view_of_the_joint_projection() -> None:
     torch.testing.assert_close(out.cpu(), expected, rtol=5e-6, atol=5e-6)
 
 
-@pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter's matrix product rounds by its shape")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("window", [None, 100])
-@pytest.mark.parametrize(("context", "rows"), [(60, 8), (200, 5), (240, 16)])
-@pytest.mark.parametrize(("heads", "kv_heads", "has_sinks"), [(32, 8, False), (16, 2, True), (9, 3, False)])
+@pytest.mark.parametrize(("context", "rows"), [(60, 8), (250, 6)])
+@pytest.mark.parametrize(("heads", "kv_heads", "has_sinks"), [(16, 2, True), (9, 3, False)])
 def test_a_row_of_a_chain_has_the_bits_of_the_row_decoded_alone(
     heads: int, kv_heads: int, has_sinks: bool, context: int, rows: int, window: int | None, dtype: torch.dtype
 ) -> None:

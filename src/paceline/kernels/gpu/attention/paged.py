@@ -71,7 +71,7 @@ def paged_attention(
             q, key_cache, value_cache, out, starts, context_lens, block_tables,
             q if ancestors is None else ancestors, q if sinks is None else sinks, part.states, part.sums,
         )  # fmt: skip
-        num_warps, num_stages = _launch_sizes(part.tile, width * q.element_size())
+        num_warps, num_stages = _launch_sizes(part.tile, width, q.element_size())
         attention_kernel[(part.num_tiles, key_cache.shape[2], part.num_splits)](
             *tensors,
             counters=part.counters,
@@ -107,7 +107,9 @@ def _end_trees(tensors: tuple[Tensor, ...], plan: AttentionPlan, shared: dict[st
     )
 
 
-def _launch_sizes(tile: int, row_bytes: int) -> tuple[int, int]:
-    """(warps, stages). The block of a key is read before the key, so that five stages hold the keys of two chunks and more."""
+def _launch_sizes(tile: int, width: int, element_size: int) -> tuple[int, int]:
+    """(warps, stages), as registers and shared memory allow. The block of a key is read before the key, so that five stages hold
+    the keys of two chunks and more."""
+    row_bytes = width * element_size
     num_stages = 5 if row_bytes <= 256 else 3 if row_bytes <= 512 else 2
-    return (8 if tile > 64 else 4), num_stages
+    return (8 if tile > 64 or tile * width > 8192 else 4), num_stages

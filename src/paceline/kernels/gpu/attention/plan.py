@@ -108,7 +108,8 @@ def attention_plan(
     group = num_heads // num_kv_heads
     is_few = max_rows <= FEW_ROWS
     if tile is None:
-        queries = min(max_rows * group, 32) if is_few else min(power_of_two(max_rows) * group, 128)
+        widest = 128 if head_dim <= 128 else 64  # as registers allow
+        queries = min(max_rows * group, 32) if is_few else min(power_of_two(max_rows) * group, widest)
         tile = power_of_two(max(16, group, queries))
     tile_rows = tile // group
     if is_uniform:
