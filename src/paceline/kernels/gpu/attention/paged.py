@@ -18,6 +18,10 @@ from paceline.kernels.gpu.launch import PDL
 
 _NODES_AT_ONCE = 4
 """Nodes of a tree whose ancestors are read at once."""
+_LATENCY_BOUND = 16
+"""Tiles of rows times key-value heads up to which a program has eight warps."""
+_MEMORY_BOUND = 256
+"""The same from which a program of few rows has two."""
 
 
 def paged_attention(
@@ -71,7 +75,7 @@ def paged_attention(
             q, key_cache, value_cache, out, starts, context_lens, block_tables,
             q if ancestors is None else ancestors, q if sinks is None else sinks, part.states, part.sums,
         )  # fmt: skip
-        num_warps, num_stages = _launch_sizes(part.tile, width, q.element_size())
+        num_warps, num_stages = _launch_sizes(part.tile, width, q.element_size(), part.num_tiles * key_cache.shape[2])
         attention_kernel[(part.num_tiles, key_cache.shape[2], part.num_splits)](
             *tensors,
             counters=part.counters,
@@ -107,9 +111,17 @@ def _end_trees(tensors: tuple[Tensor, ...], plan: AttentionPlan, shared: dict[st
     )
 
 
-def _launch_sizes(tile: int, width: int, element_size: int) -> tuple[int, int]:
-    """(warps, stages), as registers and shared memory allow. The block of a key is read before the key, so that five stages hold
-    the keys of two chunks and more."""
+def _launch_sizes(tile: int, width: int, element_size: int, programs: int) -> tuple[int, int]:
+    """(warps, stages) for this number of tiles times key-value heads, as registers and shared memory allow. The block of a key
+    is read before the key, so that five stages hold the keys of two chunks and more.
+
+    One sequence waits for latency: on an H200, 512 keys of heads of 128 take 10 us with eight warps and 14 with four. Many
+    sequences wait for memory, which several programs of two warps on a multiprocessor use better.
+    """
     row_bytes = width * element_size
     num_stages = 5 if row_bytes <= 256 else 3 if row_bytes <= 512 else 2
-    return (8 if tile > 64 or tile * width > 8192 else 4), num_stages
+    if tile > 64 or tile * width > 8192 or (width >= 128 and programs <= _LATENCY_BOUND):
+        return 8, num_stages
+    if tile == 16 and width >= 128 and programs >= _MEMORY_BOUND:
+        return 2, min(3, num_stages)
+    return 4, num_stages
