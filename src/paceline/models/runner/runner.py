@@ -144,6 +144,10 @@ class ModelRunner:
         ]
         self._slots = CacheSlots([values for layer in self.cache for values in layer])
 
+    def identify(self, weights_id: str) -> None:
+        """Its model has other weights from now on."""
+        self.weights_id = weights_id
+
     def forward(
         self,
         spans: Sequence[Span],
