@@ -21,6 +21,7 @@ def test_the_kernels_of_a_pass_compile_without_a_gpu(tmp_path: Path) -> None:
             "_combine",
             "_copy_rows",
             "_gated",
+            "_norm",
             "_product",
             "_prompt_attention",
             "_route",
