@@ -4,6 +4,8 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from paceline.core.errors import UnsupportedModel
 from paceline.model_files import checksums
@@ -72,3 +74,21 @@ def test_the_quick_checksum_covers_the_config_and_needs_weights(tmp_path: Path) 
     before = quick_checksum(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     assert quick_checksum(tmp_path) != before
+
+
+def test_the_quick_checksum_reads_the_beginning_of_every_tensor(tmp_path: Path) -> None:
+    tensors = {f"layers.{i}": torch.full((3000 + i % 2, 100), float(i)) for i in range(40)}
+    tensors["norm"] = torch.ones(64)
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file)
+    found = {quick_checksum(tmp_path)}
+    for name in ("norm", "layers.17"):
+        changed = dict(tensors) | {name: tensors[name].clone()}
+        changed[name].view(-1)[5] += 1e-3
+        save_file(changed, file)
+        found.add(quick_checksum(tmp_path))
+    assert len(found) == 3
+    for header in (b"\xff" * 8, (2).to_bytes(8, "little") + b"[]", (9).to_bytes(8, "little") + b'{"a": 1} '):
+        file.write_bytes(header + b"\0" * 9000)
+        found.add(quick_checksum(tmp_path))
+    assert len(found) == 6

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from paceline.core.errors import InvalidRequest, PacelineError, UnsupportedModel
 from paceline.core.request import SamplingParams
@@ -20,6 +20,9 @@ SAMPLES, PAGE = 128, 4096
 """Number and bytes of the samples that `quick_checksum` reads of a file. They are evenly spread, so that a changed region of
 0.8% of the file is detected."""
 HEAD_BYTES = 1 << 16
+MAX_HEADER_BYTES = 100 << 20
+MAX_TENSORS = 4096
+"""Most tensors of a safetensors file of which the beginning is read, too."""
 
 
 def weights_checksum(name_or_path: str | Path) -> str:
@@ -38,8 +41,9 @@ def weights_checksum(name_or_path: str | Path) -> str:
 
 
 def quick_checksum(name_or_path: str | Path) -> str:
-    """sha256 in hex of sizes, headers and samples of the files, and of config.json. It distinguishes checkpoints of any size in
-    milliseconds but does not detect every changed byte. File names do not count: they differ between machines."""
+    """sha256 in hex of sizes, headers and samples of the files, and of config.json. The samples have the beginning of every
+    tensor of a safetensors file. It distinguishes checkpoints of any size in milliseconds and does not detect every changed
+    byte. File names do not count: they differ between machines."""
     if str(name_or_path).startswith(PREFIX):
         name = str(name_or_path)
         base = Inflation.parse(name).base
@@ -62,9 +66,30 @@ def _sample(path: Path, update: Callable[[bytes], None]) -> None:
         if hasattr(os, "posix_fadvise"):  # without it each read may read hundreds of kilobytes ahead
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         update(file.read(HEAD_BYTES))
-        for i in range(SAMPLES):
-            file.seek(i * max(0, size - PAGE) // (SAMPLES - 1) // PAGE * PAGE)
+        starts = [i * max(0, size - PAGE) // (SAMPLES - 1) // PAGE * PAGE for i in range(SAMPLES)]
+        if path.suffix == ".safetensors":
+            starts += _tensor_starts(file, size)
+        for start in starts:
+            file.seek(start)
             update(file.read(PAGE))
+
+
+def _tensor_starts(file: BinaryIO, size: int) -> list[int]:
+    """Where the tensors of a safetensors file begin. None of a malformed header, which its reader refuses."""
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    if length > min(size, MAX_HEADER_BYTES):
+        return []
+    try:
+        tensors = json.loads(file.read(length))
+        starts = sorted(
+            8 + length + entry["data_offsets"][0] for name, entry in tensors.items() if name != "__metadata__"
+        )
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError):
+        return []
+    return [start for start in starts if isinstance(start, int) and 0 <= start < size][
+        :: max(1, -(-len(starts) // MAX_TENSORS))
+    ]
 
 
 def _weight_files(path: Path) -> list[Path]:
