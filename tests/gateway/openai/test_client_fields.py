@@ -10,7 +10,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.version import VERSION
 from paceline.gateway.api import bodies
 from paceline.model_files.tokenizer.gguf_tokenizer import tokenizer_from_gguf
-from tests.gateway.fakes import TEMPLATE, Served, events, served
+from tests.gateway.fakes import TEMPLATE, Served, byte_tokenizer, events, served
 from tests.model_files.tokenizer.test_tokenizer import SENTENCEPIECE
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -165,6 +165,18 @@ def test_a_prompt_is_truncated_to_leave_room_for_the_output() -> None:
     server = served("!", engine=EngineConfig(model="fake", max_model_len=64))
     post(server, COMPLETIONS, prompt="a" * 100, truncate_prompt_tokens=-1, max_tokens=24)
     assert len(server.target.requests[0].prompt_ids) == 40
+
+
+def test_a_suffix_is_written_as_the_model_was_trained() -> None:
+    marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    server = served("b", tokenizer=byte_tokenizer(special=marks))
+    assert post(server, COMPLETIONS, prompt="a", suffix="c")["choices"][0]["text"] == "b"
+    post(server, COMPLETIONS, prompt="a", suffix="")
+    prompts = [server.target.tokenizer.decode(request.prompt_ids, False) for request in server.target.requests]
+    assert prompts == ["<|fim_prefix|>a<|fim_suffix|>c<|fim_middle|>", "a"]
+    for body in ({"prompt": [1]}, {"prompt": "a", "echo": True}):
+        refused = server.post(COMPLETIONS, {**body, "suffix": "c"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "suffix")
 
 
 def test_a_completion_of_a_sentencepiece_model_keeps_its_first_space() -> None:

@@ -31,7 +31,6 @@ class CompletionBody(GenerationBody):
 
     unsupported: ClassVar[UnsupportedParams] = {
         **UNSUPPORTED_PARAMS,
-        "suffix": (("",), "the model writes from left to right only"),
         "best_of": ((1,), "request `n` choices with `logprobs` and select one"),
     }
 
@@ -46,6 +45,8 @@ class CompletionBody(GenerationBody):
     """A string, a list of token ids, or a list of strings or token-id lists."""
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
     """Most output tokens. 0 needs `echo`, and the response then has the prompt alone."""
+    suffix: str | None = None
+    """Text after the one to generate, for models that were trained to fill in the middle. Empty means none."""
     echo: bool = False
     """Whether the text starts with the prompt, and `logprobs` with those of the prompt."""
     add_special_tokens: bool = True
@@ -58,6 +59,8 @@ class CompletionBody(GenerationBody):
     def _check(self) -> "CompletionBody":
         if self.max_tokens == 0 and not self.echo:
             raise inconsistent("max_tokens", "max_tokens must be at least 1 without echo")
+        if self.suffix and (self.echo or any(not isinstance(prompt, str) for prompt in self.prompts)):
+            raise inconsistent("suffix", "a suffix needs prompts as text, without echo")
         return self
 
     @property

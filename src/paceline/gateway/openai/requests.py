@@ -74,6 +74,13 @@ CATEGORY_HEADER = "x-paceline-category"
 MAX_CATEGORY_CHARS = 64
 CATEGORY_TOKENS = 512
 """Tokens at the end of a prompt that decide its category."""
+FILL_TOKENS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<\uff5cfim▁begin\uff5c>", "<\uff5cfim▁hole\uff5c>", "<\uff5cfim▁end\uff5c>"),
+)
+"""Tokens before the text in front of a gap, before the text behind it, and before the text that fills it: of Qwen and Gemma, of
+StarCoder and Granite, of DeepSeek."""
 MISTRAL_CALLS = "[TOOL_CALLS]"
 SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 DEFAULTED_PARAMS = (
@@ -108,6 +115,17 @@ class PromptEncoder:
         if len(text) < THREAD_CHARS:
             return tuple(self._tokenizer.encode(text, add_special))
         return tuple(await self._threads.run(owner, len(text), self._tokenizer.encode, text, add_special))
+
+    def fill_in(self, prompt: str, suffix: str) -> str:
+        """The text whose continuation fills the gap between the prompt and the suffix."""
+        if not suffix:
+            return prompt
+        vocab = self._tokenizer.vocab
+        tokens = next((tokens for tokens in FILL_TOKENS if vocab.keys() >= set(tokens)), None)
+        if tokens is None:
+            raise InvalidRequest("this model has no tokens for filling in the middle: send no suffix", "suffix")
+        before, behind, fill = tokens
+        return f"{before}{prompt}{behind}{suffix}{fill}"
 
     async def encode_messages(
         self,

@@ -131,7 +131,8 @@ async def _complete(model: _Model, body: CompletionBody, http: Request) -> Respo
     owner, prompts = owner_of(http.scope), []
     for prompt in body.prompts:
         if isinstance(prompt, str):
-            ids = await model.encoder.encode_text(owner, prompt, body.add_special_tokens)
+            text = model.encoder.fill_in(prompt, body.suffix or "")
+            ids = await model.encoder.encode_text(owner, text, body.add_special_tokens)
         else:
             ids = tuple(prompt)
         prompts.append(truncate_prompt(ids, body, target.max_model_len))
