@@ -87,8 +87,8 @@ class Load:
                 rows += min(sequence.num_computed, sequence.num_prompt)
         return rows
 
-    async def phase(self, is_busy: bool) -> dict[str, float]:
-        """Short prompts for `--seconds`, with streams, and with long prompts if it is busy."""
+    async def phase(self, seconds: float, is_busy: bool) -> dict[str, float]:
+        """Short prompts for so many seconds, with streams, and with long prompts if it is busy."""
         options, stop, counted = self._options, asyncio.Event(), asyncio.Event()
         self.gaps, self.per_token = [], []
         arrivals = random.Random(11)
@@ -102,10 +102,10 @@ class Load:
         counted.set()
         began, rows, done = time.perf_counter(), self.long_rows(), len(long_times)
         shorts = []
-        while time.perf_counter() < began + options.seconds:
+        while time.perf_counter() < began + seconds:
             shorts.append(asyncio.create_task(self.first_token(options.short, options.tokens)))
             await asyncio.sleep(arrivals.expovariate(options.rate))
-        seconds = time.perf_counter() - began
+        took = time.perf_counter() - began
         computed = self.long_rows() - rows + (len(long_times) - done) * options.long
         counted.clear()
         stop_long.set()
@@ -121,7 +121,7 @@ class Load:
             "tpot_p50": statistics.median(self.per_token),
             "tpot_p99": percentile(self.per_token, 0.99),
             "gap_p99": percentile(self.gaps, 0.99),
-            "long_rate": computed / seconds,
+            "long_rate": computed / took,
         }
 
 
@@ -137,7 +137,8 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
         async def phases() -> dict[str, dict[str, float]]:
             load = Load(llm, options)
             await load.first_token(options.short, 4)
-            return {"quiet": await load.phase(is_busy=False), "busy": await load.phase(is_busy=True)}
+            quiet = await load.phase(options.quiet or options.seconds, is_busy=False)
+            return {"quiet": quiet, "busy": await load.phase(options.seconds, is_busy=True)}
 
         return asyncio.run(phases())
 

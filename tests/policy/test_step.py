@@ -2,6 +2,7 @@ import pytest
 
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.policy.step import (
+    CHEAP_ROWS,
     LEAST_MEASURED,
     MIN_PROMPT_ROWS,
     MIN_TOKENS,
@@ -34,6 +35,15 @@ def test_the_pacer_subtracts_what_decoding_costs() -> None:
     for _ in range(50):
         pacer.observe(16, 0, 64, 64.0)
     assert rows_of(pacer, 16) == MIN_TOKENS
+
+
+def test_few_prompt_rows_of_a_gpu_show_nothing() -> None:
+    pacer = PromptPacer(Objectives(ttft=1.0, tpot=0.2), least_rows=CHEAP_ROWS)
+    pacer.observe(1, 0, 16, 0.0044)  # the time of reading the weights
+    assert pacer.room(1, ()) is None
+    pacer.observe(1, 0, 0, 0.0044)
+    pacer.observe(1, 0, 2000, 0.0444)
+    assert rows_of(pacer, 1) == 9780
 
 
 def test_rows_of_drafts_do_not_make_prompts_look_slow() -> None:

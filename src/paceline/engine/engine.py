@@ -26,7 +26,7 @@ from paceline.model_files.tokenizer import Tokenizer
 from paceline.models.decoder import DecoderModel
 from paceline.models.manifest.manifest import check_replaceable, replace_weights
 from paceline.models.runner import ModelRunner
-from paceline.policy.step import DEFAULT_OBJECTIVES, Objectives, PromptPacer
+from paceline.policy.step import CHEAP_ROWS, DEFAULT_OBJECTIVES, LEAST_MEASURED, Objectives, PromptPacer
 from paceline.requests import Grammar, RequestValidator
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Engine:
         self.requests = Requests(validator, scheduler, speculator, output, self.hooks, self.clock)
         host = HostExecutor(runner, scheduler, speculator, output, self.clock, self.hooks)
         self.executors = ExecutorSelector(host, graph, scheduler, speculator, self.hooks, self.clock)
-        pacer = PromptPacer(objectives)
+        pacer = PromptPacer(objectives, LEAST_MEASURED if graph is None else CHEAP_ROWS)
         self._committer = Committer(self.requests, scheduler, speculator, validator, self.hooks, pacer)
         self._recovery = EngineRecovery(self.requests, scheduler, self.executors, self._step)
         self._committed: tuple[StepExecutor, StepResult | None] | None = None

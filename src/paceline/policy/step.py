@@ -24,7 +24,7 @@ LEAST_SHARE = 0.25
 MIN_TOKENS = 32
 """Fewest prompt tokens of a step, at the beginning of a prompt."""
 LEAST_MEASURED = 8
-"""Fewest prompt tokens of a step that is measured."""
+"""Fewest prompt tokens of a step that is measured on a CPU. On a GPU fewer than `CHEAP_ROWS` take hardly any time."""
 WEIGHT = 0.25
 """Weight of the newest measurement."""
 KEPT = 0.99
@@ -132,8 +132,9 @@ def prompt_room(
 class PromptPacer:
     """Measures what decoding costs in a step, what a prompt row adds to it, and how that grows with the context."""
 
-    def __init__(self, objectives: Objectives) -> None:
-        self._objectives = objectives
+    def __init__(self, objectives: Objectives, least_rows: int = LEAST_MEASURED) -> None:
+        """Steps with `least_rows` prompt rows show what a row costs."""
+        self._objectives, self._least_rows = objectives, least_rows
         self._row_seconds: float | None = None
         """Of a row at the beginning of a prompt."""
         self._decoding: dict[int, float] = {}
@@ -146,7 +147,7 @@ class PromptPacer:
         """A step, drafting included, took this long. `num_drafted` is the number of draft tokens that it verified, and
         `mean_context` the mean number of tokens before a prompt row."""
         size = padded_size(num_decoding) if num_decoding else 0
-        if prompt_rows < LEAST_MEASURED:
+        if prompt_rows < self._least_rows:
             if size and not prompt_rows and not num_drafted:
                 self._decoding[size] = _average(self._decoding.get(size), seconds)
             return
