@@ -11,7 +11,7 @@ from paceline.core.request import SpeculationFlags
 from paceline.core.status import EngineStatus
 from paceline.policy.health import WorkerState
 from paceline.targets.connection import TargetConnection
-from paceline.targets.targets import Targets
+from paceline.targets.targets import Canaries, Targets
 from paceline.wire.draft_messages import VERSION
 from paceline.wire.gateway_messages import SetFlags, StatusReport, Welcome, WorkerAddress, WorkerList
 from paceline.wire.worker_spec import Member, Phase
@@ -163,6 +163,23 @@ def test_the_fingerprint_is_that_of_all_usable_targets(targets: Targets) -> None
     assert targets.fingerprint == fingerprint().digest
     targets.handle_welcome(targets["a"], msgspec.structs.replace(WELCOME, fingerprint=None))
     assert targets.fingerprint == ""
+
+
+def test_canaries_of_different_fingerprints_are_not_compared(targets: Targets) -> None:
+    targets.connect((member("a"), member("b"), member("c")))
+    canaries = Canaries(1.0, targets, lambda stream: None)
+    wrong: list[str] = []
+    for name, target in targets.items():
+        target.health.canary = lambda agrees, name=name: None if agrees else wrong.append(name)  # type: ignore[method-assign, misc]
+    old, new = (1, 2, 3), (4, 5, 6)
+    for name in "abc":
+        canaries._compare(name, old, "fp_old")
+    for name in "abc":  # their weights change one after the other
+        canaries._compare(name, new, "fp_new")
+    assert not wrong
+    assert list(canaries._votes) == ["fp_new"]
+    canaries._compare("b", old, "fp_new")
+    assert wrong == ["b"]
 
 
 def test_capacity_and_reports_are_those_of_usable_targets(targets: Targets) -> None:

@@ -238,6 +238,10 @@ class CanaryVote:
             self._majority = candidates[0]
         return {name: worker_tokens == self._majority for name, worker_tokens in self._tokens.items()}
 
+    @property
+    def num_results(self) -> int:
+        return len(self._tokens)
+
     def difference(self, worker: str) -> str:
         """Where the tokens of a worker leave those of the majority, in words."""
         return first_difference(self._tokens.get(worker, ()), self._majority or ())

@@ -232,7 +232,8 @@ class Canaries:
         self._seconds = seconds
         self._targets = targets
         self._submit = submit
-        self._vote = CanaryVote()
+        self._votes: dict[str, CanaryVote] = {}
+        """By fingerprint: workers with different ones may generate different texts."""
         self._count = 0
 
     def submit_if_due(self, target: TargetConnection, now: float) -> None:
@@ -248,24 +249,28 @@ class Canaries:
             if isinstance(event, StepOutput):
                 tokens.extend(event.tokens)
                 if event.finish_reason is not None:
-                    self._compare(name, tuple(tokens))
+                    self._compare(name, tuple(tokens), event.fingerprint)
 
         request = ValidatedRequest(f"canary-{self._count}", PROMPT, SAMPLING, category=CATEGORY)
         self._submit(Stream(request, listen, pinned=name))
 
     def forget(self, worker: str) -> None:
         """Drop the last result of a worker that left or restarted."""
-        self._vote.forget(worker)
+        for vote in self._votes.values():
+            vote.forget(worker)
+        self._votes = {fingerprint: vote for fingerprint, vote in self._votes.items() if vote.num_results}
 
-    def _compare(self, name: str, tokens: tuple[int, ...]) -> None:
-        for worker, agrees in self._vote.add(name, tokens).items():
+    def _compare(self, name: str, tokens: tuple[int, ...], fingerprint: str) -> None:
+        self.forget(name)  # also its result under the weights before
+        vote = self._votes.setdefault(fingerprint, CanaryVote())
+        for worker, agrees in vote.add(name, tokens).items():
             target = self._targets.get(worker)
             if target is None:
                 continue
             if worker == name:
                 target.health.canary(agrees)
                 if not agrees:
-                    where = self._vote.difference(worker)
+                    where = vote.difference(worker)
                     logger.error("target worker %s generated another canary text than its pool: %s", worker, where)
             elif not agrees:
                 target.next_canary = 0.0  # this result outvoted it: check it again before it is marked unhealthy
