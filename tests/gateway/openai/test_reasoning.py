@@ -70,6 +70,18 @@ def test_reasoning_is_accepted_back_under_both_names(name: str) -> None:
     assert prompt_of(found).startswith("[Hm.]")
 
 
+def test_templates_find_reasoning_under_their_own_name() -> None:
+    shown = (
+        "{% for m in messages %}({{ m.reasoning }}|{{ m.reasoning_content }}|{{ m.thinking }}){% endfor %}{{ tools }}"
+    )
+    found = server("ok", shown)
+    call = {"id": "c", "function": {"name": "look", "arguments": "{}"}}
+    for content, thinking in (("Rome.", ""), (None, "Hm.")):
+        turn = {"role": "assistant", "content": content, "reasoning_content": "Hm.", "tool_calls": [call]}
+        message(found, messages=[turn, {"role": "tool", "tool_call_id": "c", "content": "ok"}], tools=[TOOL])
+        assert prompt_of(found).startswith(f"(Hm.|Hm.|{thinking})(||)")
+
+
 def test_a_constrained_answer_has_no_reasoning() -> None:
     found = server('{"a": 1}')
     assert message(found, response_format={"type": "json_object"})["content"] == '{"a": 1}'

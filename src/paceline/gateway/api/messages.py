@@ -186,16 +186,20 @@ class AllowedChoice(Item):
 
 
 def template_message(message: AnyMessage) -> dict[str, Any]:
-    """The message as chat templates expect it: content as one string, role `system` for `developer`, reasoning as
-    `reasoning_content`."""
-    values: dict[str, Any] = message.model_dump(exclude_none=True, exclude={"reasoning", "tool_calls"})
+    """The message as chat templates expect it: content as one string, role `system` for `developer`, reasoning under all names
+    that templates read. gpt-oss calls it `thinking`, and refuses it if a message with calls has content too."""
+    hidden = {"reasoning", "reasoning_content", "tool_calls"}
+    values: dict[str, Any] = message.model_dump(exclude_none=True, exclude=hidden)
     if values["role"] == "developer":
         values["role"] = "system"
     content = message.content
     values["content"] = "".join(part.text for part in content) if isinstance(content, list) else content or ""
     if isinstance(message, AssistantMessage):
-        if message.reasoning is not None:
-            values["reasoning_content"] = message.reasoning
+        reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
+        if reasoning is not None:
+            values |= {"reasoning": reasoning, "reasoning_content": reasoning}
+            if not (message.tool_calls and values["content"]):
+                values["thinking"] = reasoning
         if message.tool_calls:
             values["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": call.function.model_dump()}
