@@ -12,6 +12,8 @@ table for each attack. Memory is the growth of the gateway and of its helpers, w
 import argparse
 import http.client
 import json
+import os
+import resource
 import socket
 import subprocess
 import sys
@@ -34,6 +36,7 @@ from paceline.gateway.auth import KeyFile
 
 LIMITS = {"max_num_seqs": 16, "kv_tokens": 16384, "max_model_len": 1024}
 MIB = 1 << 20
+ADMIN_KEY = "an-admin-key-of-this-script"
 LOCAL_SECONDS = 60.0
 STREAM = {
     "prompt": "Once upon a time",
@@ -193,6 +196,34 @@ def forwarded(server: Server) -> str:
     return f"statuses {dict(statuses)}"
 
 
+def idle_connections(server: Server) -> str:
+    """1,500 idle connections of one address; then a request of the same address."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    connections = list[socket.socket]()
+    with suppress(OSError):
+        connections.extend(server.connect() for _ in range(1500))
+    time.sleep(1.0)
+    with suppress(psutil.Error):
+        limit = psutil.Process(server.pid).rlimit(psutil.RLIMIT_NOFILE)[0]
+    began, status = time.monotonic(), 0
+    while status != 200 and time.monotonic() < began + 90:
+        status = server.post("/v1/completions", b'{"prompt": "a", "max_tokens": 1}', timeout=10)
+        time.sleep(0.2)
+    waited = time.monotonic() - began
+    for connection in connections:
+        connection.close()
+    return f"a request of the same address is answered with {status} after {waited:.1f} s; {limit} files may be open"
+
+
+def child_secrets(server: Server) -> str:
+    """The environments of the children."""
+    found, children = 0, psutil.Process(server.pid).children(recursive=True)
+    for child in children:
+        with suppress(psutil.Error):
+            found += ADMIN_KEY in child.environ().values()
+    return f"{found} of {len(children)} children have the admin key in their environment"
+
+
 def together(tasks: Sequence[Callable[[], Any]]) -> None:
     """Runs each task on a thread of its own."""
     threads = [threading.Thread(target=task) for task in tasks]
@@ -222,6 +253,8 @@ ATTACKS: dict[str, Callable[[Server], str]] = {
     "unfinished bodies": unfinished_bodies,
     "other encodings": other_encodings,
     "forwarded addresses": forwarded,
+    "idle connections": idle_connections,
+    "child secrets": child_secrets,
 }
 
 
@@ -389,6 +422,9 @@ def run(name: str) -> str:
 
 
 def main() -> None:
+    os.environ["PACELINE_ADMIN_KEY"] = ADMIN_KEY
+    with suppress(ValueError, OSError):  # as most systems start a server
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("attacks", nargs="*", help=f"of {', '.join([*ATTACKS, *LOCAL])}; default: all")
     names = parser.parse_args().attacks or [*ATTACKS, *LOCAL]

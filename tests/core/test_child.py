@@ -90,6 +90,17 @@ def test_the_environment_and_the_descriptors_are_passed() -> None:
             assert file.read() == b"seven"
 
 
+@pytest.mark.parametrize("is_given", [False, True])
+def test_no_child_gets_the_admin_key(is_given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_ADMIN_KEY", "open-sesame")
+    environment = dict(os.environ) if is_given else None
+    child = ChildProcess(python("import os; print(dict(os.environ))"), stdout=PIPE, environment=environment)
+    with ended(child):
+        printed = child.read_all()
+    assert b"'PATH'" in printed
+    assert b"open-sesame" not in printed
+
+
 def test_stop_terminates() -> None:
     child = ChildProcess(python(SLEEPS))
     child.stop(30)

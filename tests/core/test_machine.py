@@ -2,12 +2,13 @@
 
 import gc
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from paceline.core.machine import available_memory, freeze_loaded_objects, total_memory, usable_cores
+from paceline.core.machine import available_memory, freeze_loaded_objects, raise_file_limit, total_memory, usable_cores
 
 GIB = 1 << 30
 
@@ -149,3 +150,23 @@ def test_cycles_are_still_collected() -> None:
     finally:
         gc.callbacks.pop()
     assert sum(collected) > 20_000
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "most", "raised"),
+    [
+        (1024, 4096, 65536, 4096),
+        (1024, resource.RLIM_INFINITY, 65536, 65536),
+        (1024, 1 << 20, 65536, 65536),
+        (70000, 1 << 20, 65536, 70000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 65536, resource.RLIM_INFINITY),
+    ],
+)
+def test_the_limit_of_files_is_raised(
+    soft: int, hard: int, most: int, raised: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: limits.append(limit))
+    assert raise_file_limit(most) == raised
+    assert limits[-1] == (raised, hard)

@@ -21,6 +21,8 @@ from paceline.core.clock import Clock
 __all__ = ["DEVNULL", "PIPE", "STDOUT", "ChildProcess", "Ended", "LineChild", "RestartedChild", "exit_text"]
 
 PR_SET_PDEATHSIG = 1
+SECRETS = ("PACELINE_ADMIN_KEY",)
+"""Variables that no child gets: who can read a child's environment could open the routes of operators."""
 Stream = int | IO[bytes] | None
 """A file, a file descriptor, or a constant of `subprocess`. None if the child uses the stream of this process."""
 
@@ -40,15 +42,16 @@ class ChildProcess:
         own_session: bool = True,
         ends_by_signal: bool = False,
     ) -> None:
-        """`file_descriptors` stay open in the child. With `own_session`, Ctrl-C does not reach the child, and `kill` also ends
-        the processes that it started. With `ends_by_signal`, Linux sends SIGTERM to the child when this process ends."""
+        """`environment` is that of this process by default, always without `SECRETS`. `file_descriptors` stay open in the
+        child. With `own_session`, Ctrl-C does not reach the child, and `kill` also ends the processes that it started. With
+        `ends_by_signal`, Linux sends SIGTERM to the child when this process ends."""
         self._has_session = own_session
         self._process = subprocess.Popen(
             command,
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            env=environment,
+            env=_without_secrets(os.environ if environment is None else environment),
             pass_fds=tuple(file_descriptors),
             start_new_session=own_session,
             preexec_fn=_end_with_parent if ends_by_signal and sys.platform == "linux" else None,
@@ -218,6 +221,10 @@ class RestartedChild:
         assert self.process is not None
         self.process.close()
         self.process = None
+
+
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in SECRETS}
 
 
 def exit_text(code: int) -> str:

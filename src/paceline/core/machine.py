@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import platform
+import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 """Bytes of a GiB."""
+MAX_FILES = 1 << 16
+"""Open files that a server wants."""
 _ROOT = Path("/")
 _YOUNG_OBJECTS = 10_000
 """New objects that trigger a collection of the youngest generation. Python's default of 700 triggers one in every step of a
@@ -42,6 +45,18 @@ def cpu_name(root: Path = _ROOT) -> str:
     found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
     part = found.get("CPU part", "")
     return found.get("model name") or _ARM_PARTS.get(part) or platform.processor() or platform.machine()
+
+
+def raise_file_limit(most: int = MAX_FILES) -> int:
+    """Raises the soft limit of open files to the hard one, at most to `most`. Returns the limit. Many systems start processes
+    with 1,024, which is fewer than a server's connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return soft
+    with suppress(OSError, ValueError):  # a sandbox may forbid it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def usable_cores(root: Path = _ROOT) -> int:

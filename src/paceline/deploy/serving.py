@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.child import ChildProcess, RestartedChild
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidConfig, MissingDependency
-from paceline.core.machine import freeze_loaded_objects
+from paceline.core.machine import freeze_loaded_objects, raise_file_limit
 from paceline.gateway.audit import AuditLog, StrictMode
 from paceline.gateway.auth import Access
 from paceline.gateway.config import (
@@ -182,6 +182,7 @@ def serve(
     code: 0 if all requests finished, 1 if the server aborted some."""
     config = served.server if isinstance(served, GatewayConfig) else served
     configure_logging(config.log_level, with_texts=config.log_requests == "text")
+    raise_file_limit()
     # Reports errors in these settings before the model is loaded
     admin_key = config.admin_key
     if config.learning.folder is not None and admin_key is None:

@@ -292,11 +292,13 @@ def test_a_client_that_still_sends_gets_its_refusal(server: tuple[App, int]) -> 
 
 
 def test_connections_of_one_address_are_limited() -> None:
-    with running(App(), per_address=2, timeout=30) as port:
+    app = App()
+    with running(app, per_address=2, timeout=30) as port:
         first, second = connect(port), connect(port)
-        for client in (first, second):  # served: they are counted
-            client.sendall(GET)
-            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        for client in (first, second):  # busy: they are not closed in favour of others
+            client.sendall(b"GET /held HTTP/1.1\r\n" + HOST + b"\r\n")
+        while len(app.bodies) < 2:
+            time.sleep(0.001)
         assert answer(port, GET).startswith(b"HTTP/1.1 503")
         first.close()
         deadline = time.monotonic() + 10
@@ -307,7 +309,62 @@ def test_connections_of_one_address_are_limited() -> None:
                     break
         else:
             pytest.fail("a closed connection still counts")
+        app.release.set()
         second.close()
+
+
+def is_closed(client: socket.socket) -> bool:
+    client.settimeout(10)
+    try:
+        return client.recv(100) == b""
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("limit", ["in_all", "per_address"])
+def test_the_oldest_idle_connection_makes_room(limit: str) -> None:
+    """Idle are connections that have sent nothing, and those whose response is complete. Others stay."""
+    app = App()
+    with running(app, timeout=30, **{limit: 3}) as port:
+        served, held = connect(port), connect(port)
+        for client, path in ((served, b"/"), (held, b"/held")):
+            client.sendall(b"GET " + path + b" HTTP/1.1\r\n" + HOST + b"\r\n")
+        assert served.recv(1000).startswith(b"HTTP/1.1 200")
+        while len(app.bodies) < 2:
+            time.sleep(0.001)
+        silent = [connect(port) for _ in range(3)]
+        assert is_closed(served)
+        assert is_closed(silent[0])
+        app.release.set()
+        assert held.recv(1000).startswith(b"HTTP/1.1 200")
+        assert "idle_connections" in app.refusals
+        assert "connections" not in app.refusals
+        for client in (served, held, *silent):
+            client.close()
+
+
+def test_limits_close_idle_connections_of_the_same_address() -> None:
+    limits, closed = ConnectionLimits(in_all=4, per_address=2), list[int]()
+
+    def idle(number: int, address: str) -> None:
+        assert limits.enter(address)
+
+        def close() -> None:
+            closed.append(number)
+            limits.leave(address)
+
+        limits.set_idle(address, close)
+
+    for number, address in enumerate(["10.0.0.1", "10.0.0.2", "10.0.0.2"]):
+        idle(number, address)
+    assert limits.enter("10.0.0.2")  # a third of this address: not the oldest of all is closed
+    assert closed == [1]
+    assert limits.enter("10.0.0.3")
+    assert limits.enter("10.0.0.4")
+    assert closed == [1, 0]
+    assert limits.enter("10.0.0.5")
+    assert not limits.enter("10.0.0.6")
+    assert (closed, limits._num_open, len(limits._open)) == ([1, 0, 2], 4, 4)
 
 
 def test_limits_count_networks() -> None:

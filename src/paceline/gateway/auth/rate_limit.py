@@ -20,7 +20,8 @@ from paceline.gateway.auth.api_keys import ApiKey, KeyLimits
 
 
 class ConnectionLimits:
-    """Counts open connections. All calls must come from the event loop's thread."""
+    """Counts open connections. A full server closes the connection that was idle for longest in favour of a new one: of the
+    same address, or of any if all are too many. All calls must come from the event loop's thread."""
 
     def __init__(self, in_all: int, per_address: int) -> None:
         if in_all < 1 or per_address < 1:
@@ -28,15 +29,37 @@ class ConnectionLimits:
         self._in_all, self._per_address = in_all, per_address
         self._open: Counter[str] = Counter()
         self._num_open = 0
+        self._idle: OrderedDict[Callable[[], None], str] = OrderedDict()
+        """What closes each idle connection, with its origin, the longest idle first."""
 
     def enter(self, address: str) -> bool:
-        """Counts a connection of `address`; False if that would exceed a limit."""
+        """Counts a connection of `address`; False if that would exceed a limit and no connection is idle."""
         origin = network_of(address)
+        if self._open[origin] >= self._per_address:
+            self._close_idle(origin)
+        elif self._num_open >= self._in_all:
+            self._close_idle(None)
         if self._num_open >= self._in_all or self._open[origin] >= self._per_address:
+            if not self._open[origin]:
+                del self._open[origin]
             return False
         self._open[origin] += 1
         self._num_open += 1
         return True
+
+    def set_idle(self, address: str, close: Callable[[], None]) -> None:
+        """The connection waits for a request. `close` must close it, and call `leave`."""
+        self._idle[close] = network_of(address)
+
+    def set_busy(self, close: Callable[[], None]) -> None:
+        """The connection has a request, or was closed."""
+        self._idle.pop(close, None)
+
+    def _close_idle(self, origin: str | None) -> None:
+        close = next((close for close, other in self._idle.items() if origin in (None, other)), None)
+        if close is not None:
+            del self._idle[close]
+            close()
 
     def leave(self, address: str) -> None:
         """Ends the count of a connection that `enter` accepted."""

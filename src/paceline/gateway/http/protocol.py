@@ -89,20 +89,38 @@ class LimitedProtocol(HttpToolsProtocol):
             self._refuse(503, "too many connections: close some, or retry later")
             return
         self._address = address
+        self._limits.set_idle(address, self._end_idle)
         self._start_read_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._address is not None:
-            self._limits.leave(self._address)
-            self._address = None
+        self._leave()
         self._stop_read_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
+
+    def _leave(self) -> None:
+        self._limits.set_busy(self._end_idle)
+        if self._address is not None:
+            self._limits.leave(self._address)
+            self._address = None
+
+    def _end_idle(self) -> None:
+        """Closes a connection without a request in favour of a new one."""
+        self._record("idle_connections")
+        self._leave()
+        self.transport.abort()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        is_next = self.cycle is not None and not self.cycle.response_complete
+        if self._address is not None and not is_next and self._is_in_headers and not self._header_bytes:
+            self._limits.set_idle(self._address, self._end_idle)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused: what it still sends is not read
             return
         self._lingering.is_receiving = True
+        self._limits.set_busy(self._end_idle)
         if self._is_in_headers:
             self._header_bytes += len(data)
             if self._read_timer is None:
