@@ -130,6 +130,15 @@ def test_a_damaged_file_is_replaced(tmp_path: Path, content: str) -> None:
     assert list(json.loads(file.read_text())) == ["library 1"]
 
 
+def test_no_place_to_write_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    calls = list[int]()
+    check = VendorCheck(tmp_path / "file" / "products.json", "library 1", lambda x, *_: not calls.append(len(x)))
+    for _ in range(2):
+        assert check.has_our_bits(whole(8, 32, seed=1), dense(16, 32, seed=0), None, torch.bfloat16)
+    assert calls == [8]
+
+
 @pytest.mark.parametrize("rows", [3, 70, 513])
 @pytest.mark.parametrize("has_out", [False, True])
 def test_any_number_of_rows(rows: int, has_out: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ number of rows, before its result is used. Where the bits differ, our kernel com
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -106,12 +107,14 @@ class VendorCheck:
         return stored if isinstance(stored, dict) else {}
 
     def _store(self) -> None:
-        """Several processes may write at once: the file is replaced when complete, and what is lost is compared again."""
-        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Several processes may write at once: the file is replaced when complete, and what is lost is compared again. Without
+        a place to write, the next process compares again too."""
         self._known = {**self._stored().get(self.versions, {}), **self._known}
         part = self.file.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps({**self._stored(), self.versions: self._known}, indent=1, sort_keys=True))
-        part.replace(self.file)
+        with suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part.write_text(json.dumps({**self._stored(), self.versions: self._known}, indent=1, sort_keys=True))
+            part.replace(self.file)
 
 
 @cache
