@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("--tenants", type=int, default=1, help="long prompts that are always there")
     parser.add_argument("--tokens", type=int, default=8, help="output tokens of a short prompt")
     parser.add_argument("--rate", type=float, default=0.5, help="short prompts per second")
+    parser.add_argument("--quiet", type=float, help="length of the phase without long prompts; default --seconds")
     parser.add_argument("--seconds", type=float, default=90.0, help="length of a phase")
     parser.add_argument(
         "--settle", type=float, default=5.0, help="seconds before streams, and long prompts, are counted"
