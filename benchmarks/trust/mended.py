@@ -300,7 +300,30 @@ begin()
 from paceline.deploy.load import load_config
 load_config(folder / "config.yaml", {}, {})
 """
+MESSAGE = """
+import socket
+from urllib.parse import urlsplit
+from paceline.wire.draft_messages import TO_DRAFT_WORKER
+from paceline.wire.transport import Listener
+listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
+parts, sent = urlsplit(listener.address), 0
+ready = b"\\x05READY" + b"\\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+frame = b"\\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20)
+begin()
+with socket.create_connection((parts.hostname, parts.port)) as client:
+    client.sendall(b"\\xff" + bytes(8) + b"\\x7f\\x03\\x00" + b"NULL".ljust(20, b"\\0") + bytes(32))
+    client.sendall(b"\\x04" + bytes([len(ready)]) + ready)
+    try:
+        while sent < 1600:
+            client.sendall(frame)
+            sent += 1
+        end = "not cut"
+    except OSError:
+        end = "cut"
+raise RuntimeError(f"{sent} MiB of one message, {end}")
+"""
 LOCAL = {
+    "endless message": MESSAGE,
     "template": TEMPLATE,
     "header of tensors": FOLDER + HEADER,
     "vocabulary": FOLDER + VOCABULARY + OPEN,

@@ -26,6 +26,7 @@ from paceline.wire.codec import Codec, MalformedMessage
 from paceline.wire.curve import Authenticator, encrypt_client, encrypt_server, set_keepalive
 from paceline.wire.draft_messages import MAX_MESSAGE_BYTES
 from paceline.wire.keys import Security
+from paceline.wire.unfinished import UnfinishedMessages
 
 
 class Wakeup:
@@ -93,6 +94,8 @@ Peer = bytes
 
 QUEUE_MESSAGES = 1000
 OUTBOX_MESSAGES = 10_000
+UNFINISHED_BYTES = 8 * MAX_MESSAGE_BYTES
+"""Bytes that a connection may send without the end of a message."""
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 2_000
 LOCAL_RECONNECT_MAX_MS = 100
 """Longest delay between two attempts to connect to a process of this machine, which may still be loading."""
@@ -203,6 +206,7 @@ class Listener(_Endpoint[M]):
             self._authenticator = Authenticator(self._context, security.allowed)
             encrypt_server(socket, security.own)
         super().__init__(socket, codec)
+        self._unfinished = UnfinishedMessages(socket, UNFINISHED_BYTES)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
@@ -220,9 +224,11 @@ class Listener(_Endpoint[M]):
         if not self.wait(seconds):
             return None
         try:
-            peer, *bodies = self._socket.recv_multipart(zmq.DONTWAIT)
+            frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
         except zmq.Again:
             return None
+        self._unfinished.add(frames[-1])
+        peer, *bodies = (frame.bytes for frame in frames)
         if len(bodies) != 1:
             self.traffic.malformed += 1
             return Received(peer, MalformedMessage(f"a message is one frame, got {len(bodies)}"), 0)
@@ -236,7 +242,13 @@ class Listener(_Endpoint[M]):
         """`send` from another thread: sent when the owner next waits. Past the bound the oldest messages are dropped."""
         self._post(peer, message)
 
+    @property
+    def num_cut(self) -> int:
+        """Connections that were cut because their message did not end."""
+        return self._unfinished.num_cut
+
     def close(self) -> None:
+        self._unfinished.close()
         super().close()
         if self._authenticator:
             self._authenticator.close()
