@@ -88,6 +88,12 @@ CASES: dict[str, tuple[str, str, str, list[Any]]] = {
         "I will look.",
         [("look", {"x": "```"})],
     ),
+    "fence, a bracket too many": (
+        "hermes",
+        '```json\n{"name": "look", "arguments": {}}}\n```\nDone.',
+        "\nDone.",
+        [("look", {})],
+    ),
     "fence of something else": (
         "hermes",
         'Like this:\n```json\n{"city": "Rome"}\n```\nOr ```jsonc\n{}\n```',

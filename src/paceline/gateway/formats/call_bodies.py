@@ -83,9 +83,10 @@ class JsonBody:
             self._held = rest
         if not self._close:
             return rest
-        if rest.startswith(self._close):
-            return rest[len(self._close) :]
-        return None if self._close.startswith(rest) else rest
+        end = rest.lstrip("}] \t\r\n")  # small models close more brackets than they open
+        if end.startswith(self._close):
+            return end[len(self._close) :]
+        return None if self._close.startswith(end) else rest
 
 
 @dataclass(frozen=True, slots=True)
