@@ -66,6 +66,30 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode():
     assert engine.executors.counts[HostReason.PREFILL] == 0
 
 
+def test_short_prompts_pass_a_long_one_without_the_host(monkeypatch):
+    """Pieces of several prompts share a step; the second of two tenants does not wait for the first."""
+    monkeypatch.setattr("paceline.policy.prompt_line.SHORT_ROWS", 16)
+    asked = [
+        request("first", [1, 2, 3], temperature=0.0, max_tokens=40),
+        replace(request("long", [i % 7 for i in range(180)], temperature=0.0, max_tokens=2), tenant="a"),
+        request("short", [i % 5 for i in range(12)], temperature=0.0, max_tokens=2),
+        replace(request("other", [i % 6 for i in range(160)], temperature=0.0, max_tokens=2), tenant="b"),
+    ]
+    engine, order = graph_engine(None, max_batched_tokens=40, kv_tokens=512), list[str]()
+    graph = executor_of(engine)
+    submit, widths = graph._submit_mixed, list[int]()
+    graph._submit_mixed = lambda schedule, drafts: widths.append(len(schedule.items)) or submit(schedule, drafts)
+    arrivals = iter(asked)
+    while engine.has_work or not order:
+        if (arrived := next(arrivals, None)) is not None:
+            engine.add(arrived)
+        order += [output.request_id for output in engine.step() if output.request_id not in order]
+    assert order.index("short") < order.index("long")
+    assert max(widths) > 1
+    assert engine.executors.counts[HostReason.PREFILL] == 0
+    check(graph_engine(None, max_batched_tokens=40, kv_tokens=512), asked, arrivals=1)
+
+
 def test_a_prompt_of_which_one_token_is_left_joins():
     """A chunk may leave one token, as many as a sequence that decodes has left."""
     engine = graph_engine(None, max_batched_tokens=16, kv_tokens=512)
