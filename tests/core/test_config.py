@@ -40,6 +40,18 @@ def test_unknown_key_suggests_the_most_similar(values: dict[str, Any], wrong: st
     assert str(error.value) == f"unknown key {wrong}; did you mean {meant}?"
 
 
+def test_all_unknown_keys_are_reported_at_once() -> None:
+    with pytest.raises(InvalidConfig) as error:
+        from_mapping(
+            EngineConfig, {"modle": "m", "speculation": {"maxdepth": 4}, "max_num_seqs": "many", "divice": "cpu"}
+        )
+    assert str(error.value).splitlines() == [
+        "unknown key 'modle'; did you mean 'model'?",
+        "unknown key 'speculation.maxdepth'; did you mean 'speculation.max_depth'?",
+        "unknown key 'divice'; did you mean 'device'?",
+    ]
+
+
 def test_unknown_key_without_a_similar_one_lists_all() -> None:
     with pytest.raises(InvalidConfig, match=r"unknown key 'zzz'; known keys: .*kv_tokens.*memory_fraction"):
         from_mapping(EngineConfig, {"zzz": 1})

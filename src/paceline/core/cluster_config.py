@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 from urllib.parse import urlsplit
 
-from paceline.core.config import EngineConfig, from_mapping, reject_unknown_keys
-from paceline.core.errors import InvalidConfig
+from paceline.core.config import EngineConfig, from_mapping, unknown_keys
+from paceline.core.errors import InvalidConfig, UnknownKeys
 from paceline.core.machine import device_shares
-from paceline.core.pool_config import Placement, PoolConfig, pool_config
+from paceline.core.pool_config import Placement, PoolConfig, pool_config, unknown_pool_keys
 
 RouterPolicy = Literal["round_robin", "least_loaded", "kv_aware"]
 TransferSetting = Literal["auto", "nixl", "socket"]
@@ -219,10 +219,15 @@ class ClusterConfig:
 
 
 def cluster_config(document: Mapping[str, Any]) -> ClusterConfig:
-    """The configuration in the file's contents. Raises `InvalidConfig` with the path of an unknown key or a wrong type."""
-    reject_unknown_keys(ClusterConfig, document)
+    """The configuration in the file's contents. Raises `UnknownKeys`, or `InvalidConfig` with the path of a wrong type. The keys
+    of `gateway` are not checked."""
     values = dict(document)
     pools, gateway = values.pop("pools", ()), values.pop("gateway", None) or {}
+    unknown = [*unknown_keys(ClusterConfig, values)]
+    if isinstance(pools, Sequence):
+        unknown += [message for i, pool in enumerate(pools) for message in unknown_pool_keys(pool, i)]
+    if unknown:
+        raise UnknownKeys(unknown)
     if not isinstance(pools, Sequence) or isinstance(pools, str) or not pools:
         raise InvalidConfig("pools must be a list of at least one pool with name, role and model")
     if not isinstance(gateway, Mapping):

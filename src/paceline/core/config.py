@@ -1,8 +1,8 @@
 """Configuration of an engine: frozen, nested, and strict about keys."""
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -215,15 +215,22 @@ def from_mapping(
 def reject_unknown_keys(
     kind: type, values: Mapping[str, Any], where: str = "", error: type[PacelineError] = InvalidConfig
 ) -> None:
-    """Raises `error` for the first key that is no field of the dataclass `kind`, with the most similar field."""
-    known = {f.name for f in fields(kind)}
-    for key in values:
-        if key not in known:
-            nearest = difflib.get_close_matches(str(key), known, n=1)
-            meant = (
-                f"; did you mean {where + nearest[0]!r}?" if nearest else f"; known keys: {', '.join(sorted(known))}"
-            )
-            raise error(f"unknown key {f'{where}{key}'!r}{meant}")
+    """Raises `error` for all keys that are no fields of the dataclass `kind`, or of one inside it. See `unknown_keys`."""
+    if unknown := list(unknown_keys(kind, values, where)):
+        raise error("\n".join(unknown))
+
+
+def unknown_keys(kind: type, values: Mapping[str, Any], where: str = "") -> Iterator[str]:
+    """A message for each key that is no field of the dataclass `kind`, or of one inside it, with the most similar field."""
+    hints = get_type_hints(kind)
+    for key, value in values.items():
+        if key in hints:
+            if is_dataclass(hint := hints[key]) and isinstance(hint, type) and isinstance(value, Mapping):
+                yield from unknown_keys(hint, value, f"{where}{key}.")
+            continue
+        nearest = difflib.get_close_matches(str(key), hints, n=1)
+        meant = f"did you mean {where + nearest[0]!r}?" if nearest else f"known keys: {', '.join(sorted(hints))}"
+        yield f"unknown key {f'{where}{key}'!r}; {meant}"
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -1,5 +1,7 @@
 """Typed errors. Each message states what is wrong and what to do."""
 
+from collections.abc import Sequence
+
 
 class PacelineError(Exception):
     """Base of all errors that Paceline raises deliberately."""
@@ -36,6 +38,14 @@ class TextTooLong(PromptTooLong):
 
 class InvalidConfig(PacelineError):
     """A configuration key or value is wrong."""
+
+
+class UnknownKeys(InvalidConfig):
+    """Names in a configuration that do not exist, with a message for each."""
+
+    def __init__(self, messages: Sequence[str]) -> None:
+        super().__init__("\n".join(messages))
+        self.messages = messages
 
 
 class UnsupportedModel(PacelineError):

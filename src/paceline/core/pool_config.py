@@ -1,7 +1,7 @@
 """One pool of `cluster.yaml`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -14,7 +14,7 @@ from paceline.core.config import (
     SpeculationConfig,
     WeightBits,
     from_mapping,
-    reject_unknown_keys,
+    unknown_keys,
 )
 from paceline.core.errors import InvalidConfig
 from paceline.core.machine import MemoryClaim
@@ -233,13 +233,20 @@ class PoolConfig:
         return MemoryClaim(name, occupied, WEIGHTS[self.role], self.limits.memory_fraction)
 
 
+def unknown_pool_keys(value: Any, index: int) -> Iterator[str]:
+    """A message for each unknown key of entry number `index` of `pools` in the file."""
+    if isinstance(value, Mapping):
+        # The key `with` of a placement is not the name of its field.
+        known = {key: inner for key, inner in value.items() if key != "placement"}
+        yield from unknown_keys(PoolConfig, known, f"pools[{index}].")
+
+
 def pool_config(value: Any, index: int) -> PoolConfig:
-    """Pool from entry number `index` of `pools` in the file."""
+    """Pool from entry number `index` of `pools` in the file, which has no unknown keys."""
     where = f"pools[{index}]."
     if not isinstance(value, Mapping):
         raise InvalidConfig(f"pools[{index}] must be a mapping with name, role and model, got {value!r}")
     values = dict(value)
-    reject_unknown_keys(PoolConfig, values, where)
     missing = [key for key in ("name", "role", "model") if key not in values]
     if missing:
         raise InvalidConfig(f"pools[{index}] lacks {', '.join(missing)}")

@@ -1,13 +1,13 @@
 """Reads the server's configuration from a file, the environment and the command line; later ones take precedence."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.core.config import EngineConfig, from_mapping
-from paceline.core.errors import InvalidConfig
+from paceline.core.errors import InvalidConfig, UnknownKeys
 from paceline.deploy.processes import is_cluster_file, load_cluster
 from paceline.gateway.config import (
     PREFIX,
@@ -36,11 +36,21 @@ def load_config(
     """Reads the file at `path`, or only its `section`, then `environ`, then `overrides`.
 
     `overrides` are command line options: setting names, or option names with dots or dashes, and values as text or parsed.
-    Raises `InvalidConfig` with the source of the bad value.
+    Raises `UnknownKeys` with all unknown names, or `InvalidConfig` with the source of a bad value.
     """
-    given: dict[str, tuple[Any, str]] = {} if path is None else read_file(path, SETTINGS, section)
-    given |= _from_environment(environ or {})
-    given |= _from_options(overrides or {})
+    given: dict[str, tuple[Any, str]] = {}
+    unknown: list[str] = []
+    for read in (
+        lambda: {} if path is None else read_file(path, SETTINGS, section),
+        lambda: _from_environment(environ or {}),
+        lambda: _from_options(overrides or {}),
+    ):
+        try:
+            given |= read()
+        except UnknownKeys as error:
+            unknown += error.messages
+    if unknown:
+        raise UnknownKeys(unknown)
     try:
         config = _build({name: value for name, (value, _) in given.items()})
         config.engine.speculation.check_method(config.engine.draft, has_pool=False)
@@ -93,24 +103,29 @@ def _build(values: Mapping[str, Any]) -> ServerConfig:
     )
 
 
-def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[Any, str]]]:
+def _from_environment(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     by_variable = {setting.variable: setting for setting in SETTINGS.values()}
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in OTHER_VARIABLES or SERVICE_LINK.search(f"{variable}={text}"):
-            continue
-        setting = by_variable.get(variable)
-        if setting is None:
-            raise InvalidConfig(f"unknown environment variable {variable!r}; {suggest(variable, by_variable)}")
-        yield setting.name, (_parse(setting, text, variable), variable)
+    own = {
+        variable: text
+        for variable, text in environ.items()
+        if variable.startswith(PREFIX)
+        and variable not in OTHER_VARIABLES
+        and not SERVICE_LINK.search(f"{variable}={text}")
+    }
+    if unknown := own.keys() - by_variable.keys():
+        raise UnknownKeys(
+            [f"unknown environment variable {name!r}; {suggest(name, by_variable)}" for name in sorted(unknown)]
+        )
+    found = ((by_variable[variable], text, variable) for variable, text in own.items())
+    return {setting.name: (_parse(setting, text, variable), variable) for setting, text, variable in found}
 
 
-def _from_options(overrides: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, str]]]:
+def _from_options(overrides: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
     by_identifier = {_identifier(name): setting for name, setting in SETTINGS.items()}
-    for name, value in overrides.items():
-        setting = by_identifier.get(_identifier(name))
-        if setting is None:
-            raise InvalidConfig(f"unknown option {name!r}; {suggest(name, SETTINGS)}")
-        yield setting.name, (_parse(setting, value, setting.option), setting.option)
+    if unknown := [name for name in overrides if _identifier(name) not in by_identifier]:
+        raise UnknownKeys([f"unknown option {name!r}; {suggest(name, SETTINGS)}" for name in unknown])
+    found = ((by_identifier[_identifier(name)], value) for name, value in overrides.items())
+    return {setting.name: (_parse(setting, value, setting.option), setting.option) for setting, value in found}
 
 
 def _parse(setting: Setting, value: Any, source: str) -> Any:

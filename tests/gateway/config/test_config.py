@@ -146,9 +146,9 @@ def test_other_variables_are_ignored() -> None:
 
 def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
     path = write(tmp_path, "max_num_seq: 4\n")
-    assert load_error(path) == f"unknown key 'max_num_seq' in {path}; did you mean 'max_num_seqs'?"
+    assert load_error(path) == f"{path}: unknown key 'max_num_seq'; did you mean 'max_num_seqs'?"
     path = write(tmp_path, "speculation:\n  max_dept: 4\n")
-    assert load_error(path) == f"unknown key 'speculation.max_dept' in {path}; did you mean 'speculation.max_depth'?"
+    assert load_error(path) == f"{path}: unknown key 'speculation.max_dept'; did you mean 'speculation.max_depth'?"
     path = write(tmp_path, "speculation: false\n")
     assert (
         load_error(path)
@@ -158,6 +158,18 @@ def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
     assert "did you mean 'orchestration.min_draft_length'?" in load_error(path)
     assert load_error(None, {"PACELINE_MODLE": "x"}).endswith("did you mean 'PACELINE_MODEL'?")
     assert load_error(None, {}, {"hots": "x"}).endswith("did you mean 'host'?")
+
+
+def test_all_unknown_names_are_reported_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, "hots: a\nport: 1\nspeculation: {max_dept: 4}\nlearning: {folders: b}\n")
+    assert load_error(path, {"PACELINE_MODLE": "x", "PACELINE_TLS_KEYS": "y"}, {"max-wating": "z"}).splitlines() == [
+        f"{path}: unknown key 'hots'; did you mean 'host'?",
+        f"{path}: unknown key 'speculation.max_dept'; did you mean 'speculation.max_depth'?",
+        f"{path}: unknown key 'learning.folders'; did you mean 'learning.folder'?",
+        "unknown environment variable 'PACELINE_MODLE'; did you mean 'PACELINE_MODEL'?",
+        "unknown environment variable 'PACELINE_TLS_KEYS'; did you mean 'PACELINE_TLS_KEY'?",
+        "unknown option 'max-wating'; did you mean 'max_waiting'?",
+    ]
 
 
 def test_a_bad_value_reports_its_source(tmp_path: Path) -> None:
@@ -357,7 +369,7 @@ def test_gateway_uses_the_trace_endpoint_of_the_cluster(tmp_path: Path) -> None:
 
 
 def test_errors_report_their_position(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="did you mean 'port'"):
+    with pytest.raises(InvalidConfig, match="did you mean 'gateway.port'"):
         load_gateway_config(write_cluster(tmp_path, CLUSTER | {"gateway": {"prt": 1}}), {}, {})
     with pytest.raises(InvalidConfig, match=r"file.yaml: unknown key 'hots'"):
         load_gateway_config(write_cluster(tmp_path, CLUSTER | {"hots": 1}), {}, {})

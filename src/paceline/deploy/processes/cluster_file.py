@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.cluster_config import ClusterConfig, cluster_config
-from paceline.core.errors import InvalidConfig
-from paceline.gateway.config import read_yaml
+from paceline.core.errors import InvalidConfig, UnknownKeys
+from paceline.gateway.config import SETTINGS, read_file, read_yaml
 
 
 def is_cluster_file(path: Path) -> bool:
@@ -16,12 +16,22 @@ def is_cluster_file(path: Path) -> bool:
 
 
 def load_cluster(path: Path) -> ClusterConfig:
-    """The configuration. Folders in it are relative to the file."""
+    """The configuration. Folders in it are relative to the file. Raises `UnknownKeys` with all unknown keys, also those of the
+    section `gateway`."""
     document = _document(path)
+    unknown: list[str] = []
     try:
         config = cluster_config(document)
+    except UnknownKeys as error:
+        unknown += [f"{path}: {message}" for message in error.messages]
     except InvalidConfig as error:
         raise InvalidConfig(f"{path}: {error}") from None
+    try:
+        read_file(path, SETTINGS, "gateway")
+    except UnknownKeys as error:
+        unknown += error.messages
+    if unknown:
+        raise UnknownKeys(unknown)
     pools = tuple(
         replace(pool, limits=replace(pool.limits, kv_disk=_relative_to(path, pool.limits.kv_disk)))
         for pool in config.pools

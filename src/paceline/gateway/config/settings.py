@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from paceline.core.errors import InvalidConfig, MissingDependency
+from paceline.core.errors import InvalidConfig, MissingDependency, UnknownKeys
 
 PREFIX = "PACELINE_"
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -131,10 +131,13 @@ def _type_name(setting: Setting) -> str:
 
 
 def read_file(path: Path, settings: Mapping[str, Setting], section: str | None = None) -> dict[str, tuple[Any, str]]:
-    """{setting: (value, its source for messages)}. With `section` it reads only that section of the file."""
+    """{setting: (value, its source for messages)}. With `section` it reads only that section of the file. Raises `UnknownKeys`."""
     values: dict[str, tuple[Any, str]] = {}
     document = read_yaml(path)
     given = dict(_flatten(document if section is None else document.get(section) or {}, path))
+    where = "" if section is None else f"{section}."
+    known = [where + name for name in (*settings, *ALIASES)]
+    unknown = []
     for key, value in given.items():
         name = SWITCHES.get(key) or ALIASES.get(key, key)
         if value is None and any(setting.startswith(f"{key}.") for setting in settings):
@@ -142,7 +145,8 @@ def read_file(path: Path, settings: Mapping[str, Setting], section: str | None =
         if name not in settings and (inside := [setting for setting in settings if setting.startswith(f"{key}.")]):
             raise InvalidConfig(f"{key!r} in {path} is a section: write settings below it, such as {inside[0]}")
         if name not in settings:
-            raise InvalidConfig(f"unknown key {key!r} in {path}; {suggest(key, [*settings, *ALIASES])}")
+            unknown.append(f"{path}: unknown key {where + key!r}; {suggest(where + key, known)}")
+            continue
         if key in OVERRIDES.values() and any(other in given for other, weaker in OVERRIDES.items() if weaker == key):
             continue
         if name in values:
@@ -152,6 +156,8 @@ def read_file(path: Path, settings: Mapping[str, Setting], section: str | None =
                 raise InvalidConfig(f"{key} must be true or false, got {value!r} (in {path})")
             value = ADAPTIVE[value]
         values[name] = value, f"{key!r} in {path}"
+    if unknown:
+        raise UnknownKeys(unknown)
     return values
 
 
