@@ -219,8 +219,8 @@ class ClusterConfig:
 
 
 def cluster_config(document: Mapping[str, Any]) -> ClusterConfig:
-    """The configuration in the file's contents. Raises `UnknownKeys`, or `InvalidConfig` with the path of a wrong type. The keys
-    of `gateway` are not checked."""
+    """The configuration in the file's contents. Raises `UnknownKeys`, or `InvalidConfig` with the path of a wrong type. It
+    does not check the keys of `gateway`."""
     values = dict(document)
     pools, gateway = values.pop("pools", ()), values.pop("gateway", None) or {}
     unknown = [*unknown_keys(ClusterConfig, values)]

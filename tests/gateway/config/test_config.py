@@ -369,7 +369,7 @@ def test_gateway_uses_the_trace_endpoint_of_the_cluster(tmp_path: Path) -> None:
 
 
 def test_errors_report_their_position(tmp_path: Path) -> None:
-    with pytest.raises(InvalidConfig, match="did you mean 'gateway.port'"):
+    with pytest.raises(InvalidConfig, match=r"did you mean 'gateway\.port'"):
         load_gateway_config(write_cluster(tmp_path, CLUSTER | {"gateway": {"prt": 1}}), {}, {})
     with pytest.raises(InvalidConfig, match=r"file.yaml: unknown key 'hots'"):
         load_gateway_config(write_cluster(tmp_path, CLUSTER | {"hots": 1}), {}, {})

@@ -131,7 +131,8 @@ def _type_name(setting: Setting) -> str:
 
 
 def read_file(path: Path, settings: Mapping[str, Setting], section: str | None = None) -> dict[str, tuple[Any, str]]:
-    """{setting: (value, its source for messages)}. With `section` it reads only that section of the file. Raises `UnknownKeys`."""
+    """{setting: (value, its source for messages)}. With `section` it reads only that section of the file. Raises
+    `UnknownKeys`."""
     values: dict[str, tuple[Any, str]] = {}
     document = read_yaml(path)
     given = dict(_flatten(document if section is None else document.get(section) or {}, path))
