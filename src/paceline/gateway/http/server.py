@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+REPORT_SECONDS = 2.0
+"""Time between two lines about the requests that a stopping server waits for."""
+
+
 class DrainingServer(uvicorn.Server):
     """Calls `on_ready` when it accepts requests. `all_finished` is False if it aborted requests."""
 
@@ -60,21 +64,32 @@ class DrainingServer(uvicorn.Server):
         if self._loop is None:
             self.should_exit = True
             return
-        self._loop.call_soon_threadsafe(self._stop, signal.Signals(sig).name)
+        self._loop.call_soon_threadsafe(self._stop, signal.Signals(sig))
 
-    def _stop(self, signal_name: str) -> None:
+    def _stop(self, number: signal.Signals) -> None:
         assert self._loop is not None
+        waiting, reason = _num_requests(self._models.num_requests), {"reason": number.name}
+        key = "Ctrl-C" if number == signal.SIGINT else number.name
         if self._drain_task is None:
-            logger.info("stopping", extra={"reason": signal_name})
+            seconds = self._models.first.config.drain_timeout
+            text = f"stopping: waiting up to {seconds:g} s for {waiting}; a second {key} aborts them"
+            logger.info(text if self._models.num_requests else "stopping", extra=reason)
             self._drain_task = self._loop.create_task(self._drain_and_exit())
         else:
-            logger.warning("aborting running requests", extra={"reason": signal_name})
+            logger.warning("stopping: %s aborted", waiting, extra=reason)
             self.all_finished = False
             self._models.abort()
 
     async def _drain_and_exit(self) -> None:
-        self.all_finished = await self._models.drain() and self.all_finished
+        draining = asyncio.create_task(self._models.drain())
+        while not (await asyncio.wait({draining}, timeout=REPORT_SECONDS))[0]:
+            logger.info("waiting for %s", _num_requests(self._models.num_requests))
+        self.all_finished = draining.result() and self.all_finished
         self.should_exit = True
+
+
+def _num_requests(count: int) -> str:
+    return "1 request" if count == 1 else f"{count} requests"
 
 
 @dataclass(frozen=True, slots=True)

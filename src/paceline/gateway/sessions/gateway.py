@@ -190,6 +190,11 @@ class Gateway:
             deadline.cancel()
             self._remove(stream)
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait in the queue."""
+        return len(self._streams)
+
     async def drain(self) -> bool:
         """Rejects new requests and waits up to `drain_timeout` for running ones, then aborts them. Returns whether all
         finished."""

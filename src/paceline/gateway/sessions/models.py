@@ -55,6 +55,11 @@ class ServedModels:
     def is_draining(self) -> bool:
         return self.first.is_draining
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that run or wait in the gateways' queues."""
+        return sum(gateway.num_requests for gateway in self)
+
     async def drain(self) -> bool:
         """Rejects new requests and waits for running ones; returns whether all finished."""
         return all(await asyncio.gather(*(gateway.drain() for gateway in self)))
