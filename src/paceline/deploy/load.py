@@ -1,8 +1,9 @@
 """Reads the server's configuration from a file, the environment and the command line; later ones take precedence."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,13 @@ def load_config(
     """
     given: dict[str, tuple[Any, str]] = {}
     unknown: list[str] = []
-    for read in (
-        lambda: {} if path is None else read_file(path, SETTINGS, section),
-        lambda: _from_environment(environ or {}),
-        lambda: _from_options(overrides or {}),
-    ):
+    sources: list[Callable[[], dict[str, tuple[Any, str]]]] = [
+        partial(_from_environment, environ or {}),
+        partial(_from_options, overrides or {}),
+    ]
+    if path is not None:
+        sources.insert(0, partial(read_file, path, SETTINGS, section))
+    for read in sources:
         try:
             given |= read()
         except UnknownKeys as error:
