@@ -1,15 +1,19 @@
 """`paceline status URL`: the workers of a running server."""
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from paceline.cli import status as module
 from paceline.cli.commands import cli
+from paceline.cli.workers import view
 from paceline.core.errors import InvalidRequest
+from paceline.core.status import WorkerLife, WorkerStatus
 from paceline.gateway.client import ServerClient
 from tests.gateway.fakes import served
 from tests.gateway.live import running
@@ -58,3 +62,15 @@ def test_workers_of_several_models_come_once(monkeypatch: pytest.MonkeyPatch) ->
     with module._of_server(ServerClient("http://x")) as (_, is_ready, workers):
         assert [worker.name for worker in workers()] == ["a-0", "draft-0", "b-0"]
         assert not is_ready
+
+
+@pytest.mark.parametrize(("state", "is_shown"), [("ready", False), ("joining", True), ("unhealthy", True)])
+def test_the_line_about_an_exit_ends_when_the_worker_is_ready_again(state: str, is_shown: bool) -> None:
+    life = WorkerLife(2, time.time() - 90, "SIGKILL")
+    worker = WorkerStatus("target-0", "target", "target", state, "", life=life)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(view([worker]))
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert ("! target-0: restarted 2x, up 2 m, last exit: SIGKILL" in lines) is is_shown
+    assert ("up: target-0 2 m (restarted 2x)" in lines) is not is_shown

@@ -34,17 +34,17 @@ STYLES = {
 
 
 def view(workers: Sequence[WorkerStatus]) -> Group:
-    """A table of the workers, and one line per symptom and per worker that has exited below it."""
+    """A table of the workers. Below it are one line per symptom, and one per worker that has exited and is not ready again."""
     lines = [
         Text(
             f"! {worker.name}: restarted {worker.life.restarts}x, up {_uptime(worker)}, last exit: {worker.life.last_exit}",
             "yellow",
         )
         for worker in workers
-        if worker.life.last_exit
+        if worker.life.last_exit and worker.state != "ready"
     ]
     started = [worker for worker in workers if worker.life.started is not None and worker.state != "gone"]
-    times = [f"{worker.name} {_uptime(worker)}" for worker in started]
+    times = [f"{worker.name} {_uptime(worker)}{_restarts(worker)}" for worker in started]
     if times:
         lines.insert(0, Text(f"up: {', '.join(times)}", "dim"))
     price = dollars_per_hour(workers)
@@ -116,6 +116,11 @@ def _uptime(worker: WorkerStatus) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def _restarts(worker: WorkerStatus) -> str:
+    """How often a worker that is ready was restarted, such as ` (restarted 2x)`."""
+    return f" (restarted {worker.life.restarts}x)" if worker.life.restarts and worker.state == "ready" else ""
 
 
 def _hits(worker: WorkerStatus) -> str:

@@ -271,7 +271,7 @@ def test_workers_and_drafting_ahead(open_page: Open) -> None:
             hits=answers * 4 // 5,
             round_trip=0.0021,
         )
-        return ClusterStatus((target, draft, replace(draft, name="draft-1", paused_share=0.016)), 0)
+        return ClusterStatus((target, replace(draft, life=life), replace(draft, name="draft-1", paused_share=0.016)), 0)
 
     server.target.cluster_status = status  # type: ignore[method-assign]
     page = open_page(server)
@@ -284,7 +284,7 @@ def test_workers_and_drafting_ahead(open_page: Open) -> None:
     assert rows[1].split("\t")[9].startswith("80% of ")
     assert rows[2].split("\t")[9] == "off: 2%"
     assert page.text("#symptoms").split("\n") == [
-        f"target-0 was restarted 3{TIMES}; its last exit: SIGKILL",
+        f"draft-0 was restarted 3{TIMES}; its last exit: SIGKILL",  # target-0 is ready again
         "target-0: slow draft, 2 (limit 1); use a smaller draft",
     ]
     page.wait_for_text("#chart-ahead .legend", "drafted ahead 80%")

@@ -185,7 +185,9 @@ def test_a_second_signal_aborts(tiny: dict[str, Any]) -> None:
             lines = response.iter_lines()
             next(lines)
             process.popen.send_signal(signal.SIGINT)
-            assert any('"message": "stopping: waiting' in line for line in process.popen.stderr)  # it has the first signal
+            assert any(
+                '"message": "stopping: waiting' in line for line in process.popen.stderr
+            )  # it has the first signal
             process.popen.send_signal(signal.SIGINT)
             data = [line for line in lines if line]
         assert "server stopped" in data[-2]

@@ -44,7 +44,7 @@ export function showWorkers(workers, events) {
   if (events.length === 0) byId("events").append(element("li", { class: "hint", textContent: "No changes since this page's server started." }));
   byId("worker-table").tBodies[0].replaceChildren(...workers.map(row));
   byId("symptoms").replaceChildren(
-    ...workers.filter((worker) => worker.life.last_exit).map((worker) =>
+    ...workers.filter((worker) => worker.life.last_exit && worker.state !== "ready").map((worker) =>
       element("li", { textContent: `${worker.name} was restarted ${format.count(worker.life.restarts)}×; its last exit: ${worker.life.last_exit}` }),
     ),
     ...workers.flatMap((worker) =>
