@@ -1,9 +1,5 @@
-"""The parts of responses and stream chunks that the two generation endpoints share: ids, usage, metrics and token origins.
+"""The parts of responses and stream chunks that the two generation endpoints share: ids, usage, metrics and token origins."""
 
-`StreamPosition` is the position of a client in a resumable stream, as the id of the last event that it has seen.
-"""
-
-import re
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -15,58 +11,12 @@ from typing import Any
 import msgspec
 
 from paceline.core.output import StepOutput, TokenLogprobs
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sequence import Origin, SpeculationCounts
 from paceline.gateway.api.bodies import GenerationBody, StreamOptions
-from paceline.gateway.api.errors import BadRequest
+from paceline.gateway.openai.resumption import LastEvent, StreamPosition
 from paceline.model_files.tokenizer import TextStream, Tokenizer
 from paceline.requests import speculation_metrics
-
-HEADER = "last-event-id"
-PATTERN = re.compile(r"((?:chatcmpl|cmpl)-[0-9a-f]{24}):((?:\d{1,9}f?\.)*\d{1,9}f?)")
-
-
-class StreamPosition:
-    """Counts the tokens of each choice. An id is `ANSWER:COUNT.COUNT`; `f` marks a finished choice."""
-
-    def __init__(self, num_choices: int) -> None:
-        self._counts, self._finished = [0] * num_choices, [False] * num_choices
-
-    def add(self, output: StepOutput) -> None:
-        self._counts[output.choice] += len(output.tokens)
-        self._finished[output.choice] |= output.finish_reason is not None
-
-    def event_id(self, answer_id: str) -> str:
-        counts = zip(self._counts, self._finished, strict=True)
-        return f"{answer_id}:{'.'.join(f'{count}f' if is_finished else str(count) for count, is_finished in counts)}"
-
-
-@dataclass(frozen=True, slots=True)
-class ChoicePosition:
-    num_tokens: int
-    is_finished: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LastEvent:
-    """The last event that a client has seen."""
-
-    answer_id: str
-    choices: tuple[ChoicePosition, ...]
-
-    @staticmethod
-    def parse(text: str) -> "LastEvent":
-        match = PATTERN.fullmatch(text)
-        if match is None:
-            raise BadRequest(
-                "Last-Event-ID is not the id of an event of a resumable stream: send the request without it",
-                code="invalid_event_id",
-            )
-        counts = match[2].split(".")
-        return LastEvent(
-            match[1], tuple(ChoicePosition(int(count.rstrip("f")), count.endswith("f")) for count in counts)
-        )
-
 
 DONE = b"data: [DONE]\n\n"
 END = b"}\n\n"
@@ -160,13 +110,31 @@ class Answer(ABC):
         head = _json({**self._head, "object": self.chunk_object})
         self._chunk_head = b"data: " + head[:-1] + b',"choices":['
 
-    def resume(self, answer_id: str, outputs: Sequence[StepOutput]) -> None:
-        """Become the answer `answer_id`, of which the client has the chunks of `outputs`."""
-        self._set_id(answer_id)
+    def begin(self, request: ValidatedRequest) -> None:
+        """The answer is a resumable stream of this request, which has its resume key."""
+        assert self._position is not None
+        self._position.begin(request, None)
+
+    def resume(self, request: ValidatedRequest, event: LastEvent, outputs: Sequence[StepOutput]) -> None:
+        """Become the answer of `event`, the last one that the client has. `outputs` are those up to there, if a worker has kept
+        them. The chunks of later outputs up to `event` are dropped."""
+        assert self._position is not None
+        self._set_id(event.answer_id)
+        self._position.begin(request, event)
         for output in outputs:
             self.chunks([output])
         self._is_first_chunk = False
         self._fingerprints.clear()  # that of these outputs is not known
+
+    def split(self, outputs: Sequence[StepOutput]) -> list[StepOutput]:
+        """The outputs, divided where the part ends that the client of a resumed stream has."""
+        assert self._position is not None
+        return self._position.split(outputs)
+
+    @property
+    def is_before_event(self) -> bool:
+        """Whether the stream is generated again, and has not reached the last event that the client has."""
+        return self._position is not None and self._position.is_before_event
 
     @property
     def is_resumable(self) -> bool:
@@ -212,6 +180,8 @@ class Answer(ABC):
             self._num_unfinished -= output.finish_reason is not None
             if self._position is not None:
                 self._position.add(output)
+                if self._position.is_seen(output.choice):
+                    continue
             if choice is None:
                 continue
             parts += (self._chunk_head, _json(choice), self._chunk_tail)

@@ -4,14 +4,12 @@ A resumable stream has a first response, and further ones that continue after th
 """
 
 import asyncio
-import hashlib
 import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
-import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
@@ -21,8 +19,8 @@ from paceline.core.request import ValidatedRequest
 from paceline.core.sequence import FinishReason, Origin
 from paceline.gateway.api.bodies import GenerationBody
 from paceline.gateway.api.errors import BadRequest, ClientDisconnected, NotFound, to_api_error
-from paceline.gateway.auth import ApiKey
-from paceline.gateway.openai.answer import DONE, HEADER, Answer, LastEvent
+from paceline.gateway.openai.answer import DONE, Answer
+from paceline.gateway.openai.resumption import HEADER, NOT_FOUND, LastEvent, is_reproducible, resumable
 from paceline.gateway.sessions import RequestSession
 from paceline.wire.gateway_messages import TokensReply
 
@@ -72,14 +70,14 @@ class GenerationResponse(Response):
                 await asyncio.sleep(0)  # the server learns of it in the next turn of the loop
 
     async def _stream(self, send: Send) -> None:
-        """Sends the HTTP status with the first token, so that an earlier failure can set its own status."""
+        """Sends the HTTP status with the first token that the client lacks, so that an earlier failure can set its own."""
         is_started = False
         try:
             async for outputs in self._session.outputs():
-                if not is_started:
+                body = self._answer.chunks(outputs)
+                if not is_started and (body or not self._answer.is_before_event):
                     await send(EVENT_STREAM)
                     is_started = True
-                body = self._answer.chunks(outputs)
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await self._session.finish_audit()
@@ -128,61 +126,70 @@ async def respond(session: RequestSession, answer: Answer, body: GenerationBody,
             code="invalid_value",
         )
     if last is None:
-        session.replace_request(_with_key(session.requests[0], answer.id, session.key))
+        request = resumable(session.requests[0], answer.id, session.key, body.seed is None)
+        session.replace_request(request)
+        answer.begin(request)
         return GenerationResponse(session, answer, is_stream=True)
     event = LastEvent.parse(last)
     # The request keeps its own id: the one that it continues may still run under the id of the answer
-    request = _with_key(session.requests[0], event.answer_id, session.key)
+    request = resumable(session.requests[0], event.answer_id, session.key, body.seed is None)
+    event.check_request(request)
     reply = await asyncio.wrap_future(session.gateway.target.request_tokens(request.resume_key))
-    if reply is None or not _covers(reply, event, request.sampling.n):
-        raise NotFound(
-            "no worker has this stream: it ended over a minute ago, its worker is gone, or the body or the key differs. Send "
-            "the request without Last-Event-ID",
-            code="stream_not_found",
-        )
-    seen = [
-        _seen(request, choice, reply.choices[choice][: position.num_tokens], position.is_finished)
-        for choice, position in enumerate(event.choices)
-    ]
-    committed = tuple(
-        None if position.is_finished else tuple(reply.choices[choice][: position.num_tokens])
-        for choice, position in enumerate(event.choices)
-    )
-    assert reply.seed is not None
-    sampling = replace(request.sampling, seed=reply.seed)
-    session.replace_request(replace(request, committed=committed, sampling=sampling))
+    if reply is not None and _covers(reply, event):
+        seen = _seen(request, event, reply)
+        request = _continued(request, event, reply)
+    else:
+        _check_reproducible(session, request, event)
+        seen = []
+    session.replace_request(request)
     for output in seen:
         session.add_text(output)
-    answer.resume(event.answer_id, seen)
-    if all(position.is_finished for position in event.choices):
+    answer.resume(request, event, seen)
+    session.split_outputs(answer.split)
+    if seen and all(position.is_finished for position in event.choices):
         headers = {name.decode(): value.decode() for name, value in EVENT_STREAM["headers"]}  # type: ignore[attr-defined]
         return Response(answer.chunks([]) + DONE, headers=headers)
     return GenerationResponse(session, answer, is_stream=True)
 
 
-def _with_key(request: ValidatedRequest, answer_id: str, key: ApiKey) -> ValidatedRequest:
-    """The request with its resume key, which only the same API key and the same body yield again."""
-    sampling = msgspec.json.encode(replace(request.sampling, seed=0), order="sorted")
-    parts = (answer_id, key.id, key.digest, request.cache_salt, request.prompt_ids, sampling)
-    return replace(request, resume_key=hashlib.sha256(repr(parts).encode()).hexdigest())
+def _check_reproducible(session: RequestSession, request: ValidatedRequest, event: LastEvent) -> None:
+    """Raises `NotFound` if no worker knows a stream whose text the seed alone does not decide."""
+    default = session.gateway.config.engine.speculation.verification
+    if event.fingerprint and is_reproducible(request.sampling, request.speculation, default):
+        return
+    raise NotFound(
+        "no worker has this stream: it ended over a minute ago, or its worker is gone. It cannot be generated again: its text "
+        "depends on more than its seed. Send the request without Last-Event-ID",
+        code=NOT_FOUND,
+    )
 
 
-def _covers(reply: TokensReply, event: LastEvent, num_choices: int) -> bool:
+def _continued(request: ValidatedRequest, event: LastEvent, reply: TokensReply) -> ValidatedRequest:
+    """The request with the tokens that the client has."""
+    committed = tuple(
+        None if position.is_finished else tuple(reply.choices[choice][: position.num_tokens])
+        for choice, position in enumerate(event.choices)
+    )
+    return replace(request, committed=committed, sampling=replace(request.sampling, seed=reply.seed))
+
+
+def _covers(reply: TokensReply, event: LastEvent) -> bool:
     """Whether the worker has the tokens that the client has seen."""
-    if len(event.choices) != num_choices or len(reply.choices) != num_choices:
-        return False
-    return all(
+    return len(reply.choices) == len(event.choices) and all(
         len(tokens) >= position.num_tokens for tokens, position in zip(reply.choices, event.choices, strict=True)
     )
 
 
-def _seen(request: ValidatedRequest, choice: int, tokens: list[int], is_finished: bool) -> StepOutput:
-    """The part of a choice that the client has, as one output."""
-    return StepOutput(
-        request.id,
-        choice,
-        choice,
-        tuple(tokens),
-        (Origin.PLAIN,) * len(tokens),
-        finish_reason=FinishReason.STOP if is_finished else None,
-    )
+def _seen(request: ValidatedRequest, event: LastEvent, reply: TokensReply) -> list[StepOutput]:
+    """The part of each choice that the client has, as one output."""
+    return [
+        StepOutput(
+            request.id,
+            choice,
+            choice,
+            tuple(reply.choices[choice][: position.num_tokens]),
+            (Origin.PLAIN,) * position.num_tokens,
+            finish_reason=FinishReason.STOP if position.is_finished else None,
+        )
+        for choice, position in enumerate(event.choices)
+    ]

@@ -6,7 +6,7 @@ prompt and no answer unless `log_requests` is `text`.
 
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any, Self
 
@@ -94,6 +94,7 @@ class RequestSession:
         self.gateway, self.key, self.is_strict, self._charge = gateway, key, is_strict, charge
         self._requests: Sequence[ValidatedRequest] = ()
         self._texts: dict[str, RequestText] = {}
+        self._split: Callable[[list[StepOutput]], list[StepOutput]] | None = None
         self._timeout: float | None = None
         self._stream: OutputStream | None = None
         self._account: Account | None = None
@@ -166,6 +167,10 @@ class RequestSession:
         """Add the text of an output that the client has, so that later text continues it."""
         self._texts[output.request_id].add(output)
 
+    def split_outputs(self, split: Callable[[list[StepOutput]], list[StepOutput]]) -> None:
+        """Let `split` divide outputs before their text is made."""
+        self._split = split
+
     @asynccontextmanager
     async def run(self, answer_id: str) -> AsyncIterator[None]:
         """Admits the validated requests, or raises. Inside the block they run. Afterwards unfinished requests are cancelled,
@@ -182,7 +187,8 @@ class RequestSession:
         """Yields batches of step outputs with their text, after it charged, audited and logged them."""
         assert self._stream is not None
         assert self._account is not None
-        async for outputs in self._stream:
+        async for batch in self._stream:
+            outputs = batch if self._split is None else self._split(batch)
             for output in outputs:
                 self._texts[output.request_id].add(output)
             self.gateway.limits.spend(self._account, sum(len(output.tokens) for output in outputs))
