@@ -66,4 +66,3 @@ def test_profiles_of_plain_and_speculative(tmp_path: Path) -> None:
         assert min(part["seconds"] for part in parts.values()) >= 0.0
         assert one["bytes_read"] > 50e6  # the embedded model's weights
         assert one["floor_seconds"] > 0.0
-    assert plain["parts"]["draft"]["seconds"] < 0.1 * plain["seconds"]["mean"]
