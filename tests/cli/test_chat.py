@@ -96,6 +96,6 @@ def test_rejected_message_is_not_stored(screen: io.StringIO) -> None:
 def test_speed_line() -> None:
     trace = AnswerTimes("chat", 0.0, (Arrival(0.5, 1), Arrival(0.75, 4, 4, 3), Arrival(1.0, 5, 4, 4)), "")
     assert speed_line(trace) == (
-        "10 tokens · 10.0 tok/s · first after 500 ms · 4.50 tokens a round · 7 of 8 drafts accepted (88%)"
+        "10 tokens · 10.0 tok/s · first after 500 ms · 4.50 tokens a round · draft acceptance rate 88% (7 of 8)"
     )
     assert speed_line(AnswerTimes("chat", 0.0, (Arrival(0.5, 1),), "")).endswith("no drafts")

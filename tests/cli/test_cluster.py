@@ -232,7 +232,8 @@ def test_status_has_a_row_per_worker_and_a_line_per_symptom() -> None:
             waiting=3,
             kv_use=0.344,
             depth=3.14,
-            alpha=0.712,
+            drafted=1000,
+            accepted=484,
             round_trip=0.00041,
             answers=200,
             hits=124,
@@ -242,7 +243,7 @@ def test_status_has_a_row_per_worker_and_a_line_per_symptom() -> None:
         WorkerStatus("draft-0", "draft", "draft", "suspected", "tcp://127.0.0.1:2", queue_seconds=0.0021),
     )
     lines = [line.split() for line in page.splitlines()]
-    assert lines[1] == ["target-0", "target", "ready", "12", "3", "34%", "3.1", "0.71", "0.41", "ms", "62%", "1%"]
+    assert lines[1] == ["target-0", "target", "ready", "12", "3", "34%", "3.1", "48%", "0.41", "ms", "62%", "1%"]
     assert "! target-0: slow_draft, 0.0312 against 0.01; depth is cut" in page
     assert lines[2] == ["draft-0", "draft", "suspected", "0", "2.1", "ms", "-", "-", "-", "-", "-", "-"]
 
@@ -258,13 +259,13 @@ def test_status_shows_the_cost_of_priced_pools() -> None:
 def test_narrow_terminal_cuts_no_figure() -> None:
     busy = WorkerStatus(
         "target-0", "target", "target", "loading 12/30 layers from 2 peers", "tcp://127.0.0.1:1", running=12, kv_use=0.344,
-        depth=3.14, alpha=0.712, round_trip=0.12341, answers=200, hits=124, late=2,
+        depth=3.14, drafted=1000, accepted=484, round_trip=0.12341, answers=200, hits=124, late=2,
     )  # fmt: skip
     draft = replace(busy, name="draft-0", role="draft", state="suspected", queue_seconds=0.0123, paused_share=0.31)
     page = shown(busy, replace(busy, name="target-1", state="ready"), draft, width=80)
     assert "…" not in page
     lines = [line.split() for line in page.splitlines()]
-    assert lines[1] == ["target-0", "target", "loading", "12", "0", "34%", "3.1", "0.71", "123.41", "ms", "62%", "1%"]
+    assert lines[1] == ["target-0", "target", "loading", "12", "0", "34%", "3.1", "48%", "123.41", "ms", "62%", "1%"]
     assert lines[-1][:3] == ["draft-0", "draft", "suspected"]
     assert lines[-1][-5:] == ["123.41", "ms", "off:", "31%", "1%"]
 
@@ -297,8 +298,9 @@ def test_handoff_column_appears_only_with_handoffs() -> None:
 
 def test_narrow_terminal_cuts_no_handoff_count() -> None:
     prefill = WorkerStatus(
-        "prefill-0", "prefill", "prefill", "ready", "tcp://127.0.0.1:1", running=12, kv_use=0.344, depth=3.14, alpha=0.712,
-        round_trip=0.00123, answers=200, hits=124, late=2, handoffs=HandoffCounts(1234, 0, 7000, 10**6, 1.0),
+        "prefill-0", "prefill", "prefill", "ready", "tcp://127.0.0.1:1", running=12, kv_use=0.344, depth=3.14,
+        drafted=1000, accepted=484, round_trip=0.00123, answers=200, hits=124, late=2,
+        handoffs=HandoffCounts(1234, 0, 7000, 10**6, 1.0),
     )  # fmt: skip
     title, row = (line.split() for line in shown(prefill, width=80).splitlines())
     assert title[-1] == "handed"

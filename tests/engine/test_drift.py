@@ -66,8 +66,8 @@ def test_tested_and_accepted_drafts_are_counted() -> None:
     engine = engine_of(oracle(TEXT, wrong=[5]), depth=2)
     outputs = outputs_of(engine, request("r", PROMPT, max_tokens=TOKENS, **GREEDY))
     (report,) = engine.status.snapshot().traffic
-    assert report.kept == sum(output.accepted for output in outputs)
-    assert report.tested == report.kept + 1
+    assert report.accepted == sum(output.accepted for output in outputs)
+    assert report.tested == report.accepted + 1
     seconds = engine.status.snapshot().seconds
     assert seconds["verify"] > 0.0
     assert seconds["prompt"] > 0.0

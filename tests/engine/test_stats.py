@@ -126,8 +126,8 @@ def test_rounds_are_counted_by_class() -> None:
     observe(traffic, "a/code", 3, 0)
     observe(traffic, "a/code", 0, 0)
     chat, code = reports(traffic)["a/chat"], reports(traffic)["a/code"]
-    assert (chat.tested, chat.kept, chat.fallbacks[NO_DRAFT]) == (3, 2, 0)
-    assert (code.tested, code.kept, code.fallbacks[NO_DRAFT]) == (1, 0, 1)
+    assert (chat.tested, chat.accepted, chat.fallbacks[NO_DRAFT]) == (3, 2, 0)
+    assert (code.tested, code.accepted, code.fallbacks[NO_DRAFT]) == (1, 0, 1)
 
 
 def test_the_breaker_ignores_rounds_without_drafts() -> None:

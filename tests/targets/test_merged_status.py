@@ -8,7 +8,17 @@ from paceline.targets.status import ReportHistory, counters, merge_status
 from paceline.wire.gateway_messages import TO_GATEWAY, StatusReport
 
 TRAFFIC = TrafficStatus(
-    "pool", "code", BreakerState.CLOSED, (0.8, 0.6), 3.0, {"declined": 2}, tested=10, kept=7, drifts=1, drift=(0.9, 0.7)
+    "pool",
+    "code",
+    BreakerState.CLOSED,
+    (0.8, 0.6),
+    3.0,
+    {"declined": 2},
+    drafted=14,
+    accepted=7,
+    tested=10,
+    drifts=1,
+    drift=(0.9, 0.7),
 )
 STATUS = EngineStatus(3, 1, 10, 100, 2, 1, SpeculationFlags(True, "pool", 4), (TRAFFIC,), 2.0)
 OTHER = replace(

@@ -23,7 +23,9 @@ STATUS = EngineStatus(
     preemptions=2,
     invalid_drafts=1,
     flags=SpeculationFlags(True, "pool", 4),
-    traffic=(TrafficStatus("pool", "code", BreakerState.CLOSED, (0.8, 0.6), 3.0, {"declined": 2}),),
+    traffic=(
+        TrafficStatus("pool", "code", BreakerState.CLOSED, (0.8, 0.6), 3.0, {"declined": 2}, drafted=40, accepted=23),
+    ),
     drafters=(DRAFTER,),
     symptoms=(Symptom("slow_draft", 0.03, 0.01, "less depth"),),
 )
@@ -59,6 +61,7 @@ def test_rows_of_targets_and_draft_workers() -> None:
     assert (one.running, one.waiting, one.kv_use, one.depth, one.round_trip) == (3, 1, 0.1, 3.0, pytest.approx(0.004))
     assert one.alpha is not None
     assert round(one.alpha, 3) == 0.7
+    assert (one.drafted, one.accepted) == (40, 23)
     assert one.symptoms == STATUS.symptoms
     assert (two.running, two.answers, two.hits, two.late, two.round_trip) == (4, 10, 7, 1, 0.001)
 

@@ -122,7 +122,9 @@ def speed_line(trace: AnswerTimes) -> str:
     if summary.draft_acceptance_rate is None:
         parts.append("no drafts")
     else:
-        parts.append(f"{summary.accepted} of {summary.drafted} drafts accepted ({summary.draft_acceptance_rate:.0%})")
+        parts.append(
+            f"draft acceptance rate {summary.draft_acceptance_rate:.0%} ({summary.accepted} of {summary.drafted})"
+        )
     return " · ".join(parts)
 
 

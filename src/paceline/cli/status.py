@@ -47,7 +47,7 @@ def status(
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object and stop.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print one table and stop; the default when piped.")] = False,
 ) -> None:
-    """Show workers: state, queue, depth, alpha, round trip, hits of drafting ahead, and symptoms.
+    """Show workers: state, queue, depth, draft acceptance rate, round trip, hits of drafting ahead, and symptoms.
 
     Of a cluster, or of a running `paceline serve`. Exit status 1: some worker is not ready.
     """

@@ -79,7 +79,7 @@ def _table(workers: Sequence[WorkerStatus]) -> Table:
         "wait",
         "cache",
         "depth",
-        "alpha",
+        "accept",
         "trip",
         "hits",
         "late",
@@ -98,10 +98,10 @@ def _table(workers: Sequence[WorkerStatus]) -> Table:
             str(worker.waiting) if worker.queue_seconds is None else f"{1e3 * worker.queue_seconds:.1f} ms",
             _shown(worker.kv_use, "{:.0%}"),
             _shown(worker.depth, "{:.1f}"),
-            _shown(worker.alpha, "{:.2f}"),
+            _share(worker.accepted, worker.drafted),
             "-" if worker.round_trip is None else f"{1e3 * worker.round_trip:.2f} ms",
             _hits(worker),
-            f"{worker.late / worker.answers:.0%}" if worker.answers else "-",
+            _share(worker.late, worker.answers),
             *(_handoffs(worker) for _ in handoffs),
         )
     return table
@@ -126,7 +126,7 @@ def _restarts(worker: WorkerStatus) -> str:
 def _hits(worker: WorkerStatus) -> str:
     if worker.paused_share is not None:
         return f"off: {worker.paused_share:.0%}"
-    return f"{worker.hits / worker.answers:.0%}" if worker.answers else "-"
+    return _share(worker.hits, worker.answers)
 
 
 def _handoffs(worker: WorkerStatus) -> str:
@@ -141,6 +141,10 @@ def _handoffs(worker: WorkerStatus) -> str:
 
 def _shown(value: float | None, pattern: str) -> str:
     return "-" if value is None else pattern.format(value)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
 
 
 FILE = Path("cluster.yaml")

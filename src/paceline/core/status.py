@@ -158,10 +158,13 @@ class TrafficStatus:
     """Mean of recent depth decisions, including 0."""
     fallbacks: Mapping[str, int]
     """Sequence-steps decoded plainly although speculation was on, by reason; see `engine/traffic.py`."""
+    drafted: int = 0
+    """Drafted tokens since the start."""
+    accepted: int = 0
+    """Drafted tokens that verification accepted since the start."""
     tested: int = 0
-    """Drafted tokens that were decided since the start: all accepted ones and the first rejected one of each round."""
-    kept: int = 0
-    """Accepted tokens; kept / tested is alpha over all positions."""
+    """Drafted tokens that were decided: all accepted ones and the first rejected one of each round. accepted / tested is alpha
+    over all positions."""
     drifts: int = 0
     """Changes of acceptance; see `policy/depth/drift.py`."""
     drift: tuple[float, float] | None = None
@@ -316,6 +319,10 @@ class WorkerStatus:
     """Target: recent mean depth."""
     alpha: float | None = None
     """Target: recent acceptance per position, averaged over positions and traffic classes."""
+    drafted: int = 0
+    """Target: tokens drafted for clients since its start."""
+    accepted: int = 0
+    """Target: tokens, of `drafted`, that verification accepted."""
     queue_seconds: float | None = None
     """Draft worker: drafting time queued there. Target: prefill time queued there, as the router estimates."""
     round_trip: float | None = None

@@ -92,14 +92,15 @@ class ClassCounts:
         self._depths = 0.0
         self._decisions = 0.0
         self._fallbacks: Counter[str] = Counter(dict.fromkeys(FALLBACKS, 0))
-        self._tested = self._accepted = self._drifts = 0
+        self._drafted = self._accepted = self._tested = self._drifts = 0
         self._drift: tuple[float, float] | None = None
 
     def add_round(self, drafted: int, accepted: int) -> None:
         """Count one round. alpha_i = accepted at i / tested at i; positions after the first rejection are not tested."""
         known = known_positions(drafted, accepted)
-        self._tested += known
+        self._drafted += drafted
         self._accepted += accepted
+        self._tested += known
         missing = known - len(self._trials)
         if missing > 0:
             self._hits += [0.0] * missing
@@ -135,8 +136,9 @@ class ClassCounts:
             alphas=tuple(hits / trials for hits, trials in zip(self._hits, self._trials, strict=True)),
             mean_depth=self._depths / self._decisions if self._decisions else 0.0,
             fallbacks=dict(self._fallbacks),
+            drafted=self._drafted,
+            accepted=self._accepted,
             tested=self._tested,
-            kept=self._accepted,
             drifts=self._drifts,
             drift=self._drift,
         )

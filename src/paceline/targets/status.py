@@ -56,7 +56,7 @@ def counters(status: EngineStatus) -> Iterator[tuple[Key, int | float]]:
     for reason, count in status.executor_steps.items():
         yield ("executor_steps", reason), count
     for traffic in status.traffic:
-        for name in ("tested", "kept", "drifts"):
+        for name in ("drafted", "accepted", "tested", "drifts"):
             yield (name, traffic.method, traffic.category), getattr(traffic, name)
         for reason, count in traffic.fallbacks.items():
             yield ("fallbacks", traffic.method, traffic.category, reason), count
@@ -145,8 +145,9 @@ def _merge_traffic(name: tuple[str, str], parts: Sequence[TrafficStatus], counts
         alphas=tuple(sum(alphas) / len(alphas) for alphas in by_position),
         mean_depth=sum(part.mean_depth for part in parts) / len(parts),
         fallbacks={reason: counts["fallbacks", *name, reason] for reason in reasons},
+        drafted=counts["drafted", *name],
+        accepted=counts["accepted", *name],
         tested=counts["tested", *name],
-        kept=counts["kept", *name],
         drifts=counts["drifts", *name],
         drift=max(parts, key=lambda part: part.drifts).drift,
     )
@@ -218,6 +219,8 @@ def _target_row(member: Member, target: TargetConnection | None, view: RouterVie
         kv_use=heartbeat.kv_used / heartbeat.kv_total if heartbeat.kv_total and not is_lost else None,
         depth=mean([entry.mean_depth for entry in traffic]),
         alpha=mean([alpha for entry in traffic for alpha in entry.alphas]),
+        drafted=sum(entry.drafted for entry in traffic),
+        accepted=sum(entry.accepted for entry in traffic),
         round_trip=target.round_trip,
         answers=sum(drafter.answers for drafter in drafters),
         hits=sum(drafter.hits for drafter in drafters),

@@ -84,7 +84,7 @@ def test_every_token_has_the_colour_of_its_origin(open_page: Open) -> None:
     colours = [one.value_of_css_property("background-color") for one in page.all(".speculative .text span")]
     assert colours[0] == colours[1] != colours[2]
     detail = page.text(".speculative .detail")
-    assert "2.50 tokens a round · 3 of 3 guesses kept · 3 guessed, 2 extra" in detail
+    assert "2.50 tokens a round · draft acceptance rate 100% (3 of 3) · 3 guessed, 2 extra" in detail
     assert page.console_errors() == []
 
 
@@ -213,7 +213,7 @@ def test_charts_show_the_traffic(open_page: Open) -> None:
     page.wait_for_text("#figures", "25%")  # 10 of 40 blocks
     assert all(page.run("return [...document.querySelectorAll('.plot canvas')].map(one => one.width > 100)"))
     label = page.one("#chart-alpha .plot").get_attribute("aria-label")
-    assert label == "Guesses kept, by position: code 75%, 50%, 25%; prose 50%"
+    assert label == "Alpha, by position: code 75%, 50%, 25%; prose 50%"
     assert page.console_errors() == []
 
 
@@ -259,7 +259,19 @@ def test_workers_and_drafting_ahead(open_page: Open) -> None:
         nonlocal answers
         answers += 10
         target = WorkerStatus(
-            "target-0", "big", "target", "ready", "tcp://a", 3, 1, 0.5, 2.5, 0.75, symptoms=(symptom,), life=life
+            "target-0",
+            "big",
+            "target",
+            "ready",
+            "tcp://a",
+            3,
+            1,
+            0.5,
+            2.5,
+            drafted=8,
+            accepted=6,
+            symptoms=(symptom,),
+            life=life,
         )
         draft = WorkerStatus(
             "draft-0",

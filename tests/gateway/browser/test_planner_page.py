@@ -64,6 +64,15 @@ def test_without_a_planner_the_page_says_how_to_start_one(open_page: Open) -> No
     page = opened(open_page, served(admin_key=KEY))
     page.wait_for_text("#state", "locked")
     unlock(page)
-    assert "paceline planner --url" in page.wait_for_text("#note", "No planner reports to this gateway.")
-    page.wait_for_text("#state", "no planner")
+    assert "paceline planner --url" in page.wait_for_text("#note", "no planner reports to this gateway")
+    page.wait_for_text("#state", "not configured")
     assert not page.one("#plan").is_displayed()
+    assert page.network_errors() == []
+
+
+def test_without_an_admin_key_the_page_says_how_to_set_one(open_page: Open) -> None:
+    page = opened(open_page, served())
+    assert "PACELINE_ADMIN_KEY=choose-a-key paceline serve" in page.wait_for_text("#note", "no admin key")
+    assert not page.one("#plan").is_displayed()
+    assert not page.one("#unlock").is_displayed()
+    assert page.network_errors() == []

@@ -25,7 +25,7 @@ from paceline.core.status import (
 )
 from paceline.gateway.admin.plan import PlannedSizes, PlannerStatus
 from paceline.gateway.admin.routes import LearningMetrics
-from paceline.gateway.metrics.metrics import Metrics
+from paceline.gateway.metrics.metrics import MergedRegistry, Metrics, process_registry
 from paceline.gateway.sessions.samples import SampleRing
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -40,7 +40,17 @@ STATUS = EngineStatus(
     flags=SpeculationFlags(True, "ngram", 6),
     traffic=(
         TrafficStatus(
-            "ngram", "code", BreakerState.OPEN, (0.75, 0.5), 1.5, {"declined": 7, "no_draft": 1}, 20, 13, 2, (0.8, 0.4)
+            "ngram",
+            "code",
+            BreakerState.OPEN,
+            (0.75, 0.5),
+            1.5,
+            {"declined": 7, "no_draft": 1},
+            30,
+            13,
+            20,
+            2,
+            (0.8, 0.4),
         ),
         TrafficStatus("draft_model", "chat", BreakerState.CLOSED, (), 0.0, {}),
     ),
@@ -286,16 +296,18 @@ def test_the_documentation_lists_every_metric() -> None:
     metrics.registry.register(board)
     metrics.registry.register(LearningMetrics("m", SampleRing(1, 1)))
     exported = set()
-    for family in metrics.registry.collect():
+    for family in MergedRegistry([metrics.registry, process_registry()]).collect():
         labels = {label for sample in family.samples for label in sample.labels} - {
             "model",
             "model_name",
             "engine",
             "le",
         }
-        name = f"{family.name}_total" if family.type == "counter" else family.name
+        name = family.name + {"counter": "_total", "info": "_info"}.get(family.type, "")
         exported.add((name, family.type, frozenset(labels)))
-    rows = re.findall(r"^\| `((?:paceline_|vllm:)\w+)` \| (\w+) \| ([\w, ]*)\|", DOCS.read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `((?:paceline_|process_|vllm:)\w+)` \| (\w+) \| ([\w, ]*)\|", DOCS.read_text("utf-8"), re.MULTILINE
+    )
     listed = {(name, kind, frozenset(re.findall(r"\w+", labels))) for name, kind, labels in rows}
     assert listed == exported
 

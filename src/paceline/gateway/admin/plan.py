@@ -9,8 +9,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.gateway.api.errors import NotFound
-
 DECISIONS = 200
 """Changes that a gateway remembers."""
 SAMPLES = 1080
@@ -56,7 +54,8 @@ class PlanSample(BaseModel):
 
 
 class PlanReport(BaseModel):
-    current: PlannedSizes
+    current: PlannedSizes | None
+    """None if no planner reports to this gateway."""
     changes: list[PlannedSizes]
     """The last decisions that differ from the sizes before them, newest last."""
     samples: list[PlanSample]
@@ -79,9 +78,7 @@ class PlannerStatus(Collector):
             self._num_changes += 1
 
     def report(self, since: float = 0.0) -> PlanReport:
-        """Everything that is remembered; samples after `since`, seconds since 1970. Raises `NotFound` without decisions."""
-        if self._current is None:
-            raise NotFound("no planner reports to this gateway: start `paceline planner`", code="not_found")
+        """Everything that is remembered; samples after `since`, seconds since 1970."""
         samples = [sample for sample in self._samples if sample.time > since]
         return PlanReport(current=self._current, changes=list(self._changes), samples=samples)
 

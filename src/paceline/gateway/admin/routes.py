@@ -26,7 +26,7 @@ from paceline.gateway.admin.weights import weights_routes
 from paceline.gateway.api.errors import NotFound, Unavailable
 from paceline.gateway.api.responses import HealthStatus
 from paceline.gateway.auth import request_key
-from paceline.gateway.metrics import MergedRegistry, Metrics
+from paceline.gateway.metrics import MergedRegistry, Metrics, process_registry
 from paceline.gateway.sessions import SampleBatch, SampleRing, ServedModels
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class AuditLogReport(BaseModel):
 
 def health_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["operation"])
-    registry = MergedRegistry([gateway.metrics.registry for gateway in models])
+    registry = MergedRegistry([process_registry(), *(gateway.metrics.registry for gateway in models)])
 
     @router.head("/health", include_in_schema=False)  # some load balancers send HEAD
     @router.get("/health")

@@ -183,7 +183,7 @@ class EngineCollector(Collector):
         for report in status.traffic:
             values = [self._model, report.method, report.category]
             tested.add_metric(values, report.tested)
-            kept.add_metric(values, report.kept)
+            kept.add_metric(values, report.accepted)
             drifts.add_metric(values, report.drifts)
             for side, level in zip(("before", "after"), report.drift or (), strict=False):
                 levels.add_metric([*values, side], level)

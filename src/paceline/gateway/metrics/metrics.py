@@ -10,6 +10,7 @@ time.
 import collections
 import itertools
 import math
+import platform
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Categories, Request
 from paceline.core.sequence import SpeculationCounts
 from paceline.core.status import ClusterStatus, EngineStatus
+from paceline.core.version import VERSION
 from paceline.gateway.metrics.engine import EngineCollector, SpeculationTotals, VllmCollector
 from paceline.gateway.metrics.workers import ClusterCollector
 from paceline.policy.cost.curve import ROUNDS_KEEP, DecayingMean
@@ -83,7 +85,7 @@ class RecentValues:
 
 try:
     import prometheus_client
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import Collector
 except ImportError:
@@ -339,3 +341,12 @@ class MergedRegistry(Collector):
                 if family is not metric:
                     family.samples.extend(metric.samples)
         yield from families.values()
+
+
+def process_registry() -> CollectorRegistry:
+    """The series of the gateway's process, which all its models share: the build, and `process_*` of prometheus_client."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    build = Info("paceline_build", "Version of Paceline and of Python.", registry=registry)
+    build.info({"version": VERSION, "python": platform.python_version()})
+    return registry

@@ -83,7 +83,8 @@ export class Answer {
     const parts = [`${this.tokens} tokens`, `first token after ${format.duration(ttft)}`];
     if (this.drafted) {
       parts.push(`${format.decimal(this.tokens / metrics.num_rounds, 2)} tokens a round`);
-      parts.push(`${metrics.speculative_decoding.num_accepted_draft_tokens} of ${this.drafted} guesses kept`);
+      const { num_accepted_draft_tokens: accepted, draft_acceptance_rate: rate } = metrics.speculative_decoding;
+      parts.push(`draft acceptance rate ${format.percent(rate)} (${accepted} of ${this.drafted})`);
       parts.push(Object.entries(this.counts).filter(([, n]) => n).map(([origin, n]) => `${n} ${LABELS[origin]}`).join(", "));
     } else if (this.kind === "speculative") {
       parts.push("no guesses were made");

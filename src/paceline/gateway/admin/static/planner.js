@@ -5,14 +5,17 @@ import { Chart } from "./chart.js";
 import { byId, element } from "./element.js";
 import * as format from "./format.js";
 import { History } from "./history.js";
-import { storeAdminKey } from "./keys.js";
+import { adminKey, storeAdminKey } from "./keys.js";
 
 const INTERVAL = 2000;
 const MAX_SAMPLES = 1080;
 const QUIET = "No decisions yet.";
-const WITHOUT = "No planner reports to this gateway. Start both with an admin key:";
-const COMMANDS = "PACELINE_ADMIN_KEY=choose-a-key paceline serve … ; PACELINE_API_KEY=choose-a-key paceline planner --url …";
+const WITHOUT_KEY = "Not configured: this server has no admin key, so that no planner can report to it. Start it with one:";
+const SERVE = "PACELINE_ADMIN_KEY=choose-a-key paceline serve …";
+const WITHOUT_PLANNER = "Not configured: no planner reports to this gateway. Start one with the admin key:";
+const PLANNER = `PACELINE_API_KEY=choose-a-key paceline planner --url ${location.origin} …`;
 
+let hasAdminRoutes = null;
 const history = new History(MAX_SAMPLES);
 const charts = {
   load: new Chart("chart-load", { format: (value) => format.decimal(value, 2), top: 1, empty: QUIET }),
@@ -63,14 +66,14 @@ function show(report) {
   charts.load.draw(
     history.times,
     {
-      load: history.column((one) => one.load),
-      forecast: history.column((one) => one.forecast),
-      capacity: history.column((one) => (one.capacity ? one.capacity * (one.sizes.target ?? 0) : null)),
+      load: history.column((sample) => sample.load),
+      forecast: history.column((sample) => sample.forecast),
+      capacity: history.column((sample) => (sample.capacity ? sample.capacity * (sample.sizes.target ?? 0) : null)),
     },
     lacking,
   );
   charts.pools.draw(history.times, history.columns("sizes"), lacking);
-  charts.cost.draw(history.times, { cost: history.column((one) => one.dollars_per_hour) }, lacking);
+  charts.cost.draw(history.times, { cost: history.column((sample) => sample.dollars_per_hour) }, lacking);
   tiles(current);
   byId("reason").textContent = `${current.cause}: ${current.reason}`;
   byId("decision-table").tBodies[0].replaceChildren(...changes.toReversed().map(row));
@@ -87,23 +90,38 @@ function showNote(text, command = "") {
   byId("note").hidden = text === "";
 }
 
+function showNotConfigured(text, command) {
+  byId("unlock").hidden = true;
+  showNote(text, command);
+  showState("not configured", "");
+}
+
+function showLocked() {
+  byId("unlock").hidden = false;
+  showNote("The decisions of the planner need an admin key.");
+  showState("locked", "");
+}
+
+/** Whether the server has routes for a planner. It is asked first: a request that must fail would be an error in the console. */
+async function canReport() {
+  hasAdminRoutes ??= (await (await callAdmin(`v1/paceline/overview?since=${Number.MAX_SAFE_INTEGER}`)).json()).has_switches;
+  return hasAdminRoutes;
+}
+
 async function update() {
   try {
+    if (!(await canReport())) return showNotConfigured(WITHOUT_KEY, SERVE);
+    if (adminKey() === null) return showLocked();
     const report = await (await callAdmin(`admin/plan?since=${history.last?.time ?? 0}`)).json();
     byId("unlock").hidden = true;
+    if (report.current === null) return showNotConfigured(WITHOUT_PLANNER, PLANNER);
     byId("plan").hidden = false; // before drawing: charts take the size of their place
     showNote("");
     show(report);
     showState(report.current.is_acting ? "acting" : "advising", "good");
   } catch (error) {
-    if (error.status === 404) {
-      showNote(WITHOUT, COMMANDS);
-      showState("no planner", "");
-    } else if (error.status === 401 || error.status === 403) {
-      byId("unlock").hidden = false;
-      showNote("The decisions of the planner need an admin key.");
-      showState("locked", "");
-    } else showState(error.status ? `error ${error.status}` : "no connection, retrying", "bad");
+    if (error.status === 401 || error.status === 403) showLocked();
+    else showState(error.status ? `error ${error.status}` : "no connection, retrying", "bad");
   }
 }
 

@@ -7,7 +7,6 @@ import * as format from "./format.js";
 const QUIET = "No requests in the last minutes.";
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 
-
 const charts = {
   speed: new Chart("chart-speed", { format: format.speed, top: 10, empty: QUIET }),
   alpha: new Chart("chart-alpha", { time: false, format: format.percent, top: 1, fixed: true, empty: "No drafts verified yet." }),
@@ -38,7 +37,7 @@ function alphas(traffic) {
 
 /** Explanations of the tiles. */
 const HINTS = {
-  "Guesses kept": "Drafted tokens that verification accepted, of those it decided.",
+  "Draft acceptance rate": "Accepted / drafted tokens of all answers since the start.",
   "First token": "Time from the request to its first token, including the wait.",
   "Per output token": "Time from first to last token, per token.",
   "Cache in use": "Share of the KV cache that running sequences hold.",
@@ -48,10 +47,10 @@ const HINTS = {
 
 function tiles(report, last) {
   const rates = Object.values(last?.tokens_per_second ?? {});
-  const [kept, tested] = ["kept", "tested"].map((name) => sum(report.traffic.map((one) => one[name])));
+  const [drafted, accepted] = ["drafted", "accepted"].map((name) => sum(report.traffic.map((traffic) => traffic[name])));
   const values = {
     "Tokens per second": [format.speed(sum(rates)), ""],
-    "Guesses kept": [format.percent(tested ? kept / tested : null), tested ? `${format.count(kept)} of ${format.count(tested)} since the start` : "no guesses yet"],
+    "Draft acceptance rate": [format.percent(drafted ? accepted / drafted : null), drafted ? `${format.count(accepted)} of ${format.count(drafted)} since the start` : "no drafts yet"],
     "First token": [format.duration(last?.ttft?.p50), "median"],
     "Per output token": [format.duration(last?.tpot?.p50), "median"],
     "Sequences": [format.count(last?.running), `running, ${format.count(last?.waiting)} waiting`],

@@ -13,7 +13,7 @@ const COLUMNS = [
   ["Waiting", (worker) => format.count(worker.waiting)],
   ["Cache", (worker) => format.percent(worker.kv_use)],
   ["Depth", (worker) => format.decimal(worker.depth)],
-  ["Guesses kept", (worker) => format.percent(worker.alpha)],
+  ["Acceptance", (worker) => format.percent(worker.drafted ? worker.accepted / worker.drafted : null)],
   ["Round trip", (worker) => format.duration(worker.round_trip)],
   ["Drafted ahead", (worker) => (worker.paused_share == null ? share(worker.hits, worker.answers) : `off: ${format.percent(worker.paused_share)}`)],
   ["Late", (worker) => share(worker.late, worker.answers)],
