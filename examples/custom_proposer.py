@@ -53,7 +53,7 @@ def main() -> None:
     prompt = "one two three four one two three four one two three"
     sampling = SamplingParams(temperature=0, max_tokens=32)
     options = {"depth": "fixed", "max_depth": 4}
-    with LLM("smollm2", proposers={"bigram": BigramProposer()}, speculation=options) as llm:
+    with LLM("smollm2", draft=None, proposers={"bigram": BigramProposer()}, speculation=options) as llm:
         drafted = llm.generate(prompt, sampling, speculation={"method": "bigram"})[0]
         plain = llm.generate(prompt, sampling, speculation={"enabled": False})[0]
     figures = drafted.completions[0].speculation

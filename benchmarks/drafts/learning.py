@@ -158,7 +158,7 @@ def traffic(
             ]
     missing = [domain for domain in counts if len(stored.get(domain, ())) < counts[domain]]
     if missing:
-        with LLM(model, device=device, max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
+        with LLM(model, draft=None, device=device, max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
             for domain in missing:
                 started = time.perf_counter()
                 stored[domain] = answer(llm, domain, prompts(domain, data, counts[domain]), tokens, 1)

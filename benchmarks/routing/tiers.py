@@ -87,7 +87,7 @@ def child(mode: str, folder: Path, tokens: int) -> dict:
     if mode == "prepare":  # the other conversation evicts this one from the host tier too
         settings["kv_host_bytes"] = 32 << 20
     sampling = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
-    with LLM("smollm2", **settings) as llm:
+    with LLM("smollm2", draft=None, **settings) as llm:
         if mode == "prepare":
             llm.generate([conversation], sampling)
             while llm.engine.status.snapshot().tiers.disk_blocks < tokens // 16:  # written when idle

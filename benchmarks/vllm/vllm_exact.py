@@ -117,9 +117,9 @@ def compare_heads(folder: Path, requests: list[dict[str, Any]]) -> None:
 def run_engine(name: str, prompts: Any, theirs: Any, speculation: dict[str, Any], **options: Any) -> None:
     """Drafts of `DEPTH` nodes in every round of our engine, also in the last one, as in vLLM."""
     speculation |= {"depth": "fixed", "max_depth": DEPTH, "breaker_rounds": 10**6}
-    limits = {"activations": "float32", "max_model_len": 512, "max_num_seqs": 16, "audit_fraction": 0.0}
+    limits = {"draft": None, "activations": "float32", "max_model_len": 512, "max_num_seqs": 16, "audit_fraction": 0.0}
     rounds = accepted = differing = 0
-    with LLM(MODEL, device="cpu", speculation=speculation, **limits, **options) as llm:
+    with LLM(MODEL, device="cpu", speculation=speculation, **limits | options) as llm:
         for prompt, expected in zip(prompts, theirs, strict=True):
             tokens: list[int] = []
             sampling = SamplingParams(temperature=0.0, max_tokens=len(expected) + DEPTH, ignore_eos=True)

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import chat as generate
+from paceline.cli.application import COMMANDS
 from paceline.cli.commands import cli
 from paceline.core.config import EngineConfig
 from paceline.deploy.serving import ServerReady
@@ -169,3 +170,29 @@ def test_help_shows_no_type_for_flags_and_single_brackets(words: tuple[str, ...]
     assert result.exit_code == 0
     assert "--help" in result.output
     assert not [line for line in result.output.splitlines() if "<bool>" in line or "[[" in line or "BOOL" in line]
+
+
+def answered(*words: str) -> subprocess.CompletedProcess[str]:
+    """`paceline` in a process of its own, which says on its last line whether it imported torch."""
+    code = "import sys, atexit; atexit.register(lambda: print('torch' in sys.modules))\nfrom paceline.cli import app\napp()"
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("word", "advice"), [("srve", "did you mean `paceline serve`?"), ("qqq", "`paceline --help`")])
+def test_an_unknown_command_is_answered_with_the_nearest(word: str, advice: str) -> None:
+    done = answered(word)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert f"there is no command {word!r}: {advice}" in done.stderr
+
+
+@pytest.mark.parametrize("words", [("serve", "nowhere"), ("generate", "x", "--model", "nowhere")])
+def test_a_wrong_name_is_refused_without_torch(words: tuple[str, ...]) -> None:
+    done = answered(*words)
+    assert (done.returncode, done.stdout) == (2, "False\n")
+    assert "no model at 'nowhere'" in done.stderr
+
+
+def test_the_help_of_all_commands_needs_no_torch() -> None:
+    done = answered("--help")
+    assert done.stdout.endswith("False\n")
+    assert all(name in done.stdout for name in COMMANDS)

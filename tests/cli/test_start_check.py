@@ -12,7 +12,7 @@ import yaml
 from typer.testing import CliRunner
 
 from paceline.cli.commands import cli
-from paceline.cli.doctor_cluster import UNSOUND, check_before_start
+from paceline.cli.workers import UNSOUND, check_before_start
 from paceline.core.errors import PacelineError
 from paceline.deploy.processes.cluster_file import load_cluster
 from paceline.deploy.processes.state import DesiredFile, StateFolder
@@ -75,7 +75,7 @@ def test_a_running_cluster_stays_as_it_is(
     monkeypatch.chdir(cluster_file.parent)
     problem = b"this cluster cannot start; target: absent"
     ended = subprocess.CompletedProcess([], UNSOUND, stdout=problem)
-    monkeypatch.setattr("paceline.cli.doctor_cluster.subprocess.run", lambda *_, **__: ended)
+    monkeypatch.setattr("paceline.cli.workers.subprocess.run", lambda *_, **__: ended)
     before = running.desired()
     refused(*words)
     assert running.desired() == before

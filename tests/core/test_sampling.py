@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.request import SamplingParams
+from paceline.core.request import SamplingParams, SpeculationParams
 
 NAN = math.nan
 
@@ -52,3 +52,15 @@ def test_is_greedy_and_has_penalties() -> None:
     assert not SamplingParams().has_penalties
     for name, value in (("repetition_penalty", 1.1), ("presence_penalty", -0.5), ("frequency_penalty", 0.5)):
         assert SamplingParams(**{name: value}).has_penalties
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "nearest"), [(SamplingParams, "max_token", "max_tokens"), (SpeculationParams, "enable", "enabled")]
+)
+def test_an_unknown_parameter_is_answered_with_the_nearest(kind: type, name: str, nearest: str) -> None:
+    with pytest.raises(InvalidRequest, match=rf"{kind.__name__} has no {name}: did you mean {nearest}\?"):
+        kind(**{name: 1})
+    with pytest.raises(InvalidRequest, match="has no zzz: there are"):
+        kind(zzz=1)
+    with pytest.raises(TypeError):
+        kind(*[None] * 100)

@@ -18,7 +18,9 @@ File = Annotated[
 Name = Annotated[str, typer.Argument(help="Name of the key in logs, request histories and audit logs.")]
 Limit = Annotated[int | None, typer.Option(min=1, show_default="no limit")]
 
-api_keys = typer.Typer(rich_markup_mode="markdown", no_args_is_help=True)
+api_keys = typer.Typer(
+    rich_markup_mode="markdown", no_args_is_help=True, help="Manage the API keys of a server: scopes and rate limits."
+)
 
 
 @api_keys.command()

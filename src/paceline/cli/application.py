@@ -1,5 +1,10 @@
-"""The Typer application without its commands, and how errors of commands are printed."""
+"""The commands by name, the Typer application with those that are needed, and how errors of commands are printed.
 
+The module of a command is imported only if the application has the command: importing all of them takes seconds.
+"""
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -8,6 +13,36 @@ from typer.core import TyperGroup
 from paceline.cli import console
 from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.version import VERSION
+
+COMMANDS: Mapping[str, str] = {
+    "serve": "serve.serve",
+    "chat": "chat.chat",
+    "generate": "chat.generate",
+    "orchestrate": "orchestrate.orchestrate",
+    "doctor": "doctor.doctor",
+    "warm": "serve.warm",
+    "train": "train.train",
+    "export": "train.export",
+    "up": "cluster.up",
+    "down": "cluster.down",
+    "status": "status.status",
+    "apply": "live.apply",
+    "scale": "live.scale",
+    "drain": "live.drain",
+    "rollout": "live.rollout",
+    "keys": "cluster.keys",
+    "advise": "advise.advise_command",
+    "planner": "planner.planner_command",
+    "profile": "profile.profile_command",
+    "simulate": "simulate.simulate_command",
+    "plan": "planner.plan_command",
+    "bench": "bench.benches",
+    "api-keys": "api_keys.api_keys",
+    "draft": "draft_swap.draft",
+    "learn": "train.learn",
+    "audit": "audit.audit",
+}
+"""The module and the function, or the Typer application, of each command, in the order of the help."""
 
 
 class _Commands(TyperGroup):
@@ -54,8 +89,8 @@ def _without_flag_values(params: list[Any]) -> list[Any]:
     return params
 
 
-def application() -> typer.Typer:
-    """An application with the options of all commands."""
+def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The application with the commands of these names."""
     cli = typer.Typer(
         cls=_Commands,
         rich_markup_mode="markdown",
@@ -64,6 +99,13 @@ def application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     cli.callback()(paceline)
+    for name in names:
+        module, _, attribute = COMMANDS[name].partition(".")
+        command = getattr(import_module(f"paceline.cli.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            cli.add_typer(command, name=name)
+        else:
+            cli.command(name)(command)
     return cli
 
 

@@ -17,7 +17,16 @@ from rich.text import Text
 
 from paceline.cli import console
 from paceline.cli.console import counting_bar, loaded
-from paceline.cli.options import ENGINE, JsonFile, check_folders, check_plots, print_written, with_settings, write_json
+from paceline.cli.options import (
+    ENGINE,
+    JsonFile,
+    check_folders,
+    check_plots,
+    default_to,
+    print_written,
+    with_settings,
+    write_json,
+)
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
 from paceline.core.machine import cpu_name, usable_cores
@@ -397,3 +406,13 @@ def inflate(
     parameters = checkpoint.config.num_parameters
     summary = f"{checkpoint.name}: {parameters / 1e9:.2f} billion weights, {size / 1e9:.1f} GB in {out}"
     console.out.print(summary, markup=False, soft_wrap=True)
+
+
+MEASURE = "measure"
+benches = typer.Typer(
+    cls=default_to(MEASURE),
+    rich_markup_mode="markdown",
+    help="Measure the speed of speculation, and check that the text is the same.",
+)
+benches.command(MEASURE, epilog=EPILOG)(bench)
+benches.command()(inflate)

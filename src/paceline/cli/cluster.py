@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console
-from paceline.cli.doctor_cluster import check_before_start
-from paceline.cli.workers import FILE, Ray, cluster_of, running_config, view
+from paceline.cli.workers import FILE, Ray, check_before_start, cluster_of, running_config, view
 
 if TYPE_CHECKING:
     from paceline.targets import TargetPool

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.core.config import EngineConfig
+from paceline.model_files.tokenizer import check_pair
 
 if TYPE_CHECKING:
     from paceline.engine.start import LLM
@@ -55,6 +56,7 @@ def describe_seconds(seconds: float) -> str:
 @contextmanager
 def loaded(config: EngineConfig) -> Iterator["LLM"]:
     """Load a model behind a spinner, and close the model when the block ends."""
+    check_pair(config.model, config.draft)
     with err.status(describe(config)):
         from paceline.engine.start import LLM  # imports torch, which takes seconds
 

@@ -1,11 +1,9 @@
 """The checks of a cluster file as a whole: models, ranks, drafts, keys, and memory by device. No weights are loaded.
 
-`check_before_start` checks a cluster before a command starts workers, in a process of its own. The process, `python -m
-paceline.cli.doctor_cluster`, reads the cluster from standard input and writes its problems. A check in the command's process
-would leave torch, and on a GPU a CUDA context, in a gateway that runs for weeks.
+`python -m paceline.cli.doctor_cluster` is the process of `check_before_start`: it reads the cluster from standard input and
+writes its problems.
 """
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,8 +12,8 @@ from typing import cast
 
 import torch
 
-from paceline.cli import console
 from paceline.cli.doctor_checks import Check, CheckResult, ModelSketch, describe, sketch
+from paceline.cli.workers import UNSOUND
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, PacelineError, UnsupportedModel
@@ -259,24 +257,6 @@ def _check_devices(memory: list[WorkerMemory]) -> Iterator[Check]:
             yield Check.note(device, f"{found}, {free / GIB:.2f} GiB free now", "close other programs first")
         else:
             yield Check(device, found)
-
-
-UNSOUND = 2
-"""Exit status of the process if the cluster has a problem."""
-
-
-def check_before_start(config: ClusterConfig) -> None:
-    """Raise `InvalidConfig` with every problem that `paceline doctor CLUSTER.yaml` finds."""
-    import msgspec  # part of the extra `pool`
-
-    with console.err.status(f"checking {config.name}"):
-        result = subprocess.run(
-            [sys.executable, "-m", __name__], input=msgspec.json.encode(config), stdout=subprocess.PIPE, check=False
-        )
-    if result.returncode == UNSOUND:
-        raise InvalidConfig(result.stdout.decode())
-    if result.returncode:
-        raise PacelineError(f"the check of the cluster ended with status {result.returncode}: run `paceline doctor`")
 
 
 def main() -> int:

@@ -9,9 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import console
-from paceline.cli.doctor_cluster import check_before_start
 from paceline.cli.live import Config, RunningCluster, Wait, finish
-from paceline.cli.workers import Ray, running_config
+from paceline.cli.workers import Ray, check_before_start, running_config
 from paceline.core.errors import InvalidRequest
 from paceline.gateway import ServerClient, ServerUnavailable
 

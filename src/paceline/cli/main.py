@@ -2,33 +2,23 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import typer
+from difflib import get_close_matches
 
 
 def app() -> None:
     # For `kernels.gpu.products`, which otherwise chooses this library with a warning of torch
     os.environ.setdefault("TORCH_BLAS_PREFER_CUBLASLT", "1")
     try:
-        cli = _application(sys.argv[1:])
+        from paceline.cli.application import COMMANDS, application
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
             raise
         sys.exit(f"error: the command line needs the package `{error.name}`: pip install 'paceline[server]'")
-    cli()
-
-
-def _application(arguments: list[str]) -> "typer.Typer":
-    """The application that these arguments need. To import all commands would delay the start of a server by half a second."""
-    if arguments[:1] == ["serve"]:
-        from paceline.cli.application import application
-        from paceline.cli.serve import serve
-
-        cli = application()
-        cli.command()(serve)
-        return cli
-    from paceline.cli.commands import cli
-
-    return cli
+    name = next((argument for argument in sys.argv[1:] if argument != "--debug"), "--help")
+    if not name.startswith("-") and name not in COMMANDS:
+        nearest = get_close_matches(name, COMMANDS, n=1)
+        advice = f"did you mean `paceline {nearest[0]}`?" if nearest else "`paceline --help` lists the commands"
+        sys.stderr.write(f"error: there is no command {name!r}: {advice}\n")
+        sys.exit(2)
+    needed = [name] if name in COMMANDS else [] if name == "--version" else list(COMMANDS)
+    application(needed)()

@@ -43,7 +43,7 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
             raise InvalidConfig("--ray needs a cluster: give a file with pools, --config cluster.yaml")
         config = replace(config, cluster=replace(config.cluster, ray=ray))
     if isinstance(config, GatewayConfig):
-        from paceline.cli.doctor_cluster import check_before_start
+        from paceline.cli.workers import check_before_start
         from paceline.deploy import is_up
 
         if not is_up(config.cluster):

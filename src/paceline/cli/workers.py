@@ -1,9 +1,11 @@
 """The table of `paceline status`, and the cluster that a command works on.
 
 The table lists the workers of a cluster or a server. The cluster is a file, `cluster.yaml` in this folder, or the one that runs
-on this machine.
+on this machine. `check_before_start` checks a cluster before a command starts workers.
 """
 
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +19,7 @@ from rich.text import Text
 
 from paceline.cli import console
 from paceline.core.cluster_config import ClusterConfig
-from paceline.core.errors import InvalidConfig
+from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.status import WorkerStatus
 from paceline.deploy.processes import load_cluster
 from paceline.policy.cost.cost import cost_since_start, dollars_per_hour
@@ -192,3 +194,21 @@ def has_default() -> bool:
     from paceline.deploy.processes import StateFolder  # part of the extra `pool`
 
     return FILE.exists() or bool(StateFolder.running())
+
+
+UNSOUND = 2
+"""Exit status of the process if the cluster has a problem."""
+
+
+def check_before_start(config: ClusterConfig) -> None:
+    """Raise `InvalidConfig` with every problem that `paceline doctor CLUSTER.yaml` finds. Another process looks for them: in
+    this one that would leave torch, and on a GPU a CUDA context, in a gateway that runs for weeks."""
+    import msgspec  # part of the extra `pool`
+
+    command = [sys.executable, "-m", "paceline.cli.doctor_cluster"]
+    with console.err.status(f"checking {config.name}"):
+        result = subprocess.run(command, input=msgspec.json.encode(config), stdout=subprocess.PIPE, check=False)
+    if result.returncode == UNSOUND:
+        raise InvalidConfig(result.stdout.decode())
+    if result.returncode:
+        raise PacelineError(f"the check of the cluster ended with status {result.returncode}: run `paceline doctor`")

@@ -8,14 +8,40 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self, get_args
+from difflib import get_close_matches
+from functools import wraps
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from paceline.core.errors import InvalidRequest
 
 Constraint = Mapping[str, Any] | str
 """What an output satisfies: a JSON schema, or the text of a grammar."""
 
+T = TypeVar("T")
 
+
+def _suggests_names(kind: type[T]) -> type[T]:
+    """A decorator of a dataclass: an unknown keyword raises `InvalidRequest` with the most similar field."""
+    create = kind.__init__
+
+    @wraps(create)
+    def __init__(self: T, *values: Any, **named: Any) -> None:
+        try:
+            create(self, *values, **named)
+        except TypeError:
+            known = kind.__dataclass_fields__  # type: ignore[attr-defined]
+            unknown = next((name for name in named if name not in known), None)
+            if unknown is None:
+                raise
+            nearest = get_close_matches(unknown, known, n=1)
+            advice = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+            raise InvalidRequest(f"{kind.__name__} has no {unknown}: {advice}", field=unknown) from None
+
+    kind.__init__ = __init__  # type: ignore[method-assign, assignment]
+    return kind
+
+
+@_suggests_names
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Parameters of the target distribution `p` and of where generation stops.
@@ -112,6 +138,7 @@ MAX_DEPTH = 32
 """Upper bound of drafted tokens per sequence and step."""
 
 
+@_suggests_names
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
     """The `speculation` object of the API. None leaves the choice to the server.

@@ -14,11 +14,12 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_JSON_BYTES = 32 << 20
 """Largest JSON file; the index of a model with 100,000 tensors has 10 MB."""
@@ -178,8 +179,10 @@ class GGUFReader:
         except struct.error:
             raise self._malformed("ends in the middle of its header") from None
 
-    def bytes_at(self, offset: int, count: int) -> np.ndarray:
+    def bytes_at(self, offset: int, count: int) -> "np.ndarray":
         """[count] uint8, a view of the file."""
+        import numpy as np  # the header is read without it
+
         if offset + count > len(self._map):
             raise self._malformed("is shorter than its header states")
         return np.frombuffer(self._map, np.uint8, count, offset)

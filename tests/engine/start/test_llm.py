@@ -2,15 +2,19 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.core.config import EngineConfig
 from paceline.core.errors import EngineClosed, IncompatibleDraft, InvalidConfig, InvalidRequest
 from paceline.core.output import Generation
 from paceline.core.request import SamplingParams, SpeculationParams
@@ -32,7 +36,7 @@ def greedy(max_tokens: int = 8, **more: Any) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("smollm2", kv_tokens=4096, max_model_len=1024, max_num_seqs=8) as llm:
+    with LLM("smollm2", draft=None, kv_tokens=4096, max_model_len=1024, max_num_seqs=8) as llm:
         yield llm
 
 
@@ -323,6 +327,34 @@ def test_names_of_vllm() -> None:
         assert (llm.config.draft, llm.config.speculation.max_depth) == ("smollm2-eagle", 3)
     with pytest.raises(InvalidConfig, match="two names of one option"):
         LLM("smollm2", draft="a", speculative_model="b")
+
+
+@pytest.mark.parametrize(("given", "draft"), [({}, "auto"), ({"draft": None}, None), ({"draft": "none"}, "none")])
+def test_it_drafts_as_a_server_does(given: dict[str, Any], draft: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[EngineConfig] = []
+
+    def build(config: EngineConfig, **_: Any) -> None:
+        configs.append(config)
+        raise InterruptedError
+
+    monkeypatch.setattr("paceline.engine.start.build.build_engine", build)
+    with pytest.raises(InterruptedError):
+        LLM("smollm2", **given)
+    assert configs == [replace(EngineConfig(), draft=draft)]
+
+
+def test_a_wrong_name_is_refused_without_torch() -> None:
+    code = """
+import sys
+from paceline import LLM, PacelineError
+try:
+    LLM("nowhere")
+except PacelineError as error:
+    print(error, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("no model at 'nowhere'")
+    assert done.stdout.endswith("False\n")
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 4}])

@@ -8,19 +8,20 @@ from dataclasses import replace
 from functools import cached_property
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import EngineClosed, InvalidConfig, InvalidRequest, PacelineError, WeightsChanged
 from paceline.core.output import Generation, OutputListener, StepOutput
 from paceline.core.request import Request, SamplingParams, SpeculationFlags, SpeculationParams, ValidatedRequest
 from paceline.core.status import EngineStatus
-from paceline.engine import EngineLoop, StepHook
-from paceline.engine.start.build import build_engine, load_weights
 from paceline.model_files import recommended_sampling
-from paceline.model_files.tokenizer import ChatTemplate
+from paceline.model_files.tokenizer import ChatTemplate, check_pair
 from paceline.requests import RequestText, Transcript
-from paceline.speculation import Proposer
+
+if TYPE_CHECKING:
+    from paceline.engine import StepHook
+    from paceline.speculation import Proposer
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -41,21 +42,28 @@ class LLM:
         self,
         model: str = "smollm2",
         *,
-        draft: str | None = None,
+        draft: str | None = "auto",
         speculative_model: str | None = None,
         num_speculative_tokens: int | None = None,
-        hooks: Sequence[StepHook] = (),
-        proposers: Mapping[str, Proposer] | None = None,
+        hooks: "Sequence[StepHook]" = (),
+        proposers: "Mapping[str, Proposer] | None" = None,
         **options: Any,
     ) -> None:
         """`speculative_model` is another name of `draft`, and `num_speculative_tokens` of `speculation.max_depth`, as in vLLM.
-        `hooks` listen to every step of the engine. `proposers` join the built-in ones; requests choose them by name."""
-        if draft is not None and speculative_model is not None:
-            raise InvalidConfig("draft and speculative_model are two names of one option: give one of them")
+        `hooks` listen to every step of the engine. `proposers` join the built-in ones; requests choose them by name. Without a
+        `draft` it drafts as `paceline serve` does."""
+        if speculative_model is not None:
+            if draft != "auto":
+                raise InvalidConfig("draft and speculative_model are two names of one option: give one of them")
+            draft = speculative_model
         if num_speculative_tokens is not None:
             speculation = options.get("speculation", {})
             options["speculation"] = {**speculation, "max_depth": num_speculative_tokens}
-        self.config = from_mapping(EngineConfig, {"model": model, "draft": draft or speculative_model, **options})
+        self.config = from_mapping(EngineConfig, {"model": model, "draft": draft, **options})
+        check_pair(self.config.model, self.config.draft)
+        from paceline.engine import EngineLoop  # imports torch, which takes seconds
+        from paceline.engine.start.build import build_engine
+
         self._loop = EngineLoop(build_engine(self.config, hooks=hooks, extra_proposers=proposers))
         self.engine = self._loop.engine
         assert self.engine.tokenizer is not None
@@ -207,6 +215,8 @@ class LLM:
         """Use other weights of the same architecture: a folder, or another name of a model. Requests that were submitted before
         are finished first; those that are not after `seconds` end with `WeightsChanged`. Later ones get the new weights. The
         prefix cache is cleared, and `system_fingerprint` changes."""
+        from paceline.engine.start.build import load_weights
+
         loaded = load_weights(self.config, self.engine, folder)
         with self._loop.alone(seconds, WeightsChanged()):
             self._loop.run(lambda: self.engine.use_weights(loaded.model, loaded.checksum))
