@@ -8,7 +8,8 @@
 # make soak        the same for an hour with few faults
 # make test-gpu    the tests that run kernels, on this machine's GPU; needs torch, triton and pytest, but no installation
 # make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
-# make test-clients  guidellm, AIPerf, `vllm bench serve`, lm-eval, LangChain and LiteLLM against a server; installs them into build/clients
+# make test-clients  libraries, load generators and coding agents against servers; installs them into build/clients, and writes the table of
+#                  docs/clients.md; MODELS=FOLDER has qwen-coder-1.5b.gguf, which is tested too
 # make test-vllm   the plugin in vLLM's CPU build; installs it into build/vllm
 # make test-all    check, test, test-exact, test-slow, examples and docs, one after the other
 # make examples    runs the scripts of examples/
@@ -67,7 +68,8 @@ test-browser: $(VENV)/.ready-dev
 	REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m '' tests/gateway/browser
 
 test-clients: $(VENV)/.ready-dev
-	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m pytest -n0 -m clients -rs --timeout 3600 tests/clients
+	TORCH_INDEX=$(TORCH_INDEX) MODELS=$(abspath $(MODELS)) $(BIN)/python -m pytest -n0 -m clients -rs --timeout 7200 tests/clients
+	$(BIN)/python -m tests.clients.matrix
 
 test-vllm: $(VENV)/.ready-dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m pytest -n0 -m 'vllm or not vllm' -rs --timeout 7200 tests/vllm

@@ -50,15 +50,16 @@ def cluster_process(file: Path, **config: Any) -> Iterator[Process]:
 
 
 @contextmanager
-def server_process(**config: Any) -> Iterator[Process]:
-    with _started([json.dumps({**SMALL, **config})]) as process:
+def server_process(before: str = "", **config: Any) -> Iterator[Process]:
+    """`before` is Python code that the process runs first."""
+    with _started([json.dumps({**SMALL, **config})], before) as process:
         yield process
 
 
 @contextmanager
-def _started(arguments: list[str]) -> Iterator[Process]:
+def _started(arguments: list[str], before: str = "") -> Iterator[Process]:
     popen = subprocess.Popen(
-        [sys.executable, "-c", CODE, *arguments],
+        [sys.executable, "-c", before + CODE, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
