@@ -1,4 +1,4 @@
-"""Clients of other projects against a server, unmodified. `make test-clients` installs them, each into its own environment."""
+"""Load generators and evaluations of other projects against a server, unmodified. `make test-clients` installs them."""
 
 import json
 import os
@@ -106,52 +106,3 @@ def test_lm_eval(url: str, tokenizer_folder: Path, tmp_path: Path) -> None:
     assert is_greedy
     assert paris > -2
     assert found["texts"] == [" Paris"]
-
-
-LANGCHAIN = """
-import json, sys
-from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
-
-def add(a: int, b: int) -> int:
-    "Add two numbers."
-    return a + b
-
-class City(BaseModel):
-    city: str
-
-model = ChatOpenAI(model="smollm2", base_url=sys.argv[1], api_key="none", temperature=0, max_tokens=48)
-text = model.invoke("Hi").content
-stream = "".join(chunk.content for chunk in model.stream("Hi"))
-calls = model.bind_tools([add], tool_choice="any").invoke("Add 2 and 3").tool_calls
-city = model.with_structured_output(City).invoke("Name a city, in one word.").city
-print(json.dumps({"text": text, "stream": stream, "calls": [call["name"] for call in calls], "city": city}))
-"""
-
-
-def test_langchain(url: str, tmp_path: Path) -> None:
-    found = run_script("langchain", LANGCHAIN, tmp_path, f"{url}/v1")
-    assert found["text"] == found["stream"] != ""
-    assert found["calls"] == ["add"]
-    assert found["city"]
-
-
-LITELLM = """
-import json, sys
-import litellm
-
-found = {}
-for provider in ("openai", "hosted_vllm"):
-    options = {"model": f"{provider}/smollm2", "api_base": sys.argv[1], "api_key": "none", "max_tokens": 16}
-    options |= {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
-    text = litellm.completion(**options).choices[0].message.content
-    chunks = litellm.completion(**options, stream=True, stream_options={"include_usage": True})
-    stream = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    found[provider] = [text, stream]
-print(json.dumps(found))
-"""
-
-
-def test_litellm(url: str, tmp_path: Path) -> None:
-    found = run_script("litellm", LITELLM, tmp_path, f"{url}/v1")
-    assert len({text for pair in found.values() for text in pair}) == 1
