@@ -19,6 +19,7 @@ class PromptTooLong(InvalidRequest):
     """The prompt fills the context window, so no token can be generated."""
 
     def __init__(self, num_tokens: int, window: int, field: str = "prompt") -> None:
+        self.num_tokens, self.window = num_tokens, window
         super().__init__(
             f"the prompt has {num_tokens} tokens and the context window {window}: shorten it, or raise max_model_len",
             field,

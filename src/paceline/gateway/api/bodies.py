@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -20,6 +20,7 @@ the advice in the error."""
 _warned: set[str] = set()
 """Ignored parameters that the log has named."""
 
+MAX_WARNED = 1000
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 MAX_STOPS = 16
@@ -64,7 +65,7 @@ class Body(BaseModel):
             raise PydanticCustomError("too_many_fields", "an object has more than {most} fields", {"most": MAX_FIELDS})
         present = {name: value for name, value in values.items() if value is not None and name not in cls.ignored}
         if len(present) < len(values):
-            _warn_of(name for name in cls.ignored if values.get(name) is not None)
+            warn_of([name for name in cls.ignored if values.get(name) is not None], "it does not change the text")
         for name, (ignored, advice) in cls.unsupported.items():
             if name not in present:
                 continue
@@ -78,11 +79,12 @@ class Body(BaseModel):
         return present
 
 
-def _warn_of(names: Iterable[str]) -> None:
+def warn_of(names: Sequence[str], reason: str) -> None:
+    """Logs that a request parameter is ignored, once for each name."""
     for name in names:
-        if name not in _warned:
+        if name not in _warned and len(_warned) < MAX_WARNED:
             _warned.add(name)
-            logger.warning("the request parameter %s is ignored: it does not change the text", name)
+            logger.warning("the request parameter %.64s is ignored: %s", name, reason)
 
 
 def inconsistent(param: str, message: str) -> PydanticCustomError:

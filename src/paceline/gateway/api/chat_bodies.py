@@ -12,7 +12,14 @@ from paceline.gateway.api.bodies import (
     UnsupportedParams,
     inconsistent,
 )
-from paceline.gateway.api.messages import AllowedChoice, Messages, ToolChoice, Tools
+from paceline.gateway.api.messages import (
+    AllowedChoice,
+    AssistantMessage,
+    Messages,
+    ToolChoice,
+    Tools,
+    content_text,
+)
 
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables of a chat template that have a parameter of their own."""
@@ -31,7 +38,6 @@ class ChatBody(GenerationBody):
         "echo": ((False,), "prepend the last message in the client"),
         "add_special_tokens": ((False,), "the chat template adds the special tokens"),
         "documents": (([],), "put them into a message"),
-        "continue_final_message": ((False,), "render the messages in the client and use /v1/completions"),
         "chat_template": ((), "render the messages in the client and use /v1/completions"),
     }
 
@@ -40,6 +46,8 @@ class ChatBody(GenerationBody):
     messages: Messages
     add_generation_prompt: bool = True
     """Whether the prompt ends with the start of the assistant's message."""
+    continue_final_message: bool = False
+    """Whether the answer continues the last message, which is the assistant's. It does not repeat that message."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Further variables of the model's chat template."""
     reasoning_effort: str | None = Field(None, max_length=32)
@@ -62,6 +70,13 @@ class ChatBody(GenerationBody):
         if (self.chat_template_kwargs or {}).keys() & RESERVED_VARIABLES:
             raise inconsistent(
                 "chat_template_kwargs", f"chat_template_kwargs cannot set {', '.join(sorted(RESERVED_VARIABLES))}"
+            )
+        last = self.messages[-1]
+        is_text = isinstance(last, AssistantMessage) and not last.tool_calls
+        if self.continue_final_message and not (is_text and len(self.messages) > 1):
+            raise inconsistent(
+                "continue_final_message",
+                "continue_final_message needs other messages, and a last one of the assistant without calls",
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise inconsistent("top_logprobs", "top_logprobs needs logprobs: true")
@@ -89,6 +104,16 @@ class ChatBody(GenerationBody):
         if isinstance(self.tool_choice, AllowedChoice):
             return frozenset(tool.name for tool in self.tool_choice.allowed_tools.tools)
         return None
+
+    @property
+    def rendered(self) -> Messages:
+        """The messages that the chat template renders."""
+        return self.messages[:-1] if self.continue_final_message else self.messages
+
+    @property
+    def prefill(self) -> str:
+        """The text with which the answer begins."""
+        return content_text(self.messages[-1]) if self.continue_final_message else ""
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Errors with an HTTP status, as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors with an HTTP status, as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`.
+
+Routes of other APIs have other error bodies: `error_answer` returns the one of a path.
+"""
 
 import logging
 from typing import Any
@@ -9,6 +12,7 @@ from paceline.core.errors import (
     InvalidRequest,
     PacelineError,
     PromptTooLong,
+    TextTooLong,
     WeightsChanged,
 )
 
@@ -43,6 +47,19 @@ class ApiError(PacelineError):
 
 class BadRequest(ApiError):
     status, type = 400, "invalid_request_error"
+
+
+class PromptRefused(BadRequest):
+    """The prompt fills the context window."""
+
+    def __init__(self, error: PromptTooLong) -> None:
+        # OpenAI's code, which clients check for
+        super().__init__(str(error), param=error.field, code="context_length_exceeded")
+        self.claude_message = str(error)
+        if not isinstance(
+            error, TextTooLong
+        ):  # these words, and the numbers in them, are read by clients of Anthropic's API
+            self.claude_message = f"prompt is too long: {error.num_tokens} tokens > {error.window - 1} maximum"
 
 
 class Unauthorised(ApiError):
@@ -166,8 +183,7 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLong):
-        # OpenAI's code, which clients check for
-        return BadRequest(str(error), param=error.field, code="context_length_exceeded")
+        return PromptRefused(error)
     if isinstance(error, InvalidRequest):
         return BadRequest(str(error), param=error.field, code="invalid_value")
     if isinstance(error, EngineClosed):
@@ -179,3 +195,37 @@ def to_api_error(error: Exception) -> ApiError:
     if isinstance(error, PacelineError):
         return ApiError(str(error), code="server_error")
     return ApiError("internal error: see the server's log", code="server_error")
+
+
+MESSAGES_PATH, OLLAMA_PATH = "/v1/messages", "/api"
+CLAUDE_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
+}
+"""Types of Anthropic's errors by status. Other 4xx are `invalid_request_error`, other 5xx `api_error`."""
+
+
+def is_under(path: str, prefix: str) -> bool:
+    return path == prefix or path.startswith(f"{prefix}/")
+
+
+def error_answer(error: ApiError, path: str) -> tuple[int, dict[str, Any]]:
+    """Status and body of the error, as clients of the API at `path` expect them."""
+    if is_under(path, MESSAGES_PATH):
+        status = 529 if isinstance(error, Overloaded) else error.status
+        return status, claude_error(error, status)
+    if is_under(path, OLLAMA_PATH):
+        return error.status, {"error": str(error)}
+    return error.status, error.body()
+
+
+def claude_error(error: ApiError, status: int) -> dict[str, Any]:
+    """Anthropic's error object."""
+    kind = CLAUDE_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    message = error.claude_message if isinstance(error, PromptRefused) else str(error)
+    return {"type": "error", "error": {"type": kind, "message": message}}

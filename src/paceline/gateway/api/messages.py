@@ -185,6 +185,12 @@ class AllowedChoice(Item):
     allowed_tools: AllowedTools
 
 
+def content_text(message: AnyMessage) -> str:
+    """The message's content as one string."""
+    content = message.content
+    return "".join(part.text for part in content) if isinstance(content, list) else content or ""
+
+
 def template_message(message: AnyMessage) -> dict[str, Any]:
     """The message as chat templates expect it: content as one string, role `system` for `developer`, reasoning under all names
     that templates read. gpt-oss calls it `thinking`, and refuses it if a message with calls has content too."""
@@ -192,8 +198,7 @@ def template_message(message: AnyMessage) -> dict[str, Any]:
     values: dict[str, Any] = message.model_dump(exclude_none=True, exclude=hidden)
     if values["role"] == "developer":
         values["role"] = "system"
-    content = message.content
-    values["content"] = "".join(part.text for part in content) if isinstance(content, list) else content or ""
+    values["content"] = content_text(message)
     if isinstance(message, AssistantMessage):
         reasoning = message.reasoning if message.reasoning is not None else message.reasoning_content
         if reasoning is not None:
@@ -243,5 +248,4 @@ def _value_length(value: Any) -> int:
 def last_user_text(messages: Sequence[AnyMessage]) -> str:
     """Content of the last user message, or of the last message if no user message exists."""
     message = next((message for message in reversed(messages) if message.role == "user"), messages[-1])
-    content: str = template_message(message)["content"]
-    return content
+    return content_text(message)

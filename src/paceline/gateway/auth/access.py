@@ -92,7 +92,7 @@ class Access:
                 raise RateLimited("this address sent too many wrong keys", math.ceil(seconds))
             self._wrong_keys.record(address)
             raise Unauthorised(
-                "no valid API key: send the header `Authorization: Bearer KEY`",
+                "no valid API key: send the header `Authorization: Bearer KEY`, or `x-api-key: KEY`",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )

@@ -6,7 +6,7 @@ from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from paceline.gateway.bodies.check import BodyLimits, check_characters, check_shape, max_values
-    from paceline.gateway.bodies.errors import body_error
+    from paceline.gateway.bodies.errors import body_error, translated
     from paceline.gateway.bodies.fair_share import FairShare, FairThreads, Owner, owner_of
     from paceline.gateway.bodies.process import BodyProcess
 
@@ -21,13 +21,14 @@ __all__ = [
     "check_shape",
     "max_values",
     "owner_of",
+    "translated",
 ]
 
 __getattr__ = lazy_face(
     __name__,
     {
         "check": "BodyLimits check_characters check_shape max_values",
-        "errors": "body_error",
+        "errors": "body_error translated",
         "fair_share": "FairShare FairThreads Owner owner_of",
         "process": "BodyProcess",
     },

@@ -24,7 +24,10 @@ from paceline.gateway.api.chat_bodies import ChatBody
 from paceline.gateway.api.completion_bodies import CompletionBody, DetokenizeBody, TokenizeBody, VerifyBody
 from paceline.gateway.api.errors import ApiError, BadRequest, to_api_error
 from paceline.gateway.api.messages import conversation_length
-from paceline.gateway.bodies.errors import body_error, not_json
+from paceline.gateway.api.messages_bodies import MessagesBody
+from paceline.gateway.api.responses_bodies import ResponsesBody
+from paceline.gateway.api.translated import TranslatedBody
+from paceline.gateway.bodies.errors import not_json, translated, validation_error
 
 MAX_DEPTH = 64
 """Levels of lists and objects."""
@@ -106,6 +109,10 @@ def _depth(brackets: bytes) -> int:
 NICE = 5
 """Priority of the process below that of the server: about a quarter of a processor that the engine uses."""
 SCHEMAS: Mapping[str, type[Body]] = {
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": MessagesBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/responses/input_tokens": ResponsesBody,
     "/v1/chat/completions": ChatBody,
     "/v1/completions": CompletionBody,
     "/v1/verify": VerifyBody,
@@ -147,9 +154,8 @@ def check_body(path: str, body: bytes, limits: BodyLimits) -> None:
     try:
         parsed = schema.model_validate(value, from_attributes=True)  # as FastAPI calls it: the words differ
     except ValidationError as invalid:
-        errors = [{**error, "loc": ("body", *error["loc"])} for error in invalid.errors(include_url=False)]
-        raise body_error(errors, value, schema) from None
-    _check_length(parsed, limits.max_chars)
+        raise validation_error(invalid, value, schema) from None
+    _check_length(translated(parsed) if isinstance(parsed, TranslatedBody) else parsed, limits.max_chars)
 
 
 def _check_length(body: Body, max_chars: Mapping[str, int]) -> None:

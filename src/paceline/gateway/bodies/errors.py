@@ -5,13 +5,16 @@ import json
 from collections.abc import Sequence
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
+from paceline.gateway.api.chat_bodies import ChatBody
 from paceline.gateway.api.errors import BadRequest
+from paceline.gateway.api.translated import TranslatedBody
 
 CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
+    "near_parameter": "unknown_parameter",
     "unsupported_parameter": "unsupported_parameter",
     "unsupported_content": "unsupported_value",
     "json_invalid": "invalid_json",
@@ -43,10 +46,24 @@ def body_error(errors: Sequence[dict[str, Any]], body: Any, schema: Any) -> BadR
         context = error["ctx"]
         param = ".".join([*(str(part) for part in path), context["discriminator"].strip("'")])
         message = f"{param}: must be one of {context['expected_tags']}, got {context['tag']!r}"
-    elif kind not in ("inconsistent", "unsupported_parameter"):
+    elif kind not in ("inconsistent", "near_parameter", "unsupported_parameter"):
         reasons = dict.fromkeys(str(other["msg"]) for other, position in matched if position == path)
         message = f"{param or 'the body'}: {', or '.join(reasons)}"
     return BadRequest(message, param=param, code=CODES.get(kind, "invalid_value"))
+
+
+def validation_error(invalid: ValidationError, body: Any, schema: Any) -> BadRequest:
+    """The error of a body that was validated without FastAPI, in the same words."""
+    errors = [{**error, "loc": ("body", *error["loc"])} for error in invalid.errors(include_url=False)]
+    return body_error(errors, body, schema)
+
+
+def translated(body: TranslatedBody) -> ChatBody:
+    """The chat request with the same meaning. Raises `BadRequest`."""
+    try:
+        return body.chat_body()
+    except ValidationError as invalid:
+        raise validation_error(invalid, {}, ChatBody) from None
 
 
 def not_json(error: json.JSONDecodeError) -> BadRequest:

@@ -131,6 +131,11 @@ class AnswerFormat:
         chosen = next((found for mark, found in _REASONING if mark in text), None)
         return AnswerFormat(FORMATS[calls], chosen if reasoning == "auto" else named.get(reasoning))
 
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether an answer may begin with reasoning."""
+        return self._is_harmony or self.reasoning is not None
+
     def markers(self, has_calls: bool) -> frozenset[str]:
         """Texts that a parser looks for, with or without calls. Special tokens among them must be part of the text."""
         calls = MARKERS if self._is_harmony else self.calls.markers if has_calls else ()

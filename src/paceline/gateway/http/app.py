@@ -45,7 +45,9 @@ from paceline.gateway.http.middleware import (
     parse_hosts,
     parse_origins,
 )
-from paceline.gateway.openai import generation_routes, install_error_handlers, model_routes
+from paceline.gateway.messages import messages_routes
+from paceline.gateway.openai import ModelServices, generation_routes, install_error_handlers, model_routes
+from paceline.gateway.responses import responses_routes
 from paceline.gateway.sessions import Gateway, ServedModels
 from paceline.telemetry import Tracing
 
@@ -179,8 +181,11 @@ def _register_learning_metrics(models: ServedModels) -> None:
 
 
 def _include_routes(app: FastAPI, models: ServedModels, overviews: Mapping[str, Overview]) -> None:
-    app.include_router(generation_routes(models))
-    app.include_router(model_routes(models))
+    services = ModelServices(models)
+    app.include_router(generation_routes(services))
+    app.include_router(model_routes(services))
+    app.include_router(responses_routes(services))
+    app.include_router(messages_routes(services))
     app.include_router(health_routes(models))
     app.include_router(overview_routes(models, overviews))
     app.include_router(dashboard_routes())
@@ -212,7 +217,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway, access: Access, most_values:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=origins,
-            allow_methods=("GET", "POST", "PATCH"),
+            allow_methods=("GET", "POST", "PATCH", "DELETE"),
             allow_headers=("*",),
             expose_headers=("Retry-After",),
         )

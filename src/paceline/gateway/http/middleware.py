@@ -24,6 +24,7 @@ from paceline.gateway.api.errors import (
     Overloaded,
     SlowBody,
     UnsupportedEncoding,
+    error_answer,
     log_refusal,
 )
 from paceline.gateway.auth import Access, RateLimits
@@ -64,10 +65,9 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
             try:
                 address = (scope.get("client") or ("",))[0]
-                key = self._access.authenticate(path, Headers(scope=scope).get("authorization", ""), address)
+                key = self._access.authenticate(route_path(scope), credentials(Headers(scope=scope)), address)
             except ApiError as error:
                 self._metrics.record_rejection(REJECTIONS.get(error.status, "forbidden"))
                 await reject(error, scope, receive, send)
@@ -76,11 +76,24 @@ class AuthMiddleware:
         await self._app(scope, receive, send)
 
 
+def credentials(headers: Headers) -> str:
+    """The Authorization header, or the key in Anthropic's header in the same form."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization") or (f"Bearer {key}" if key else "")
+
+
 async def reject(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends the error and closes the connection: its unread body would be read as the next request."""
     log_refusal(error, scope["path"])
     headers = {**error.headers, "connection": "close"}
-    await JSONResponse(error.body(), error.status, headers)(scope, receive, send)
+    status, body = error_answer(error, route_path(scope))
+    await JSONResponse(body, status, headers)(scope, receive, send)
+
+
+def route_path(scope: Scope) -> str:
+    """The path without that of a proxy in front of the server."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
 
 
 def parse_origins(text: str | None) -> tuple[str, ...]:
@@ -192,7 +205,7 @@ class BodyMiddleware:
             check_shape(body, self._most_values)
             return
         is_json = JSON_TYPE.match(dict(scope["headers"]).get(b"content-type", b""))
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = route_path(scope)
         await self._large.check(owner_of(scope), path if is_json else "", body)
         await self._turn.acquire()
         asyncio.get_running_loop().call_soon(self._turn.release)

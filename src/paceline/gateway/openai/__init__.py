@@ -1,4 +1,4 @@
-"""The OpenAI-compatible API."""
+"""The OpenAI-compatible API, and the path of requests that other APIs share."""
 
 from typing import TYPE_CHECKING
 
@@ -6,10 +6,28 @@ from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from paceline.gateway.openai.error_handlers import install_error_handlers
+    from paceline.gateway.openai.parts import AnswerPart, Event, PartsAnswer
     from paceline.gateway.openai.routes import generation_routes, model_routes
+    from paceline.gateway.openai.service import ChatStart, ModelServices, new_id
 
-__all__ = ["generation_routes", "install_error_handlers", "model_routes"]
+__all__ = [
+    "AnswerPart",
+    "ChatStart",
+    "Event",
+    "ModelServices",
+    "PartsAnswer",
+    "generation_routes",
+    "install_error_handlers",
+    "model_routes",
+    "new_id",
+]
 
 __getattr__ = lazy_face(
-    __name__, {"error_handlers": "install_error_handlers", "routes": "generation_routes model_routes"}
+    __name__,
+    {
+        "error_handlers": "install_error_handlers",
+        "parts": "Event AnswerPart PartsAnswer",
+        "routes": "generation_routes model_routes",
+        "service": "ChatStart ModelServices new_id",
+    },
 )

@@ -1,6 +1,5 @@
 """The parts of responses and stream chunks that the two generation endpoints share: ids, usage, metrics and token origins."""
 
-import secrets
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -14,6 +13,7 @@ from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sequence import Origin, SpeculationCounts
 from paceline.gateway.api.bodies import GenerationBody, StreamOptions
+from paceline.gateway.api.errors import ApiError
 from paceline.gateway.openai.resumption import LastEvent, StreamPosition
 from paceline.model_files.tokenizer import TextStream, Tokenizer
 from paceline.requests import speculation_metrics
@@ -43,15 +43,17 @@ class Answer(ABC):
     """
 
     prefix: str
+    """Start of the ids."""
     object: str
     chunk_object: str
+    content_type = b"text/event-stream; charset=utf-8"
     continues_prompt = True
     """Whether the text follows the prompt's text. If not, it does not begin with the space of a SentencePiece token."""
 
     def __init__(
         self, answer_id: str, requests: Sequence[Request], context: AnswerContext, body: GenerationBody
     ) -> None:
-        """`answer_id` is one of `new_id`, with which the ids of the requests begin."""
+        """The ids of the requests begin with `answer_id`."""
         options = body.stream_options or StreamOptions()
         self._tokenizer = tokenizer = context.tokenizer
         self._has_token_ids = body.return_token_ids
@@ -88,11 +90,6 @@ class Answer(ABC):
         self._is_first_chunk = True
         self._set_id(answer_id)
         self._chunk_tail = b'],"usage":null' if self._include_usage and not self._is_usage_continuous else b"]"
-
-    @classmethod
-    def new_id(cls) -> str:
-        """A random id of an answer of this kind."""
-        return f"{cls.prefix}-{secrets.token_hex(12)}"
 
     def _set_id(self, answer_id: str) -> None:
         self._head = {"id": answer_id, **self._head}
@@ -201,6 +198,15 @@ class Answer(ABC):
     def _end(self) -> bytes:
         """End of an event, with its id in a resumable stream."""
         return END if self._position is None else b"}\nid: %s\n\n" % self._position.event_id(self.id).encode()
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event of an error after the start of the stream."""
+        return b"data: %s\n\n" % _json(error.body())
+
+    @property
+    def end(self) -> bytes:
+        """The end of a stream."""
+        return DONE
 
     def response(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""

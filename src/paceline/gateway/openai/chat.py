@@ -1,15 +1,14 @@
 """Responses and chunks of /v1/chat/completions: text, reasoning and tool calls."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from paceline.core.output import StepOutput, TokenLogprobs
-from paceline.core.request import Request
-from paceline.gateway.api.chat_bodies import ChatBody
 from paceline.gateway.api.messages import INPUT
 from paceline.gateway.formats import AnswerParser, CallDelta, Reasoning
-from paceline.gateway.openai.answer import MIN_LOGPROB, Answer, AnswerContext, prompt_logprobs
+from paceline.gateway.openai.answer import MIN_LOGPROB, Answer, prompt_logprobs
+from paceline.gateway.openai.service import ChatStart
 from paceline.model_files.tokenizer import Tokenizer
 
 
@@ -82,13 +81,13 @@ class _ChatChoice:
         for index, call in enumerate(self._calls):
             function = call["function"]
             if function["name"] in self._custom:
-                custom = {"name": function["name"], "input": _only_text(function["arguments"])}
+                custom = {"name": function["name"], "input": only_text(function["arguments"])}
                 self._calls[index] = {"id": call["id"], "type": "custom", "custom": custom}
                 parts.append({"index": index, **self._calls[index]})
         return parts
 
 
-def _only_text(arguments: str) -> str:
+def only_text(arguments: str) -> str:
     """The argument `input`; the arguments as they are if they have none, or were cut."""
     try:
         value = json.loads(arguments).get(INPUT)
@@ -100,25 +99,17 @@ def _only_text(arguments: str) -> str:
 class ChatAnswer(Answer):
     """The answer of a chat request, with tool calls."""
 
-    prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, object, chunk_object = "chatcmpl-", "chat.completion", "chat.completion.chunk"
     continues_prompt = False
 
-    def __init__(
-        self,
-        answer_id: str,
-        requests: Sequence[Request],
-        context: AnswerContext,
-        body: ChatBody,
-        new_parser: Callable[[], AnswerParser],
-        custom: frozenset[str] = frozenset(),
-    ) -> None:
-        """`new_parser` makes the parser of a choice; `custom` has the names of the tools whose input is a text."""
-        super().__init__(answer_id, requests, context, body)
-        (self._request,) = requests
+    def __init__(self, start: ChatStart) -> None:
+        body = start.body
+        super().__init__(start.id, start.requests, start.context, body)
+        (self._request,) = start.requests
         self._prompt_logprobs: list[dict[int, Any] | None] | None = None
         self._has_prompt_logprobs = body.prompt_logprobs is not None
         count = self._request.sampling.n
-        self._choices = [_ChatChoice(new_parser(), custom, body.include_reasoning) for _ in range(count)]
+        self._choices = [_ChatChoice(start.new_parser(), start.custom, body.include_reasoning) for _ in range(count)]
 
     def add_to_choice(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         choice = self._choices[index]

@@ -32,7 +32,7 @@ class _TextChoice:
 class CompletionAnswer(Answer):
     """The answer of a text completion request."""
 
-    prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
+    prefix, object, chunk_object = "cmpl-", "text_completion", "text_completion"
 
     def __init__(
         self, answer_id: str, requests: Sequence[Request], context: AnswerContext, body: CompletionBody
@@ -153,7 +153,7 @@ def _text(tokenizer: Tokenizer, entry: TokenLogprobs | int) -> str:
 class VerifyAnswer(Answer):
     """The outcome of one round: committed tokens, and whether they end the text."""
 
-    prefix, object, chunk_object = "verify", "verify", "verify"
+    prefix, object, chunk_object = "verify-", "verify", "verify"
 
     def __init__(self, request: Request, context: AnswerContext, body: VerifyBody, max_model_len: int) -> None:
         super().__init__(request.id, [request], context, body)

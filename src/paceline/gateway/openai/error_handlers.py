@@ -1,4 +1,4 @@
-"""Exception handlers: every error of a route becomes an OpenAI error object."""
+"""Exception handlers: every error of a route becomes the error object of its API."""
 
 import logging
 
@@ -9,28 +9,33 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from paceline.core.errors import PacelineError
-from paceline.gateway.api.errors import ApiError, BadRequest, MethodNotAllowed, NotFound, log_refusal, to_api_error
+from paceline.gateway.api.errors import (
+    ApiError,
+    BadRequest,
+    MethodNotAllowed,
+    NotFound,
+    error_answer,
+    log_refusal,
+    to_api_error,
+)
 from paceline.gateway.bodies import body_error
 
 logger = logging.getLogger(__name__)
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every error of a route an OpenAI error object."""
+    """Makes every error of a route the error object of its API."""
     app.add_exception_handler(RequestValidationError, _handle_invalid_body)
     app.add_exception_handler(HTTPException, _handle_http_error)
     app.add_exception_handler(PacelineError, _handle_paceline_error)
     app.add_exception_handler(Exception, _handle_bug)
 
 
-def error_response(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.body(), error.status, error.headers)
-
-
 def _answer(request: Request, error: ApiError) -> JSONResponse:
     """The response. The log has the reason of a 4xx."""
     log_refusal(error, request.url.path)
-    return error_response(error)
+    status, body = error_answer(error, request.url.path)
+    return JSONResponse(body, status, error.headers)
 
 
 async def _handle_invalid_body(request: Request, error: Exception) -> JSONResponse:
@@ -79,4 +84,4 @@ async def _handle_paceline_error(request: Request, error: Exception) -> JSONResp
 
 async def _handle_bug(request: Request, error: Exception) -> JSONResponse:
     """Starlette raises the error again after this response, and uvicorn logs it."""
-    return error_response(to_api_error(error))
+    return _answer(request, to_api_error(error))

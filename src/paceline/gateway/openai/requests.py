@@ -134,16 +134,18 @@ class PromptEncoder:
         tools: Sequence[AnyTool] = (),
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
+        start: str = "",
     ) -> tuple[int, ...]:
-        """Renders the model's chat template. Tools become text if the template does not support them."""
-        num_chars = conversation_length(messages, tools)
+        """Renders the model's chat template. Tools become text if the template does not support them. `start` is the text
+        with which the answer begins."""
+        num_chars = conversation_length(messages, tools) + len(start)
         self._check_length(num_chars, "messages")
         if tools or num_chars > THREAD_CHARS or len(messages) > THREAD_MESSAGES:
             values = messages, tools, add_generation_prompt, variables
             text = await self._threads.run(owner, num_chars, self._render, *values)
         else:
             text = self._render(messages, tools, add_generation_prompt, variables)
-        return await self.encode_text(owner, text, add_special=False, field="messages")
+        return await self.encode_text(owner, text + start, add_special=False, field="messages")
 
     def _render(
         self,

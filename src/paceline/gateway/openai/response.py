@@ -4,22 +4,21 @@ A resumable stream has a first response, and further ones that continue after th
 """
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from paceline.core.output import StepOutput
 from paceline.core.request import ValidatedRequest
 from paceline.core.sequence import FinishReason, Origin
 from paceline.gateway.api.bodies import GenerationBody
-from paceline.gateway.api.errors import BadRequest, ClientDisconnected, NotFound, to_api_error
-from paceline.gateway.openai.answer import DONE, Answer
+from paceline.gateway.api.errors import ApiError, BadRequest, ClientDisconnected, NotFound, to_api_error
 from paceline.gateway.openai.resumption import HEADER, NOT_FOUND, LastEvent, is_reproducible, resumable
 from paceline.gateway.sessions import RequestSession
 from paceline.wire.gateway_messages import TokensReply
@@ -28,21 +27,67 @@ logger = logging.getLogger(__name__)
 
 LAST_EVENT_SECONDS = 1.0
 """Time after the deadline in which the client may still read its error."""
-EVENT_STREAM = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ],
-}
+STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+
+class SentAnswer(Protocol):
+    """Makes one response, or the events of a stream, of step outputs."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def content_type(self) -> bytes:
+        """That of a stream."""
+        ...
+
+    @property
+    def is_resumable(self) -> bool: ...
+
+    @property
+    def end(self) -> bytes:
+        """What follows the last event of a stream."""
+        ...
+
+    def add(self, output: StepOutput) -> Any:
+        """Adds a step output, for `response`."""
+        ...
+
+    def chunks(self, outputs: Sequence[StepOutput]) -> bytes:
+        """The events of these outputs."""
+        ...
+
+    def response(self) -> dict[str, Any]:
+        """The body of a response that is not streamed."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The event of an error after the start of a stream."""
+        ...
+
+    def begin(self, request: ValidatedRequest) -> None:
+        """The answer is a resumable stream of this request, which has its resume key."""
+        ...
+
+    def resume(self, request: ValidatedRequest, event: LastEvent, outputs: Sequence[StepOutput]) -> None:
+        """Becomes the answer of `event`, the last one that the client has. `outputs` are those up to there, if a worker has
+        kept them."""
+        ...
+
+    def split(self, outputs: Sequence[StepOutput]) -> list[StepOutput]:
+        """The outputs, divided where the part ends that the client of a resumed stream has."""
+        ...
+
+    @property
+    def is_before_event(self) -> bool:
+        """Whether the stream is generated again, and has not reached the last event that the client has."""
+        ...
 
 
 class GenerationResponse(Response):
     """Runs a session and sends its answer. Admission happens here, so that the session closes when the response ends."""
 
-    def __init__(self, session: RequestSession, answer: Answer, is_stream: bool) -> None:
+    def __init__(self, session: RequestSession, answer: SentAnswer, is_stream: bool) -> None:
         self._session, self._answer, self._is_stream = session, answer, is_stream
         self.background = None
         self.status_code = 200
@@ -76,7 +121,7 @@ class GenerationResponse(Response):
             async for outputs in self._session.outputs():
                 body = self._answer.chunks(outputs)
                 if not is_started and (body or not self._answer.is_before_event):
-                    await send(EVENT_STREAM)
+                    await send(self._start())
                     is_started = True
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -92,9 +137,12 @@ class GenerationResponse(Response):
             if api_error.status >= 500:
                 extra = {"request_id": self._answer.id}
                 logger.error("a stream ended with an error: %s", error, exc_info=api_error is not error, extra=extra)
-            event = f"data: {json.dumps(api_error.body())}\n\n".encode()
-            await send({"type": "http.response.body", "body": event, "more_body": True})
-        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+            await send({"type": "http.response.body", "body": self._answer.failure(api_error), "more_body": True})
+        await send({"type": "http.response.body", "body": self._answer.end, "more_body": False})
+
+    def _start(self) -> Message:
+        headers = [(b"content-type", self._answer.content_type), *STREAM_HEADERS]
+        return {"type": "http.response.start", "status": 200, "headers": headers}
 
     @asynccontextmanager
     async def _watch_client(self, receive: Receive) -> AsyncIterator[None]:
@@ -114,7 +162,7 @@ class GenerationResponse(Response):
                 await task
 
 
-async def respond(session: RequestSession, answer: Answer, body: GenerationBody, http: HttpRequest) -> Response:
+async def respond(session: RequestSession, answer: SentAnswer, body: GenerationBody, http: HttpRequest) -> Response:
     """The response of a validated request. With `Last-Event-ID` it continues a stream, through any gateway of the cluster."""
     last = http.headers.get(HEADER)
     if not (body.stream and answer.is_resumable):
@@ -147,8 +195,9 @@ async def respond(session: RequestSession, answer: Answer, body: GenerationBody,
     answer.resume(request, event, seen)
     session.split_outputs(answer.split)
     if seen and all(position.is_finished for position in event.choices):
-        headers = {name.decode(): value.decode() for name, value in EVENT_STREAM["headers"]}  # type: ignore[attr-defined]
-        return Response(answer.chunks([]) + DONE, headers=headers)
+        response = Response(answer.chunks([]) + answer.end, media_type=answer.content_type.decode())
+        response.raw_headers += STREAM_HEADERS
+        return response
     return GenerationResponse(session, answer, is_stream=True)
 
 

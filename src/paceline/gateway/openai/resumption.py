@@ -21,7 +21,7 @@ HEADER = "last-event-id"
 CHECK_DIGITS = 16
 """Hexadecimal digits of the resume key in the id of an event."""
 PATTERN = re.compile(
-    r"((?:chatcmpl|cmpl)-[0-9a-f]{24}):((?:\d{1,9}f?\.)*\d{1,9}f?):([0-9a-f]{16}):((?:fp_[0-9a-f]{1,64})?)"
+    r"((?:chatcmpl-|cmpl-|resp_|msg_)[0-9a-f]{24}):((?:\d{1,9}f?\.)*\d{1,9}f?):([0-9a-f]{16}):((?:fp_[0-9a-f]{1,64})?)"
 )
 NOT_FOUND = "stream_not_found"
 CHANGED = "stream_changed"
