@@ -2,10 +2,46 @@
 
 from typing import Any
 
-from paceline.models.families.flat import flat_fields, flat_spec
+from paceline.models.families.flat import flat_spec
 from paceline.models.families.spec import DecoderSpec
 
 
 def changed(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
     """A model like `spec` with other values of arguments of `flat_spec`."""
     return flat_spec(**flat_fields(spec) | changes)
+
+
+def flat_fields(spec: DecoderSpec) -> dict[str, Any]:
+    """The arguments of `flat_spec` that return `spec`."""
+    heads, ffn, experts = spec.heads, spec.ffn, spec.experts
+    return {
+        "architecture": spec.architecture,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "num_layers": spec.num_layers,
+        "num_heads": heads.num,
+        "num_kv_heads": heads.num_kv,
+        "head_dim": heads.head_dim,
+        "ffn_size": ffn.width,
+        "rms_eps": spec.rms_eps,
+        "rope_theta": spec.rotary[0].theta,
+        "max_position": spec.max_position,
+        "rope_scaling": spec.rotary[0].scaling,
+        "tie_embeddings": spec.tie_embeddings,
+        "attention_bias": heads.has_bias,
+        "qk_norm": heads.has_qk_norm,
+        "sliding_window": spec.sliding_window,
+        "full_layers": spec.full_layers,
+        "local_rope_theta": spec.rotary[1].theta if len(spec.rotary) > 1 else None,
+        "attention_scale": heads.score_scale,
+        "has_sinks": heads.has_sinks,
+        "has_output_norms": spec.norms == "pre_and_post",
+        "embedding_scale": spec.embedding_scale,
+        "activation": ffn.activation,
+        "output_bias": heads.has_output_bias,
+        "num_experts": 0 if experts is None else experts.num,
+        "experts_per_token": 0 if experts is None else experts.per_token,
+        "normalizes_experts": experts is None or experts.normalizes,
+        "bos_id": spec.bos_id,
+        "eos_ids": spec.eos_ids,
+    }

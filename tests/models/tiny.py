@@ -4,13 +4,17 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from paceline.models.families.read import read_config
@@ -46,6 +50,12 @@ _YARN = {
     "beta_slow": 1.0,
     "original_max_position_embeddings": 64,
 }
+
+
+def _partial(share: float) -> dict[str, object]:
+    return {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": share}
+
+
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 _LAYER_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -84,6 +94,19 @@ FAMILIES = {
         sliding_window=8,
         rope_parameters=_YARN | {"truncate": False},
     ),
+    "mixtral": lambda: MixtralConfig(**_SHAPE, head_dim=16, num_local_experts=4, num_experts_per_tok=2),
+    "smollm3": lambda: SmolLM3Config(**_SHAPE, pad_token_id=0, no_rope_layer_interval=2),
+    "phi3": lambda: Phi3Config(**_SHAPE, pad_token_id=0, rope_parameters=_partial(0.75)),
+    "phi3-longrope": lambda: Phi3Config(
+        **_SHAPE,
+        pad_token_id=0,
+        original_max_position_embeddings=256,
+        rope_parameters=_partial(0.5)
+        | {"rope_type": "longrope", "short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 3.0, 5.0, 9.0]},
+    ),
+    "glm4": lambda: Glm4Config(
+        **_SHAPE, head_dim=32, attention_bias=True, pad_token_id=0, rope_parameters=_partial(0.5)
+    ),
 }
 ROW_OF = {
     name: next((row for row, config in FAMILIES.items() if config().model_type == name), None) for name in families()
@@ -95,11 +118,14 @@ def spec(row: str) -> DecoderSpec:
     return read_config(FAMILIES[row]().to_dict())
 
 
-def build(family: str) -> PreTrainedModel:
-    """A model in float32 whose weights are all random: norms of one and biases of zero would hide errors."""
+def build(family: str, **changes: object) -> PreTrainedModel:
+    """A model in float32 whose weights are all random: norms of one and biases of zero would hide errors. `changes` replace
+    values of its configuration."""
     has_shifted_norms = family_of(spec(family)).stored.norms == "w - 1"
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32, attn_implementation="eager")
+    config = FAMILIES[family]()
+    config = type(config)(**config.to_dict() | changes)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 1:

@@ -5,6 +5,7 @@ Angles are float64 and the table float32: a float32 angle has an error of 1e-3 a
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ class LinearScaling:
     """Divides all frequencies by `factor`."""
 
     factor: float
+    magnitude: ClassVar[float] = 1.0
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         return frequencies / self.factor
@@ -31,6 +33,7 @@ class Llama3Scaling:
     low_freq_factor: float
     high_freq_factor: float
     original_max_position: int
+    magnitude: ClassVar[float] = 1.0
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         turns = self.original_max_position * frequencies / (2 * math.pi)
@@ -41,9 +44,11 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class FrequencyFactors:
-    """One divisor per frequency, as in GGUF files."""
+    """One divisor per frequency, as in GGUF files and in `longrope`."""
 
     factors: tuple[float, ...]
+    magnitude: float = 1.0
+    """Factor of cosines and sines."""
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         return frequencies / torch.tensor(self.factors, dtype=frequencies.dtype)
@@ -81,17 +86,24 @@ class YarnScaling:
 RopeScaling = LinearScaling | Llama3Scaling | FrequencyFactors | YarnScaling
 
 
-def rotary_table(head_dim: int, theta: float, scaling: RopeScaling | None, num_positions: int) -> tuple[Tensor, Tensor]:
-    """cos, sin: [num_positions, head_dim / 2] float32."""
-    frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+def rotary_table(
+    head_dim: int, theta: float, scaling: RopeScaling | None, num_positions: int, num_rotated: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """cos, sin: [num_positions, head_dim / 2] float32. With `num_rotated`, the pairs after the first `num_rotated / 2` do not
+    turn: their cosine is 1 and their sine is 0, so that a rotation keeps their bits."""
+    width = head_dim if num_rotated is None else num_rotated
+    cos, sin = torch.ones(num_positions, head_dim // 2), torch.zeros(num_positions, head_dim // 2)
+    if width == 0:
+        return cos, sin
+    frequencies = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     if scaling is not None:
         frequencies = scaling(frequencies)
-    magnitude = scaling.magnitude if isinstance(scaling, YarnScaling) else 1.0
-    cos, sin = (torch.empty(num_positions, head_dim // 2) for _ in range(2))
+    magnitude = 1.0 if scaling is None else scaling.magnitude
+    turning = slice(width // 2)
     for start in range(0, num_positions, _POSITIONS_AT_ONCE):
         stop = min(num_positions, start + _POSITIONS_AT_ONCE)
         angles = torch.arange(start, stop, dtype=torch.float64)[:, None] * frequencies
-        cos[start:stop], sin[start:stop] = angles.cos() * magnitude, angles.sin() * magnitude
+        cos[start:stop, turning], sin[start:stop, turning] = angles.cos() * magnitude, angles.sin() * magnitude
     return cos, sin
 
 

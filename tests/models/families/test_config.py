@@ -64,7 +64,7 @@ def test_rope_is_read_from_both_formats_of_transformers() -> None:
     ("change", "named"),
     [
         ({"model_type": "gemma3"}, "gemma3"),
-        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"mlp_bias": True}, "mlp_bias"),
         ({"attention_bias": True}, "attention_bias"),
@@ -165,7 +165,7 @@ def test_gguf_metadata() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"general.architecture": "phi3"}, "phi3"),
+        ({"general.architecture": "phi2"}, "phi2"),
         ({"qwen2.expert_count": 8}, "experts"),
         ({"qwen2.rope.scaling.type": "yarn"}, "yarn"),
         ({"qwen2.rope.dimension_count": 32}, "dimension_count"),

@@ -14,7 +14,7 @@ from paceline.kernels.formats.packing import PackedForm, PackedWeight
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Dense, Grouped
 from paceline.model_files.tokenizer.compatibility import fingerprint
-from paceline.models.families.flat import config_from_json, config_to_json
+from paceline.models.families.spec_json import spec_from_json, spec_to_json
 from paceline.models.loading.load import LoadedModel, build_model, open_checkpoint
 from paceline.models.loading.streamed import StreamedModel, StreamedWeights
 from paceline.models.manifest.manifest import (
@@ -63,7 +63,7 @@ def export(model: LoadedModel, quantization: Quantization | None = None) -> Expo
 
 def transfer(exported: ExportedWeights, manifest: Manifest) -> StreamedWeights:
     """Every part copied to empty memory, as a transfer does."""
-    streamed = StreamedWeights(Parts.of(config_from_json(manifest.config)))
+    streamed = StreamedWeights(Parts.of(spec_from_json(manifest.config)))
     for i, part in enumerate(manifest.parts):
         tensors = empty_part(part)
         for tensor, given in zip(tensors, exported.tensors(i), strict=True):
@@ -87,7 +87,7 @@ def test_a_transferred_model_has_the_same_bits(
     manifest.check()
     assert manifest.weight_bytes == source.model.weight_bytes
     streamed = transfer(exported, manifest)
-    received = StreamedModel(config_from_json(manifest.config), CPU, dtype, streamed, manifest.weight_bytes)
+    received = StreamedModel(spec_from_json(manifest.config), CPU, dtype, streamed, manifest.weight_bytes)
     assert received.is_complete
     assert received.config == source.config
     assert torch.equal(logits(received), logits(source.model))
@@ -187,7 +187,7 @@ def test_an_invalid_manifest_is_rejected(folder: Path) -> None:
             good, parts=(*good.parts[:-1], PartForm((replace(piece, tensors=(replace(tensor, dtype="bool"),)),), ""))
         ),
         replace(good, config="{}"),
-        replace(good, config=json.dumps(config | {"rope_scaling": {"kind": "Exec"}})),
+        replace(good, config=json.dumps(config | {"rotary": [{"kind": "Exec"}]})),
     ):
         with pytest.raises(UnsupportedModel):
             wrong.check()
@@ -195,7 +195,7 @@ def test_an_invalid_manifest_is_rejected(folder: Path) -> None:
 
 def test_configurations_survive_json(folder: Path) -> None:
     config = open_checkpoint(folder).config
-    assert config_from_json(config_to_json(config)) == config
+    assert spec_from_json(spec_to_json(config)) == config
 
 
 def test_packed_tensors_too_small_for_native_code_are_rejected() -> None:

@@ -1,6 +1,6 @@
 """GGUF files of the reference writer, from tiny transformers models, and every tensor type against the reference."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import gguf
@@ -14,6 +14,7 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.rope import Llama3Scaling
 from paceline.model_files.metadata import GGUFReader
 from paceline.models.decoder.forward import DecoderModel
+from paceline.models.families.registry import families
 from paceline.models.families.rope import rope_from_hf
 from paceline.models.weights.checkpoint import Float32Activations
 from paceline.models.weights.gguf import num_bytes, open_gguf, unpack
@@ -25,6 +26,7 @@ _NAMES = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
@@ -33,6 +35,15 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
+_GEMMA_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 _TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
@@ -41,11 +52,34 @@ _TOP = {
 }
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, family: str) -> str:
     if name in _TOP:
         return _TOP[name]
     _, _, layer, *middle, kind = name.split(".")
-    return f"blk.{layer}.{_NAMES['.'.join(middle)]}.{kind}"
+    names = _NAMES | _GEMMA_NAMES if family == "gemma3_text" else _NAMES
+    return f"blk.{layer}.{names['.'.join(middle)]}.{kind}"
+
+
+def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
+    """The weights of `model` under the names and in the form of a GGUF file."""
+    config = model.config
+    family = families()[config.model_type]
+    is_permuted = family.has_adjacent_pairs and not family.stored.has_adjacent_pairs
+    head_dim = model.model.layers[0].self_attn.head_dim
+    for name, weight in model.state_dict().items():
+        values = weight.numpy()
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if is_permuted and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = values.reshape(-1, 2, head_dim // 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        if family.stored.norms == "w - 1" and name.endswith("norm.weight"):
+            values = values + 1
+        if ".mlp.experts." in name:
+            layer, parts = name.split(".")[2], ("down",) if name.endswith("down_proj") else ("gate", "up")
+            for part, rows in zip(parts, np.split(values, len(parts), 1), strict=True):
+                yield f"blk.{layer}.ffn_{part}_exps.weight", np.ascontiguousarray(rows)
+            continue
+        yield _gguf_name(name, config.model_type), np.ascontiguousarray(values)
 
 
 def write_gguf(
@@ -57,7 +91,9 @@ def write_gguf(
 ) -> None:
     """Write `model` as the converter of llama.cpp does: adjacent rotary pairs for llama, scaling of Llama 3 as factors."""
     config = model.config
-    writer = gguf.GGUFWriter(path, config.model_type)
+    architecture = families()[config.model_type].gguf
+    assert architecture is not None
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -77,27 +113,72 @@ def write_gguf(
     if isinstance(scaling, Llama3Scaling):
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         writer.add_tensor("rope_freqs.weight", (frequencies / scaling(frequencies)).float().numpy())
-    for name, weight in model.state_dict().items():
-        values = weight.numpy()
-        if name == "lm_head.weight" and config.tie_word_embeddings:
-            continue
-        if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
-            values = values.reshape(-1, 2, head_dim // 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+    for name, values in _tensors(model):
         if values.ndim == 1 or kind is Type.F32:
-            writer.add_tensor(_gguf_name(name), np.ascontiguousarray(values))
+            writer.add_tensor(name, values)
         else:
-            writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
-            weight.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)))
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    if kind is not Type.F32:
+        for weight in model.state_dict().values():
+            if weight.dim() > 1:
+                weight.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-tied", "llama3-rope", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "llama3-rope", "qwen2", "qwen3", "smollm3"])
 def test_logits_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
-    reference = build(family)
+    reference = build(
+        family,
+        **{"num_hidden_layers": 4, "no_rope_layers": None, "no_rope_layer_interval": 4, "layer_types": None}
+        if family == "smollm3"
+        else {},
+    )
     write_gguf(tmp_path / "tiny.gguf", reference)
+    _check(tmp_path / "tiny.gguf", reference)
+
+
+def test_a_rotary_embedding_of_a_part_of_the_head(tmp_path: Path) -> None:
+    """GLM-4, whose gate and up are one tensor."""
+    reference = build("glm4")
+    write_gguf(tmp_path / "tiny.gguf", reference, **{"glm4.rope.dimension_count": 16})
+    _check(tmp_path / "tiny.gguf", reference)
+
+
+def test_fused_weights_and_two_sets_of_frequencies(tmp_path: Path) -> None:
+    reference = build("phi3-longrope")
+
+    def add_rope(writer: gguf.GGUFWriter) -> None:
+        writer.add_rope_scaling_orig_ctx_len(reference.config.original_max_position_embeddings)
+        writer.add_rope_scaling_attn_factors(reference.model.rotary_emb.attention_scaling)
+        for kind in ("short", "long"):
+            factors = np.array(reference.config.rope_parameters[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+
+    write_gguf(tmp_path / "tiny.gguf", reference, extra=add_rope, **{"phi3.rope.dimension_count": 8})
+    _check(tmp_path / "tiny.gguf", reference)
+    assert open_gguf(tmp_path / "tiny.gguf").config.max_position == 256
+
+
+def test_gemma_3(tmp_path: Path) -> None:
+    """Norms are stored as w, and the header does not name the layers without a window, which are every sixth."""
+    rope = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    kinds = ["sliding_attention"] * 5 + ["full_attention"]
+    reference = build("gemma3", num_hidden_layers=6, layer_types=kinds, rope_parameters=rope, query_pre_attn_scalar=32)
+    reference.config.rope_theta = 1e6
+    write_gguf(tmp_path / "tiny.gguf", reference, **{"gemma3.attention.sliding_window": 8})
+    _check(tmp_path / "tiny.gguf", reference)
+
+
+def test_experts(tmp_path: Path) -> None:
+    reference = build("qwen3-moe")
+    fields = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32}
+    write_gguf(tmp_path / "tiny.gguf", reference, **{f"qwen3moe.{key}": value for key, value in fields.items()})
     _check(tmp_path / "tiny.gguf", reference)
 
 
@@ -200,7 +281,7 @@ def test_refusals_name_the_file_and_the_tensor(tmp_path: Path, old: bytes, new: 
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("gemma3", "use the folder with config.json"), ("rwkv7", "use a model of one of these.*mistral")],
+    [("gpt-oss", "use the folder with config.json"), ("rwkv7", "use a model of one of these.*mistral")],
 )
 def test_an_unknown_architecture_names_the_file_and_what_to_do(tmp_path: Path, name: str, words: str) -> None:
     writer = gguf.GGUFWriter(tmp_path / "other.gguf", name)

@@ -137,6 +137,16 @@ def _refine(weight: Grouped, codes: torch.dtype, group: int, has_offsets: bool) 
     return Grouped(weight.codes.to(codes), scales, offsets, group, weight.activations)
 
 
+def take_rows(weight: Weight, order: Tensor) -> Weight:
+    """The matrix of the outputs `order`, in this order."""
+    if isinstance(weight, Dense):
+        return Dense(weight.values[order])
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(weight.values.view(torch.uint8)[order].view(weight.values.dtype), weight.scales[order])
+    offsets = None if weight.offsets is None else weight.offsets[order]
+    return replace(weight, codes=weight.codes[order], scales=weight.scales[order], offsets=offsets)
+
+
 def rows(weight: Weight, start: int, stop: int) -> Weight:
     """The matrix of the outputs `start:stop`."""
     if isinstance(weight, Dense):

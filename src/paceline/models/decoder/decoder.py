@@ -69,7 +69,7 @@ class DecoderWeights(nn.Module):
         config = self.config
         # The norm after each layer: the first norm of the next layer, and the final one after the last.
         self.norms_after = [*(layer.input_norm for layer in self.layers[1:]), final_norm]
-        tables = [rotary_table(r.size, r.theta, r.scaling, config.max_position) for r in config.rotary]
+        tables = [rotary_table(r.size, r.theta, r.scaling, config.max_position, r.num_rotated) for r in config.rotary]
         # cos and sin of each table, [max_position, hd / 2] float32
         self.rotary = [(cos.to(self.device), sin.to(self.device)) for cos, sin in tables]
         self.cos, self.sin = self.rotary[0]

@@ -5,9 +5,18 @@ from typing import Any
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.activation import Activation
-from paceline.kernels.rope import FrequencyFactors
+from paceline.kernels.rope import FrequencyFactors, RopeScaling
 from paceline.model_files import Metadata
-from paceline.models.families.layers import DenseFeedForward, FeedForward, Heads, Norms, Rotary, Windows, make_layers
+from paceline.models.families.layers import (
+    DenseFeedForward,
+    FeedForward,
+    Heads,
+    Norms,
+    Rotary,
+    RoutedExperts,
+    Windows,
+    make_layers,
+)
 from paceline.models.families.rope import rope_from_hf, scaling_from_gguf
 from paceline.models.families.spec import DecoderSpec
 
@@ -39,14 +48,20 @@ class Fields:
             if found is not None and found != expected:
                 raise UnsupportedModel(f"config.json has {key}={found!r:.80}: {meaning} is not supported")
 
-    def require_plain(self, has_attention_bias: bool = False, has_experts: bool = False) -> None:
+    def require_plain(
+        self, has_attention_bias: bool = False, has_experts: bool = False, has_partial_rotary: bool = False
+    ) -> None:
         """Refuse the options of Llama's config.json that change what a layer computes."""
         self.require(
             ("hidden_act", "silu", "an activation other than silu"),
             ("mlp_bias", False, "a bias in the feed-forward layers"),
             ("attention_bias", has_attention_bias, "an attention bias outside Qwen2"),
-            ("partial_rotary_factor", 1.0, "a rotary embedding over a part of the head"),
         )
+        if not has_partial_rotary and self._rotary_share() != 1.0:
+            raise UnsupportedModel(
+                f"config.json has partial_rotary_factor={self._rotary_share()}: a rotary embedding over a part of the head "
+                "is not supported in this family"
+            )
         if not has_experts:
             self.require(("num_local_experts", None, "a mixture of experts in this family"))
 
@@ -64,8 +79,37 @@ class Fields:
     def dense(self, activation: Activation = "silu") -> DenseFeedForward:
         return DenseFeedForward(self.values.count("intermediate_size", WIDTH), activation)
 
+    def experts(
+        self, activation: Activation = "silu", normalizes: bool = True, has_bias: bool = False
+    ) -> RoutedExperts:
+        values = self.values
+        return RoutedExperts(
+            values.count("num_experts" if "num_experts" in values else "num_local_experts", EXPERTS),
+            values.count("num_experts_per_tok", EXPERTS),
+            values.count("moe_intermediate_size" if "moe_intermediate_size" in values else "intermediate_size", WIDTH),
+            activation,
+            normalizes,
+            has_bias,
+        )
+
     def rotary(self, default_theta: float = 10000.0) -> Rotary:
         return Rotary(self.head_dim, *rope_from_hf(self.config, default_theta))
+
+    def partial_rotary(self, default_share: float) -> Rotary:
+        """The rotary embedding of a part of the head: the share of config.json, or `default_share`."""
+        return Rotary(self.head_dim, *rope_from_hf(self.config), int(self.head_dim * self._rotary_share(default_share)))
+
+    def _rotary_share(self, default: float = 1.0) -> float:
+        key, rope = "partial_rotary_factor", self.values.section("rope_parameters")
+        return rope.number(key, 0.0, 1.0, self.values.number(key, 0.0, 1.0, default))
+
+    def original_positions(self) -> int:
+        """Positions that the model was trained with before its context was extended."""
+        return self.values.count("original_max_position_embeddings", POSITIONS, self.max_position)
+
+    def local_theta(self) -> float:
+        """Base of the rotary embedding of layers with a window, in a family that has two."""
+        return self.values.number("rope_local_base_freq", 1.0, 1e12, 10000.0)
 
     def window(self, default: int | None = None) -> int:
         return self.values.count("sliding_window", POSITIONS, default)
@@ -90,13 +134,16 @@ class Fields:
         ffn: FeedForward,
         windows: Windows | None = None,
         rotary: tuple[Rotary, ...] = (),
+        layer_rotary: Sequence[int] | None = None,
         norms: Norms = "pre",
         embedding_scale: float = 1.0,
         ties_by_default: bool = False,
     ) -> DecoderSpec:
-        """A model whose layers are alike but for their window. Layers with a window use the second of two rotary embeddings."""
+        """A model whose layers are alike but for their window and rotary embedding. Without `layer_rotary`, layers with a
+        window use the second of two rotary embeddings."""
         rotary = rotary or (self.rotary(),)
         windows = self.chosen_windows(windows)
+        layer_rotary = layer_rotary or [int(len(rotary) > 1 and window is not None) for window in windows]
         return DecoderSpec(
             architecture=self.architecture,
             vocab_size=self.vocab_size,
@@ -104,7 +151,7 @@ class Fields:
             rms_eps=self.rms_eps,
             max_position=self.max_position,
             rotary=rotary,
-            layers=make_layers(heads, ffn, norms, windows, len(rotary)),
+            layers=make_layers(heads, ffn, norms, windows, layer_rotary),
             tie_embeddings=self.ties(ties_by_default),
             embedding_scale=embedding_scale,
             bos_id=self.values.token_id(self.bos_key),
@@ -138,8 +185,6 @@ class GGUFFields(Fields):
         self.hidden_size = values.count("embedding_length", WIDTH)
         self.num_heads = values.count("attention.head_count", HEADS)
         self.head_dim = values.count("attention.key_length", HEAD_DIM, max(1, self.hidden_size // self.num_heads))
-        if values.count("rope.dimension_count", HEAD_DIM, self.head_dim) != self.head_dim:
-            raise UnsupportedModel("rotary embeddings over a part of the head (rope.dimension_count) are not supported")
         self.num_layers = values.count("block_count", LAYERS)
         self.num_kv_heads = values.count("attention.head_count_kv", HEADS, self.num_heads)
         self.rms_eps = values.number("attention.layer_norm_rms_epsilon", 0.0, 1.0)
@@ -148,16 +193,51 @@ class GGUFFields(Fields):
     def dense(self, activation: Activation = "silu") -> DenseFeedForward:
         return DenseFeedForward(self.values.count("feed_forward_length", WIDTH), activation)
 
+    def experts(
+        self, activation: Activation = "silu", normalizes: bool = True, has_bias: bool = False
+    ) -> RoutedExperts:
+        return RoutedExperts(
+            self.values.count("expert_count", EXPERTS),
+            self.values.count("expert_used_count", EXPERTS),
+            self.values.count("expert_feed_forward_length", WIDTH),
+            activation,
+            normalizes,
+            has_bias,
+        )
+
     def rotary(self, default_theta: float = 10000.0) -> Rotary:
+        if self._num_rotated(self.head_dim) != self.head_dim:
+            raise UnsupportedModel(
+                "rotary embeddings over a part of the head (rope.dimension_count) are not supported in this architecture"
+            )
+        return Rotary(self.head_dim, *self._rope(default_theta))
+
+    def partial_rotary(self, default_share: float) -> Rotary:
+        return Rotary(self.head_dim, *self._rope(10000.0), self._num_rotated(int(self.head_dim * default_share)))
+
+    def original_positions(self) -> int:
+        return self.values.count("rope.scaling.original_context_length", POSITIONS, self.max_position)
+
+    def local_theta(self) -> float:
+        return self.values.number("rope.freq_base_swa", 1.0, 1e12, 10000.0)
+
+    def _num_rotated(self, default: int) -> int:
+        return self.values.count("rope.dimension_count", HEAD_DIM, default)
+
+    def _rope(self, default_theta: float) -> tuple[float, RopeScaling | None]:
         theta = self.values.number("rope.freq_base", 1.0, 1e12, default_theta)
-        scaling = FrequencyFactors(self._factors) if self._factors else scaling_from_gguf(self.values)
-        return Rotary(self.head_dim, theta, scaling)
+        if self._factors is None:
+            return theta, scaling_from_gguf(self.values)
+        return theta, FrequencyFactors(self._factors, self.values.number("rope.scaling.attn_factor", 1e-3, 1e3, 1.0))
+
+    def window(self, default: int | None = None) -> int:
+        return self.values.count("attention.sliding_window", POSITIONS, default)
 
     def chosen_windows(self, windows: Windows | None) -> Windows:
-        """The window of the header in all layers, for every family."""
-        key = "attention.sliding_window"
-        window = self.values.count(key, POSITIONS) if key in self.values else None
-        return [window] * self.num_layers
+        """The window of the header in all layers, unless the family says which layers have it."""
+        if windows is None and "attention.sliding_window" in self.values:
+            return [self.window()] * self.num_layers
+        return super().chosen_windows(windows)
 
     def ties(self, default: bool) -> bool:
         return self._is_tied

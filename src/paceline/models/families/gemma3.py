@@ -9,9 +9,23 @@ from paceline.models.families.spec import DecoderSpec
 
 _PERIOD = 6
 """Every sixth layer has no window."""
+_LAYERS_OF_27B = 62
+"""The model with so many layers scales its scores by the width of a head as if all heads filled the hidden size."""
+
+# The text_config of published checkpoints leaves these out.
+_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
 
 
-@family("gemma3_text", stored=StoredForm(norms="w - 1"))
+@family("gemma3_text", gguf="gemma3", stored=StoredForm(norms="w - 1"), defaults=_DEFAULTS)
 def gemma3(fields: Fields) -> DecoderSpec:
     fields.require(
         ("hidden_activation", "gelu_pytorch_tanh", "an activation other than gelu_pytorch_tanh"),
@@ -21,17 +35,18 @@ def gemma3(fields: Fields) -> DecoderSpec:
         ("use_bidirectional_attention", False, "bidirectional attention"),
     )
     values = fields.values
-    rotary = _rotary(fields)
     pattern = "sliding_window_pattern" if "sliding_window_pattern" in values else "_sliding_window_pattern"
     period = values.count(pattern, LAYERS, _PERIOD)
+    scaled_by = fields.hidden_size / fields.num_heads if fields.num_layers == _LAYERS_OF_27B else fields.head_dim
     return fields.decoder(
-        fields.heads(has_qk_norm=True, score_scale=values.number("query_pre_attn_scalar", 1e-3, 1e6, 256.0) ** -0.5),
+        fields.heads(
+            has_qk_norm=True, score_scale=values.number("query_pre_attn_scalar", 1e-3, 1e6, scaled_by) ** -0.5
+        ),
         fields.dense("gelu_tanh"),
-        fields.windows(range(period - 1, fields.num_layers, period), default=4096),
-        rotary,
+        fields.windows(range(period - 1, fields.num_layers, period)),
+        _rotary(fields),
         norms="pre_and_post",
         embedding_scale=fields.hidden_size**0.5,
-        ties_by_default=True,
     )
 
 
@@ -40,7 +55,7 @@ def _rotary(fields: Fields) -> tuple[Rotary, Rotary]:
     rope = fields.values.section("rope_parameters")
     kinds = ("full_attention", "sliding_attention")
     if not any(kind in rope for kind in kinds):
-        return fields.rotary(1e6), Rotary(fields.head_dim, fields.values.number("rope_local_base_freq", 1.0, 1e12, 1e4))
+        return fields.rotary(1e6), Rotary(fields.head_dim, fields.local_theta())
     full, local = (
         Rotary(fields.head_dim, *rope_from_hf({"rope_parameters": rope.raw(kind) or {}}, default))
         for kind, default in zip(kinds, (1e6, 1e4), strict=True)

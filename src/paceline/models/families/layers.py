@@ -14,18 +14,23 @@ Norms = Literal["pre", "pre_and_post"]
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """A rotary embedding of `size` values of a head."""
+    """A rotary embedding of heads of `size` values."""
 
     size: int
     theta: float
     scaling: RopeScaling | None = None
+    num_rotated: int | None = None
+    """Values of a head that turn with the position, the first ones of the checkpoint. None if all turn."""
 
     def __post_init__(self) -> None:
-        if self.size % 2:
-            raise UnsupportedModel(f"heads of {self.size} values have no rotary pairs: the size must be even")
-        if isinstance(self.scaling, FrequencyFactors) and len(self.scaling.factors) != self.size // 2:
+        turning = self.size if self.num_rotated is None else self.num_rotated
+        if self.size % 2 or turning % 2 or not 0 <= turning <= self.size:
+            raise UnsupportedModel(
+                f"{turning} rotated values in heads of {self.size} have no rotary pairs: expected even sizes"
+            )
+        if isinstance(self.scaling, FrequencyFactors) and len(self.scaling.factors) != turning // 2:
             found = len(self.scaling.factors)
-            raise UnsupportedModel(f"rope_freqs.weight has {found} factors, and the heads have {self.size // 2} pairs")
+            raise UnsupportedModel(f"the rotary embedding has {found} factors, and the heads have {turning // 2} pairs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +115,9 @@ Windows = Sequence[int | None]
 
 
 def make_layers(
-    heads: Heads, ffn: FeedForward, norms: Norms, windows: Windows, num_rotary: int
+    heads: Heads, ffn: FeedForward, norms: Norms, windows: Windows, rotary: Sequence[int]
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ in their window. Those with one use the second of two rotary embeddings."""
-    made = {
-        window: LayerSpec(heads, ffn, norms, window, int(num_rotary > 1 and window is not None)) for window in windows
-    }
-    return tuple(made[window] for window in windows)
+    """Layers that differ in their window, and in the number of their rotary embedding."""
+    kinds = tuple(zip(windows, rotary, strict=True))
+    made = {kind: LayerSpec(heads, ffn, norms, *kind) for kind in kinds}
+    return tuple(made[kind] for kind in kinds)

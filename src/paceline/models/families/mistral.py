@@ -5,7 +5,7 @@ from paceline.models.families.registry import family
 from paceline.models.families.spec import DecoderSpec
 
 
-@family("mistral")
+@family("mistral", defaults={"sliding_window": 4096})
 def mistral(fields: Fields) -> DecoderSpec:
     fields.require_plain()
     has_window = "sliding_window" in fields.values

@@ -1,7 +1,7 @@
 """Qwen2 has biases on q, k and v. Qwen3 has norms of the heads of q and k instead, and Qwen3-MoE has routed experts."""
 
-from paceline.models.families.fields import EXPERTS, LAYERS, WIDTH, Fields
-from paceline.models.families.layers import RoutedExperts, Windows
+from paceline.models.families.fields import LAYERS, Fields
+from paceline.models.families.layers import Windows
 from paceline.models.families.registry import family
 from paceline.models.families.spec import DecoderSpec
 
@@ -18,20 +18,14 @@ def qwen3(fields: Fields) -> DecoderSpec:
     return fields.decoder(fields.heads(has_qk_norm=True), fields.dense(), _windows(fields))
 
 
-@family("qwen3_moe")
+@family("qwen3_moe", gguf="qwen3moe", defaults={"norm_topk_prob": False})
 def qwen3_moe(fields: Fields) -> DecoderSpec:
     fields.require(
         ("mlp_only_layers", [], "a dense feed-forward layer among layers of experts"),
         ("decoder_sparse_step", 1, "a dense feed-forward layer among layers of experts"),
     )
     fields.require_plain(has_experts=True)
-    values = fields.values
-    experts = RoutedExperts(
-        num=values.count("num_experts" if "num_experts" in values else "num_local_experts", EXPERTS),
-        per_token=values.count("num_experts_per_tok", EXPERTS),
-        width=values.count("moe_intermediate_size", WIDTH),
-        normalizes=values.flag("norm_topk_prob", False),
-    )
+    experts = fields.experts(normalizes=fields.values.flag("norm_topk_prob", True))  # llama.cpp always does
     return fields.decoder(fields.heads(has_qk_norm=True), experts, _windows(fields))
 
 

@@ -15,12 +15,26 @@ from paceline.models.families.spec import DecoderSpec
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderSpec:
-    """The model of a config.json, as written by transformers 4 or 5."""
-    values = Metadata("config.json", config)
-    name = values.text("model_type", "unknown")
+    """The model of a config.json, as written by transformers 4 or 5. Of a model for text and images, its text part."""
+    config = text_config(config) or config
+    name = Metadata("config.json", config).text("model_type", "unknown")
     _check_architecture(name, families())
+    family = families()[name]
+    config = {**family.defaults, **config}
+    values = Metadata("config.json", config)
     check_scheme(values)
-    return families()[name].describe(Fields(name, values, config))
+    return family.describe(Fields(name, values, config))
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The configuration of the text part of a model for text and images, if its family is supported. None for other models."""
+    values = Metadata("config.json", config)
+    text = values.section("text_config")
+    if text.text("model_type", "") not in families():
+        return None
+    ends = [*values.token_ids("eos_token_id"), *text.token_ids("eos_token_id")]
+    shared = {key: config[key] for key in ("quantization_config", "bos_token_id") if key in config}
+    return {**shared, **config["text_config"], "eos_token_id": list(dict.fromkeys(ends)) or None}
 
 
 def read_gguf_config(
@@ -36,10 +50,11 @@ def read_gguf_config(
     name = Metadata("the GGUF header", metadata).text("general.architecture", "unknown")
     _check_architecture(name, gguf_families(), f" as GGUF: {_folder_advice(name)}")
     values = Metadata("the GGUF header", {key.removeprefix(f"{name}."): value for key, value in metadata.items()})
-    if "expert_count" in values and values.count("expert_count", HEADS, least=0):
-        raise UnsupportedModel("mixture-of-experts models are supported as safetensors folders, not as GGUF files")
     family = gguf_families()[name]
-    return family.describe(GGUFFields(family.name, values, vocab_size, tie_embeddings, frequency_factors))
+    spec = family.describe(GGUFFields(family.name, values, vocab_size, tie_embeddings, frequency_factors))
+    if spec.experts is None and values.count("expert_count", HEADS, 0, least=0):
+        raise UnsupportedModel(f"{name!r} with experts is supported as a folder with safetensors, not as a GGUF file")
+    return spec
 
 
 def _folder_advice(name: str) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.core.errors import UnsupportedModel
-from paceline.kernels.rope import LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from paceline.kernels.rope import FrequencyFactors, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 from paceline.model_files import Metadata
 
 
@@ -25,9 +25,24 @@ def rope_from_hf(config: Mapping[str, Any], default_theta: float = 10000.0) -> t
             raise UnsupportedModel(f"config.json has low_freq_factor={low} and high_freq_factor={high}: expected less")
         positions = rope.count("original_max_position_embeddings", 1 << 24)
         return theta, Llama3Scaling(_factor(rope, "factor"), low, high, positions)
+    if kind in ("longrope", "su") or "short_factor" in rope:  # early configurations of Phi-3 call it su or yarn
+        return theta, _longrope(rope, fields)
     if kind == "yarn":
         return theta, _yarn(rope, fields)
-    raise UnsupportedModel(f"rope scaling {kind[:60]!r} is not supported; supported: linear, llama3, yarn")
+    raise UnsupportedModel(f"rope scaling {kind[:60]!r} is not supported; supported: linear, llama3, longrope, yarn")
+
+
+def _longrope(rope: Metadata, fields: Metadata) -> FrequencyFactors:
+    """The factors of texts that are no longer than the original context."""
+    longest = fields.count("max_position_embeddings", 1 << 24, 2048)
+    original = rope.count(
+        "original_max_position_embeddings", longest, fields.count("original_max_position_embeddings", 1 << 24, longest)
+    )
+    magnitude = math.sqrt(1 + math.log(longest / original) / math.log(original)) if longest > original > 1 else 1.0
+    factors = tuple(float(factor) for factor in rope.array("short_factor", (int, float)))
+    if not all(1e-3 <= factor <= 1e6 for factor in factors):
+        raise UnsupportedModel("config.json has a short_factor that is not between 0.001 and 1,000,000")
+    return FrequencyFactors(factors, rope.number("attention_factor", 1e-3, 1e3, magnitude))
 
 
 def _yarn(rope: Metadata, fields: Metadata) -> YarnScaling:

@@ -23,8 +23,8 @@ from paceline.kernels.formats.weights import Activations
 from paceline.model_files.tokenizer import Tokenizer
 from paceline.models.decoder import DecoderModel
 from paceline.models.device import side_stream
-from paceline.models.families.flat import config_from_json, config_to_json
 from paceline.models.families.spec import DecoderSpec
+from paceline.models.families.spec_json import spec_from_json, spec_to_json
 from paceline.models.manifest.parts import Parts, Piece, part_of, tokenizer_to_tensor
 from paceline.models.memory import memory_checksum
 
@@ -88,13 +88,13 @@ class Manifest:
     fingerprint: str
     """Checksum of the checkpoint: `quick_checksum`."""
     config: str
-    """Configuration of the model: `config_to_json`."""
+    """Configuration of the model: `spec_to_json`."""
     parts: tuple[PartForm, ...]
     """Parts in the order of `Parts`."""
 
     def check(self) -> None:
         """Raise `UnsupportedModel` unless the manifest describes a model. It may come from any peer."""
-        config = config_from_json(self.config)
+        config = spec_from_json(self.config)
         parts = Parts.of(config)
         if len(self.parts) != parts.count:
             raise UnsupportedModel(f"the manifest lists {len(self.parts)} parts, and the model has {parts.count}")
@@ -161,7 +161,7 @@ class ExportedWeights:
         loaded = self._loaded
         with side_stream(self.device):
             parts = tuple(self._part(part) for part in range(self._parts.count))
-        return Manifest(loaded.name, self._form, self._fingerprint, config_to_json(loaded.config), parts)
+        return Manifest(loaded.name, self._form, self._fingerprint, spec_to_json(loaded.config), parts)
 
     def _part(self, part: int) -> PartForm:
         pieces = self._pieces(part)

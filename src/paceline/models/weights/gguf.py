@@ -5,8 +5,8 @@ A quantised row consists of blocks. Each is a struct of half-precision scales an
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from paceline.models.families.read import read_gguf_config
 from paceline.models.families.registry import family_of
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights.checkpoint import Checkpoint
+from paceline.models.weights.family_weights import FusedWeights, with_rotary_rows
 from paceline.models.weights.shapes import check_weights
 
 _TOP = {
@@ -33,13 +34,24 @@ _IN_LAYER = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
 }
+_AROUND_PARTS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Names of norms in families that have them before and after each part of a layer."""
+_EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
+_UNUSED = (*_FACTORS, "rope_factors_long.weight")
 
 # Names of ggml types by number, for error messages.
 _NAMES = {
@@ -78,12 +90,14 @@ def _open(path: Path) -> Checkpoint:
     _check_types(reader)
     for name in tensors:
         check_tensor(reader, name)
-    if "rope_freqs.weight" in tensors:
-        factors = _frequency_factors(reader)
+    for name in _FACTORS:
+        if name in tensors:
+            factors = _frequency_factors(reader, name)
     config = read_gguf_config(
         reader.metadata, tensors["token_embd.weight"].shape[0], "output.weight" not in tensors, factors
     )
-    weights = GGUFWeights(reader, config)
+    stored = GGUFWeights(reader, config)
+    weights = with_rotary_rows(FusedWeights(stored, config), config, family_of(config).has_adjacent_pairs)
     check_weights(config, weights.shape)
     return Checkpoint(path.stem, config, weights, lambda: tokenizer_from_gguf(reader.metadata), (path,), _GROWTH)
 
@@ -115,89 +129,103 @@ def check_tensor(reader: GGUFReader, name: str) -> None:
     reader.bytes_at(info.offset, num_bytes(info.type, math.prod(info.shape)))
 
 
-def _frequency_factors(reader: GGUFReader) -> tuple[float, ...]:
-    if len(reader.tensors["rope_freqs.weight"].shape) != 1:
-        raise UnsupportedModel("rope_freqs.weight is not a vector")
-    factors = _vector(reader, "rope_freqs.weight")
+def _frequency_factors(reader: GGUFReader, name: str) -> tuple[float, ...]:
+    if len(reader.tensors[name].shape) != 1:
+        raise UnsupportedModel(f"{name} is not a vector")
+    factors = _vector(reader, name)
     if not bool((torch.isfinite(factors) & (factors > 0)).all()):
-        raise UnsupportedModel("rope_freqs.weight must hold positive numbers")
+        raise UnsupportedModel(f"{name} must hold positive numbers")
     return tuple(factors.tolist())
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a weight is: a tensor, or one expert of a tensor with all experts of a layer."""
+
+    tensor: str
+    expert: int | None = None
+
+
 class GGUFWeights:
-    """`Weights` over an open GGUF file."""
+    """`Weights` over an open GGUF file. Matrices that the file joins have the names `qkv_proj` and `gate_up_proj`."""
 
     def __init__(self, reader: GGUFReader, config: DecoderSpec) -> None:
         self._reader, self._config = reader, config
-        self._has_adjacent_pairs = family_of(config).has_adjacent_pairs
-        self._stored = {_hf_name(name): name for name in reader.tensors if name != "rope_freqs.weight"}
+        self._places = {
+            weight: place for name in reader.tensors if name not in _UNUSED for weight, place in self._weights_in(name)
+        }
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._reader.tensors[self._name(name)].shape
+        place = self._place(name)
+        shape = self._reader.tensors[place.tensor].shape
+        return shape if place.expert is None else shape[1:]
 
     def names(self) -> frozenset[str]:
-        return frozenset(self._stored)
+        return frozenset(self._places)
 
     def matrix(self, name: str) -> Weight:
-        info = self._reader.tensors[self._name(name)]
-        raw = self._reader.bytes_at(info.offset, num_bytes(info.type, info.shape[0] * info.shape[1]))
-        weight = unpack(info.type, torch.from_numpy(raw), info.shape)
-        # NOTE: Llama files store rotary pairs of q and k in adjacent rows; Qwen files, like our kernels, half a head apart.
-        if self._has_adjacent_pairs and name.endswith(("q_proj.weight", "k_proj.weight")):
-            return _take_rows(weight, _half_split_rows(info.shape[0], self._config.head_dim))
-        return weight
+        place, shape = self._place(name), self.shape(name)
+        info = self._reader.tensors[place.tensor]
+        size = num_bytes(info.type, shape[0] * shape[1])
+        raw = self._reader.bytes_at(info.offset + (place.expert or 0) * size, size)
+        return unpack(info.type, torch.from_numpy(raw), shape)
 
     def vector(self, name: str) -> Tensor:
-        return _vector(self._reader, self._name(name))
+        return _vector(self._reader, self._place(name).tensor)
 
-    def _name(self, name: str) -> str:
-        if name not in self._stored:
+    def _weights_in(self, name: str) -> Iterator[tuple[str, _Place]]:
+        """The weights in a tensor of the file."""
+        experts = _EXPERTS.fullmatch(name)
+        if experts is None:
+            yield self._hf_name(name), _Place(name)
+            return
+        shape, count = self._reader.tensors[name].shape, self._config.experts.num if self._config.experts else 0
+        if len(shape) != 3 or shape[0] != count:
+            raise UnsupportedModel(f"the tensor {name} has the shape {shape}: the header says {count} experts")
+        layer, part = experts.groups()
+        for number in range(count):
+            yield f"model.layers.{layer}.mlp.experts.{number}.{part}_proj.weight", _Place(name, number)
+
+    def _hf_name(self, name: str) -> str:
+        if name in _TOP:
+            return _TOP[name]
+        match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+        roles = self._roles()
+        if match is None or match[2] not in roles:
             raise UnsupportedModel(
-                f"the tensor {_gguf_name(name)} ({name}) is missing, and the architecture in the header needs it: the file is "
-                "incomplete or was converted wrongly; download it again"
+                f"the tensor {name[:80]} belongs to no supported architecture: the model has parts that are not implemented; "
+                "use another model, or an export of it without them"
             )
-        return self._stored[name]
+        role = roles[match[2]]
+        if role == "mlp.up_proj" and f"blk.{match[1]}.ffn_gate.weight" not in self._reader.tensors:
+            role = "mlp.gate_up_proj"
+        return f"model.layers.{match[1]}.{role}.{match[3]}"
 
+    def _roles(self) -> dict[str, str]:
+        return _IN_LAYER | _AROUND_PARTS if self._config.norms == "pre_and_post" else _IN_LAYER
 
-def _hf_name(name: str) -> str:
-    if name in _TOP:
-        return _TOP[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match is None or match[2] not in _IN_LAYER:
-        raise UnsupportedModel(
-            f"the tensor {name[:80]} belongs to no supported architecture: the model has parts that are not implemented; use "
-            "another model, or an export of it without them"
-        )
-    return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+    def _place(self, name: str) -> _Place:
+        if name not in self._places:
+            raise UnsupportedModel(
+                f"the tensor {self._gguf_name(name)} ({name}) is missing, and the architecture in the header needs it: the "
+                "file is incomplete or was converted wrongly; download it again"
+            )
+        return self._places[name]
 
-
-def _gguf_name(name: str) -> str:
-    """The inverse of `_hf_name`, for messages."""
-    top = {hf: stored for stored, hf in _TOP.items()}
-    if name in top:
-        return top[name]
-    _, _, layer, *inner, kind = name.split(".")
-    roles = {hf: stored for stored, hf in _IN_LAYER.items()}
-    return f"blk.{layer}.{roles.get('.'.join(inner), '.'.join(inner))}.{kind}"
+    def _gguf_name(self, name: str) -> str:
+        """The inverse of `_hf_name`, for messages."""
+        top = {hf: stored for stored, hf in _TOP.items()}
+        if name in top:
+            return top[name]
+        _, _, layer, *inner, kind = name.split(".")
+        roles = {hf: stored for stored, hf in self._roles().items()}
+        return f"blk.{layer}.{roles.get('.'.join(inner), '.'.join(inner))}.{kind}"
 
 
 def _vector(reader: GGUFReader, name: str) -> Tensor:
     info = reader.tensors[name]
     raw = reader.bytes_at(info.offset, num_bytes(info.type, info.shape[0]))
     return unpack(info.type, torch.from_numpy(raw), (1, *info.shape)).dequantize()[0]
-
-
-def _half_split_rows(num_rows: int, head_dim: int) -> Tensor:
-    """Row in pair order of each row in half-split order: head h, half c, pair j <- (h, j, c)."""
-    return torch.arange(num_rows).view(-1, head_dim // 2, 2).transpose(1, 2).flatten()
-
-
-def _take_rows(weight: Weight, rows: Tensor) -> Weight:
-    if isinstance(weight, Dense):
-        return Dense(weight.values[rows])
-    assert isinstance(weight, Grouped)
-    offsets = None if weight.offsets is None else weight.offsets[rows]
-    return replace(weight, codes=weight.codes[rows], scales=weight.scales[rows], offsets=offsets)
 
 
 def num_bytes(kind: int, num_values: int) -> int:

@@ -11,8 +11,10 @@ AWQ and GPTQ have X.scales [K/G, N]. The first code of a word is in its lowest b
 and an offset -zero * scale per group: no value is rounded.
 """
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,10 +27,12 @@ from paceline.kernels.formats.weights import Dense, FourBit, Grouped, Weight
 from paceline.model_files import Metadata, read_json
 from paceline.model_files.tokenizer import tokenizer_from_folder
 from paceline.models.families.prequantized import DTYPES, SCALES, FourBitScheme, four_bit_scheme, with_scales
-from paceline.models.families.read import read_config
+from paceline.models.families.read import read_config, text_config
 from paceline.models.weights.checkpoint import Checkpoint
 from paceline.models.weights.family_weights import StoredWeights, family_weights
 from paceline.models.weights.shapes import check_weights
+
+logger = logging.getLogger(__name__)
 
 _CODES = {"awq": "qweight", "gptq": "qweight", "compressed-tensors": "weight_packed"}
 _PER_WORD = 8
@@ -164,6 +168,9 @@ def open_folder(folder: Path) -> Checkpoint:
     values = read_json(folder / "config.json")
     config, scheme = read_config(values), four_bit_scheme(Metadata("config.json", values))
     stored = FolderWeights(folder)
+    if text_config(values) is not None:
+        logger.info("%s has a model for text and images: only its text part is loaded", folder)
+        config = replace(config, tie_embeddings="lm_head.weight" not in stored.names())
     weights = family_weights(config, stored if scheme is None else FourBitWeights(stored, scheme))
     check_weights(config, weights.shape)
     is_packed = scheme is not None or any(name.endswith("_blocks") for name in stored.names())
@@ -183,13 +190,15 @@ class FolderWeights:
             missing = sorted({shard for shard in shards.values() if not (folder / shard).is_file()})
             if missing:
                 raise UnsupportedModel(f"{folder} lacks {', '.join(missing)}: download the model again")
-            self._shards = {name: folder / shard for name, shard in shards.items()}
+            stored = {name: folder / shard for name, shard in shards.items()}
         elif single.is_file():
-            self._shards = dict.fromkeys(self._file(single).keys(), single)
+            stored = dict.fromkeys(self._file(single).keys(), single)
         else:
             raise UnsupportedModel(
                 f"{folder} has no model.safetensors, and pickled weights are not supported: save with `safe_serialization=True`"
             )
+        self._stored_names = _text_names(stored)
+        self._shards = {name: stored[stored_name] for name, stored_name in self._stored_names.items()}
 
     @property
     def file_bytes(self) -> int:
@@ -205,7 +214,7 @@ class FolderWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         with _readable(self._path(name)):
-            return tuple(self._file(self._path(name)).get_slice(name).get_shape())
+            return tuple(self._file(self._path(name)).get_slice(self._stored_names[name]).get_shape())
 
     def matrix(self, name: str) -> Weight:
         values = self.tensor(name)
@@ -229,8 +238,8 @@ class FolderWeights:
     def tensor(self, name: str, index: int | None = None) -> Tensor:
         """A tensor as it is stored, or its part `index` along the first dimension."""
         with _readable(self._path(name)):
-            file = self._file(self._path(name))
-            return file.get_tensor(name) if index is None else file.get_slice(name)[index]
+            file, stored = self._file(self._path(name)), self._stored_names[name]
+            return file.get_tensor(stored) if index is None else file.get_slice(stored)[index]
 
     def _path(self, name: str) -> Path:
         if name not in self._shards:
@@ -243,6 +252,26 @@ class FolderWeights:
             with _readable(path):
                 self._files[path] = safe_open(path, "pt")
         return self._files[path]
+
+
+_TEXT_PARTS = (
+    (("model.", "model.language_model."), ("lm_head.", "lm_head.")),
+    (("model.", "language_model.model."), ("lm_head.", "language_model.lm_head.")),
+)
+"""Beginnings of names in models for text and images, as (name of the text part, stored name)."""
+
+
+def _text_names(stored: Iterable[str]) -> dict[str, str]:
+    """{name: stored name} of the weights of the text part, which are all weights of most models."""
+    for prefixes in _TEXT_PARTS:
+        if any(name.startswith(prefixes[0][1]) for name in stored):
+            return {
+                prefix + name.removeprefix(there): name
+                for name in stored
+                for prefix, there in prefixes
+                if name.startswith(there)
+            }
+    return {name: name for name in stored}
 
 
 def _weight_map(index: Path) -> dict[str, str]:

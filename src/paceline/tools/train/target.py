@@ -61,7 +61,7 @@ class Target(nn.Module):
         self.register_buffer("head", head, persistent=False)
         self.to(device, dtype).requires_grad_(False).eval()
         rotary = config.rotary[0]
-        cos, sin = rotary_table(rotary.size, rotary.theta, rotary.scaling, config.max_position)
+        cos, sin = rotary_table(rotary.size, rotary.theta, rotary.scaling, config.max_position, rotary.num_rotated)
         self._compiled: list[Any] = []
         self._compiled_shape: tuple[int, int] | None = None
         self.rotary = Rotary(cos.repeat(1, 2).to(device), sin.repeat(1, 2).to(device))  # not rounded to `dtype`

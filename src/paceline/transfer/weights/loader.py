@@ -17,7 +17,7 @@ from paceline.core.errors import EngineClosed, PacelineError, UnsupportedModel
 from paceline.kernels.formats.quantized import Quantization
 from paceline.kernels.formats.weights import Activations
 from paceline.model_files import quick_checksum
-from paceline.models.families.flat import config_from_json
+from paceline.models.families.spec_json import spec_from_json
 from paceline.models.loading import LoadedModel, StreamedModel, StreamedWeights, check_memory, open_checkpoint
 from paceline.models.manifest.manifest import ExportedWeights, Manifest, piece_tensors, weight_form
 from paceline.models.manifest.parts import Parts, tokenizer_from_tensor
@@ -99,7 +99,7 @@ class WeightLoader:
         def start(streamed: StreamedWeights) -> None:
             self._start(streamed, peers, local, manifest)
 
-        loaded, self._ranks = load_from(spec, config_from_json(manifest.config), manifest.name, start)
+        loaded, self._ranks = load_from(spec, spec_from_json(manifest.config), manifest.name, start)
         return replace(loaded, checksum=self._fingerprint), self._ranks
 
     @property
@@ -152,7 +152,7 @@ class WeightLoader:
         self, peers: Sequence[PeerSource], device: torch.device, dtype: torch.dtype, local: "_LocalCheckpoint"
     ) -> LoadedModel:
         manifest = self._use(peers)
-        config = config_from_json(manifest.config)
+        config = spec_from_json(manifest.config)
         streamed = StreamedWeights(Parts.of(config))
         self._start(streamed, peers, local, manifest)
         data = streamed.wait(streamed.parts.tokenizer)["tokenizer"]
