@@ -1,5 +1,6 @@
 """GGUF files of the reference writer, from tiny transformers models, and every tensor type against the reference."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from paceline.models.decoder.forward import DecoderModel
 from paceline.models.families.registry import families
 from paceline.models.families.rope import rope_from_hf
 from paceline.models.weights.checkpoint import Float32Activations
-from paceline.models.weights.gguf import num_bytes, open_gguf, unpack
+from paceline.models.weights.gguf import open_gguf
+from paceline.models.weights.gguf_types import num_bytes, unpack
 from tests.models.paged import PagedRunner, relative_error
 from tests.models.tiny import build
 
@@ -299,9 +301,9 @@ def test_an_unsupported_type_names_the_file_the_tensor_and_usable_files(tmp_path
     data = bytearray((tmp_path / "tiny.gguf").read_bytes())
     at = data.index(b"blk.0.ffn_up.weight") + len(b"blk.0.ffn_up.weight") + 4 + 2 * 8
     assert data[at] == Type.Q8_0
-    data[at] = Type.IQ2_XXS
+    data[at] = Type.Q8_1
     (tmp_path / "tiny.gguf").write_bytes(data)
-    words = r"tiny.gguf: the tensor blk.0.ffn_up.weight has the type IQ2_XXS; 1 of \d+ tensors .* Q4_K_M, Q5_K_M"
+    words = r"tiny.gguf: the tensor blk.0.ffn_up.weight has the type Q8_1; 1 of \d+ tensors .* Q4_K_M, Q5_K_M"
     with pytest.raises(UnsupportedModel, match=words):
         open_gguf(tmp_path / "tiny.gguf")
 
@@ -309,25 +311,38 @@ def test_an_unsupported_type_names_the_file_the_tensor_and_usable_files(tmp_path
 ROWS, COLUMNS = 6, 512
 
 
+_SCALES = {
+    **dict.fromkeys((Type.Q4_K, Type.Q5_K), (0, 2)),
+    Type.Q6_K: (-2,),
+    Type.Q2_K: (80, 82),
+    Type.Q3_K: (108,),
+    Type.TQ1_0: (52,),
+    Type.TQ2_0: (64,),
+    **{Type[name]: (0,) for name in ["IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"]},
+    Type.IQ1_M: (),
+}
+"""Where a block has half-precision numbers, of types that the reference does not quantise to."""
+
+
 def _stored(kind: Type) -> np.ndarray:
     """[ROWS, bytes] of a valid tensor: quantised by the reference if it supports that, otherwise random blocks."""
     random = np.random.default_rng(0)
-    if kind not in (Type.Q4_K, Type.Q5_K, Type.Q6_K):
+    if kind not in _SCALES:
         values = random.normal(size=(ROWS, COLUMNS)).astype(np.float32)
         return gguf.quants.quantize(values, kind).view(np.uint8).reshape(ROWS, -1)
     block, size = gguf.GGML_QUANT_SIZES[kind]
     blocks = random.integers(0, 256, (ROWS * COLUMNS // block, size), dtype=np.uint8)
-    halves = random.normal(size=(len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if kind is not Type.Q6_K:
-        blocks[:, :4] = halves
-    else:
-        blocks[:, -2:] = halves[:, :2]
+    for at in _SCALES[kind]:
+        start = at % size
+        blocks[:, start : start + 2] = random.normal(size=(len(blocks), 1)).astype(np.float16).view(np.uint8)
+    if kind is Type.IQ1_M:  # its scale is the high half of every second byte: 0x3c00 is 1
+        blocks[:, 49::2] = (blocks[:, 49::2] & 15) | np.array([0x0, 0x0, 0xC0, 0x30], np.uint8)
     return blocks.reshape(ROWS, -1)
 
 
 SUPPORTED = (
     *(Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1),
-    *(Type.Q4_K, Type.Q5_K, Type.Q6_K),
+    *_SCALES,
 )
 
 
@@ -341,7 +356,13 @@ def test_unpacking_is_exact(kind: Type) -> None:
     assert torch.equal(weight.dequantize(), expected)
 
 
-@pytest.mark.parametrize("kind", [Type.Q2_K, Type.IQ4_NL, Type.MXFP4], ids=lambda k: k.name)
+def test_a_type_that_the_package_gguf_reads_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(UnsupportedModel, match="IQ4_NL.*pip install gguf"):
+        unpack(Type.IQ4_NL, torch.zeros(18, dtype=torch.uint8), (1, 32))
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_1, Type.MXFP4], ids=lambda k: k.name)
 def test_other_tensor_types_are_rejected_by_name(kind: Type) -> None:
     with pytest.raises(UnsupportedModel, match=rf"{kind.name} .*Q4_1.*Q6_K"):
         num_bytes(kind, 256)

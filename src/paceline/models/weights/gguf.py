@@ -5,7 +5,7 @@ A quantised row consists of blocks. Each is a struct of half-precision scales an
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
-from paceline.kernels.formats.weights import Dense, Grouped, Weight
+from paceline.kernels.formats.weights import Weight
 from paceline.model_files import GGUFReader, Metadata
 from paceline.model_files.tokenizer import tokenizer_from_gguf
 from paceline.models.families.read import read_gguf_config
@@ -21,6 +21,7 @@ from paceline.models.families.registry import family_of
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights.checkpoint import Checkpoint
 from paceline.models.weights.family_weights import FusedWeights, with_rotary_rows
+from paceline.models.weights.gguf_types import NAMES, TYPES, USABLE, block_type, num_bytes, type_name, unpack
 from paceline.models.weights.shapes import check_weights
 
 _TOP = {
@@ -53,21 +54,8 @@ _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 _UNUSED = (*_FACTORS, "rope_factors_long.weight")
 
-# Names of ggml types by number, for error messages.
-_NAMES = {
-    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
-    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
-}  # fmt: skip
-
 _GROWTH = 4 / 3
 """Loaded bytes per byte of a file, at most: half-precision scales become single precision."""
-_LOW_HALVES = 0x0F0F0F0F0F0F0F0F
-
-
-_USABLE = "Q4_K_M, Q5_K_M, Q6_K or Q8_0"
-"""Names of quantisations in file names, of which all types are supported."""
 
 
 def open_gguf(path: Path) -> Checkpoint:
@@ -104,27 +92,23 @@ def _open(path: Path) -> Checkpoint:
 
 def _check_types(reader: GGUFReader) -> None:
     """Raise `UnsupportedModel` for the first tensor of a type that is not supported."""
-    wrong = {name: info.type for name, info in reader.tensors.items() if _NAMES.get(info.type) not in _FORMS}
+    wrong = {name: info.type for name, info in reader.tensors.items() if NAMES.get(info.type) not in TYPES}
     if not wrong:
         return
     name, kind = next(iter(wrong.items()))
-    others = sorted({_type_name(kind) for kind in wrong.values()})
+    others = sorted({type_name(kind) for kind in wrong.values()})
     raise UnsupportedModel(
-        f"the tensor {name} has the type {_type_name(kind)}; {len(wrong)} of {len(reader.tensors)} tensors have types that are "
-        f"not supported ({', '.join(others)}): use a file of the same model with {_USABLE}"
+        f"the tensor {name} has the type {type_name(kind)}; {len(wrong)} of {len(reader.tensors)} tensors have types that are "
+        f"not supported ({', '.join(others)}): use a file of the same model with {USABLE}"
     )
-
-
-def _type_name(kind: int) -> str:
-    return _NAMES.get(kind, f"number {kind}")
 
 
 def check_tensor(reader: GGUFReader, name: str) -> None:
     """Raise `UnsupportedModel` unless the file contains the whole tensor, in a supported type."""
     info = reader.tensors[name]
-    if info.shape[-1] % _form(info.type).block:
+    if info.shape[-1] % block_type(info.type).block:
         raise UnsupportedModel(
-            f"the tensor {name} has rows of {info.shape[-1]} values, which {_NAMES[info.type]} cannot store"
+            f"the tensor {name} has rows of {info.shape[-1]} values, which {NAMES[info.type]} cannot store"
         )
     reader.bytes_at(info.offset, num_bytes(info.type, math.prod(info.shape)))
 
@@ -226,127 +210,3 @@ def _vector(reader: GGUFReader, name: str) -> Tensor:
     info = reader.tensors[name]
     raw = reader.bytes_at(info.offset, num_bytes(info.type, info.shape[0]))
     return unpack(info.type, torch.from_numpy(raw), (1, *info.shape)).dequantize()[0]
-
-
-def num_bytes(kind: int, num_values: int) -> int:
-    form = _form(kind)
-    return num_values // form.block * form.block_bytes
-
-
-def unpack(kind: int, raw: Tensor, shape: tuple[int, ...]) -> Weight:
-    """Weight of `shape` from its stored bytes, `raw` [num_bytes] uint8. Exact: no value is rounded."""
-    form = _form(kind)
-    return form.unpack(raw.view(*shape[:-1], shape[-1] // form.block, form.block_bytes))
-
-
-def _half(raw: Tensor) -> Tensor:
-    """[..., 2 n] uint8 -> [..., n] float32"""
-    return raw.contiguous().view(torch.float16).float()
-
-
-def _nibbles(raw: Tensor) -> Tensor:
-    """[..., n] uint8 -> [..., 2, n]: low halves, then high halves; eight bytes at a time."""
-    words = raw.contiguous().view(torch.int64)
-    return torch.stack((words & _LOW_HALVES, (words >> 4) & _LOW_HALVES), dim=-2).view(torch.uint8)
-
-
-def _grouped(codes: Tensor, scales: Tensor, offsets: Tensor | None, group: int) -> Grouped:
-    """Blocks of a row joined: codes [N, blocks, ...] -> [N, K]."""
-    return Grouped(codes.flatten(1), scales.flatten(1), None if offsets is None else offsets.flatten(1), group)
-
-
-def _dense(dtype: torch.dtype) -> Callable[[Tensor], Dense]:
-    return lambda raw: Dense(raw.view(dtype).flatten(-2))
-
-
-def _q4_0(raw: Tensor) -> Grouped:
-    """d, 16 bytes of nibbles; w = (code - 8) d"""
-    d = _half(raw[..., :2])
-    return _grouped(_nibbles(raw[..., 2:]), d, -8.0 * d, 32)
-
-
-def _q4_1(raw: Tensor) -> Grouped:
-    """d, m, 16 bytes of nibbles; w = code d + m"""
-    return _grouped(_nibbles(raw[..., 4:]), _half(raw[..., :2]), _half(raw[..., 2:4]), 32)
-
-
-def _q8_0(raw: Tensor) -> Grouped:
-    """d, 32 signed bytes; w = code d"""
-    return _grouped(raw[..., 2:].contiguous().view(torch.int8), _half(raw[..., :2]), None, 32)
-
-
-def _q5_0(raw: Tensor) -> Grouped:
-    """d, 32 fifth bits, 16 bytes of nibbles; w = (code - 16) d"""
-    return _grouped(_fifth_bits(raw[..., 2:6], raw[..., 6:]) - 16, _half(raw[..., :2]), None, 32)
-
-
-def _q5_1(raw: Tensor) -> Grouped:
-    """d, m, 32 fifth bits, 16 bytes of nibbles; w = code d + m"""
-    return _grouped(_fifth_bits(raw[..., 4:8], raw[..., 8:]), _half(raw[..., :2]), _half(raw[..., 2:4]), 32)
-
-
-def _fifth_bits(bits: Tensor, nibbles: Tensor) -> Tensor:
-    """[..., 4] with one bit per code and [..., 16] with two codes per byte -> [..., 32] int8"""
-    high = (bits[..., None] >> torch.arange(8, dtype=torch.uint8)) & 1  # [..., 4, 8]
-    return (_nibbles(nibbles).flatten(-2) | (high.flatten(-2) << 4)).view(torch.int8)
-
-
-def _q4_k(raw: Tensor) -> Grouped:
-    """d, dmin, 12 bytes of scales, 4 x 32 bytes of nibbles; w = code d scale - dmin min"""
-    codes = _nibbles(raw[..., 16:].unflatten(-1, (4, 32)))  # [N, blocks, 4, 2, 32]
-    return _grouped(codes, *_k_scales(raw), 32)
-
-
-def _q5_k(raw: Tensor) -> Grouped:
-    """d, dmin, 12 bytes of scales, 32 bytes with a fifth bit for each of 8 groups, nibbles as above; w as above"""
-    codes = _nibbles(raw[..., 48:].unflatten(-1, (4, 32))).flatten(-3, -2)  # [N, blocks, 8, 32]
-    high = (raw[..., 16:48].unsqueeze(-2) >> torch.arange(8, dtype=torch.uint8)[:, None]) & 1
-    return _grouped((codes | (high << 4)).view(torch.int8), *_k_scales(raw), 32)
-
-
-def _k_scales(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales and offsets [N, blocks, 8] from d, dmin and 8 pairs of 6-bit (scale, min) in 12 bytes."""
-    d, dmin = _half(raw[..., :2]), _half(raw[..., 2:4])
-    low, high, mixed = raw[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)  # [N, blocks, 4] each
-    scales = torch.cat((low & 63, (mixed & 15) | (low >> 6 << 4)), dim=-1)
-    mins = torch.cat((high & 63, (mixed >> 4) | (high >> 6 << 4)), dim=-1)
-    return d * scales.float(), -(dmin * mins.float())
-
-
-def _q6_k(raw: Tensor) -> Grouped:
-    """128 bytes of low nibbles, 64 of high bit pairs, 16 signed scales, d; w = (code - 32) d scale"""
-    low = _nibbles(raw[..., :128].unflatten(-1, (2, 64))).unflatten(-1, (2, 32)).flatten(-3, -2)  # [.., 2, 4, 32]
-    pairs = raw[..., 128:192].unflatten(-1, (2, 32))
-    high = torch.stack([(pairs >> shift) & 3 for shift in (0, 2, 4, 6)], dim=-2)  # [N, blocks, 2, 4, 32]
-    codes = (low | (high << 4)).to(torch.int8) - 32
-    scales = raw[..., 192:208].contiguous().view(torch.int8).float()
-    return _grouped(codes, _half(raw[..., 208:]) * scales, None, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class _Form:
-    block: int
-    block_bytes: int
-    unpack: Callable[[Tensor], Weight]
-
-
-_FORMS = {
-    "F32": _Form(1, 4, _dense(torch.float32)),
-    "F16": _Form(1, 2, _dense(torch.float16)),
-    "BF16": _Form(1, 2, _dense(torch.bfloat16)),
-    "Q4_0": _Form(32, 18, _q4_0),
-    "Q4_1": _Form(32, 20, _q4_1),
-    "Q5_0": _Form(32, 22, _q5_0),
-    "Q5_1": _Form(32, 24, _q5_1),
-    "Q8_0": _Form(32, 34, _q8_0),
-    "Q4_K": _Form(256, 144, _q4_k),
-    "Q5_K": _Form(256, 176, _q5_k),
-    "Q6_K": _Form(256, 210, _q6_k),
-}
-
-
-def _form(kind: int) -> _Form:
-    name = _type_name(kind)
-    if name not in _FORMS:
-        raise UnsupportedModel(f"GGUF tensor type {name} is not supported; supported: {', '.join(_FORMS)}")
-    return _FORMS[name]
