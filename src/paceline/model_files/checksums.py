@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from paceline.core.errors import InvalidRequest, PacelineError, UnsupportedModel
 from paceline.core.request import SamplingParams
-from paceline.model_files.hub import EMBEDDED, PREFIX, Inflation, find_model
+from paceline.model_files.hub import EMBEDDED, PREFIX, Inflation, find_model, gguf_parts
 
 THREADS = 4
 SAMPLES, PAGE = 128, 4096
@@ -93,7 +93,7 @@ def _tensor_starts(file: BinaryIO, size: int) -> list[int]:
 
 
 def _weight_files(path: Path) -> list[Path]:
-    files = [path] if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.gguf")])
+    files = gguf_parts(path) if path.is_file() else sorted([*path.glob("*.safetensors"), *path.glob("*.gguf")])
     if not files:
         raise UnsupportedModel(f"{path} has no .safetensors or .gguf files to compute a checksum of")
     return files

@@ -19,7 +19,7 @@ from paceline.models.loading.load import load_model, open_checkpoint
 from paceline.models.weights.checkpoint import Checkpoint
 from paceline.models.weights.safetensors import open_folder
 from tests.models.paged import PagedRunner
-from tests.models.tiny import build
+from tests.models.tiny import build, spec
 from tests.models.weights.test_gguf_file import write_gguf
 from tests.specs import changed
 
@@ -143,10 +143,10 @@ def test_shapes_that_are_too_small_are_rejected(change: dict[str, int], message:
         inflated_config(config, replace(WIDE, **change))
 
 
-def test_models_with_biases_or_head_norms_are_rejected() -> None:
-    config = read_config(build("qwen3").config.to_dict())
-    with pytest.raises(UnsupportedModel, match="qwen3 models cannot be inflated"):
-        inflated_config(config, WIDE)
+@pytest.mark.parametrize("family", ["qwen3", "smollm3", "phi3"])
+def test_models_with_other_heads_or_rotary_embeddings_are_rejected(family: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"{family} models cannot be inflated"):
+        inflated_config(spec(family), WIDE)
 
 
 def test_the_published_shapes() -> None:

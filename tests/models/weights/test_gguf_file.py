@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.rope import Llama3Scaling
+from paceline.model_files.hub import find_checkpoint
 from paceline.model_files.metadata import GGUFReader
 from paceline.models.decoder.forward import DecoderModel
 from paceline.models.families.registry import families
@@ -212,9 +213,48 @@ def test_metadata_equals_that_of_the_reference_reader(tmp_path: Path) -> None:
     }
 
 
-def test_split_files_are_rejected(tmp_path: Path) -> None:
+def write_split(folder: Path, model: PreTrainedModel, numbers: tuple[int, int] = (0, 1)) -> list[Path]:
+    """The model in two files, the second of which has the layers."""
+    write_gguf(folder / "whole.gguf", model)
+    whole = gguf.GGUFReader(folder / "whole.gguf")
+    paths = [folder / f"tiny-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for path, number in zip(paths, numbers, strict=True):
+        writer = gguf.GGUFWriter(path, "llama")
+        for key, value in {"split.no": number, "split.count": 2, "split.tensors.count": len(whole.tensors)}.items():
+            writer.add_uint32(key, value)
+        for field in whole.fields.values() if path == paths[0] else ():
+            if field.name.startswith("llama."):
+                add = writer.add_float32 if isinstance(field.contents(), float) else writer.add_uint32
+                add(field.name, field.contents())
+        for tensor in whole.tensors:
+            if tensor.name.startswith("blk.") == (path == paths[1]):
+                writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    (folder / "whole.gguf").unlink()
+    return paths
+
+
+def test_a_split_file_is_read_from_any_of_its_parts(tmp_path: Path) -> None:
+    reference = build("llama")
+    paths = write_split(tmp_path, reference)
+    for path in paths:
+        _check(path, reference)
+    assert open_gguf(paths[0]).files == tuple(paths)
+    assert find_checkpoint(tmp_path) == find_checkpoint(paths[1]) == paths[0]
+
+
+def test_parts_that_are_missing_or_renamed_are_named(tmp_path: Path) -> None:
+    paths = write_split(tmp_path, build("llama"), numbers=(0, 0))
+    with pytest.raises(UnsupportedModel, match=r"00002-of-00002.gguf says that it is part 1 of 2, and not 2 of 2"):
+        open_gguf(paths[0])
+    paths[1].unlink()
+    with pytest.raises(UnsupportedModel, match=r"lacks tiny-00002-of-00002\.gguf"):
+        open_gguf(paths[0])
     write_gguf(tmp_path / "tiny.gguf", build("llama"), **{"split.count": 2})
-    with pytest.raises(UnsupportedModel, match="llama-gguf-split --merge"):
+    with pytest.raises(UnsupportedModel, match="part 1 of 2, and not 1 of 1"):
         open_gguf(tmp_path / "tiny.gguf")
 
 
@@ -358,7 +398,7 @@ def test_unpacking_is_exact(kind: Type) -> None:
 
 def test_a_type_that_the_package_gguf_reads_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(UnsupportedModel, match="IQ4_NL.*pip install gguf"):
+    with pytest.raises(UnsupportedModel, match=r"IQ4_NL .*: pip install gguf"):
         unpack(Type.IQ4_NL, torch.zeros(18, dtype=torch.uint8), (1, 32))
 
 

@@ -44,7 +44,8 @@ def test_too_long_rows_are_rejected(target: Target) -> None:
         target.check_length(513)
 
 
-def test_other_families_are_refused(tmp_path: Path) -> None:
-    build("gemma3").save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModel, match=r"gemma3_text targets; possible: llama, mistral, qwen2, qwen3"):
+@pytest.mark.parametrize(("row", "family"), [("gemma3", "gemma3_text"), ("smollm3", "smollm3"), ("phi3", "phi3")])
+def test_other_families_are_refused(tmp_path: Path, row: str, family: str) -> None:
+    build(row).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=rf"{family} targets; possible: llama, mistral, qwen2, qwen3"):
         Target(open_folder(tmp_path), torch.device("cpu"), torch.float32)

@@ -13,12 +13,23 @@ if TYPE_CHECKING:
         Inflation,
         find_checkpoint,
         find_model,
+        gguf_parts,
         pick_draft,
     )
 
-__all__ = ["EMBEDDED", "PREFIX", "SHAPES", "InflatedShape", "Inflation", "find_checkpoint", "find_model", "pick_draft"]
+__all__ = [
+    "EMBEDDED",
+    "PREFIX",
+    "SHAPES",
+    "InflatedShape",
+    "Inflation",
+    "find_checkpoint",
+    "find_model",
+    "gguf_parts",
+    "pick_draft",
+]
 
 __getattr__ = lazy_face(
     __name__,
-    {"hub": "EMBEDDED InflatedShape Inflation PREFIX SHAPES find_checkpoint find_model pick_draft"},
+    {"hub": "EMBEDDED InflatedShape Inflation PREFIX SHAPES find_checkpoint find_model gguf_parts pick_draft"},
 )

@@ -3,6 +3,7 @@
 It downloads nothing: the error for a missing model names the command to run.
 """
 
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,15 +50,36 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
             raise UnsupportedModel(f"{path} is not a .gguf file: for safetensors give the folder")
-        return path
+        return gguf_parts(path)[0]
     files = sorted(path.glob("*.gguf"))
     if files and not (path / "config.json").is_file():
-        if len(files) > 1:
+        if files != gguf_parts(files[0]):
             raise UnsupportedModel(
                 f"{path} has {len(files)} GGUF files: give the path of one of them, such as {files[0]}"
             )
         return files[0]
     return path
+
+
+_MAX_PARTS = 1024
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """All files of a GGUF that was split, in order, from the path of one of them; of another file, that file alone."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    name, _, count = found.groups()
+    if not 1 <= int(count) <= _MAX_PARTS:
+        raise UnsupportedModel(f"{path} claims to be one of {int(count)} parts; at most {_MAX_PARTS}")
+    parts = [path.with_name(f"{name}-{number:05d}-of-{count}.gguf") for number in range(1, int(count) + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise UnsupportedModel(
+            f"{path} is one of {int(count)} parts, and its folder lacks {missing[0]}: download it too"
+        )
+    return parts
 
 
 def shipped_drafts() -> tuple[str, ...]:

@@ -76,9 +76,10 @@ def inflated_config(small: DecoderSpec, shape: InflatedShape) -> DecoderSpec:
 def _is_llama(config: DecoderSpec) -> bool:
     """Whether the layers compute what those of Llama compute, with or without a window."""
     heads, ffn = config.heads, config.ffn
-    return config.layers[0] == LayerSpec(
+    plain = LayerSpec(
         Heads(heads.num, heads.num_kv, heads.head_dim), DenseFeedForward(ffn.width), window=config.layers[0].window
     )
+    return config.layers[0] == plain and [rotary.num_rotated for rotary in config.rotary] == [None]
 
 
 class InflatedWeights:

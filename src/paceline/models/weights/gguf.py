@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Weight
 from paceline.model_files import GGUFReader, Metadata
+from paceline.model_files.hub import gguf_parts
 from paceline.model_files.tokenizer import tokenizer_from_gguf
 from paceline.models.families.read import read_gguf_config
 from paceline.models.families.registry import family_of
@@ -58,6 +60,34 @@ _GROWTH = 4 / 3
 """Loaded bytes per byte of a file, at most: half-precision scales become single precision."""
 
 
+class _Parts:
+    """The tensors of a GGUF file, or of all files of one that was split; the first one has the metadata."""
+
+    def __init__(self, path: Path) -> None:
+        self.paths = tuple(gguf_parts(path))
+        readers = [GGUFReader(part) for part in self.paths]
+        self.metadata = readers[0].metadata
+        for number, reader in enumerate(readers):
+            header = Metadata("the GGUF header", reader.metadata)
+            found = header.count("split.no", 1 << 16, 0, least=0), header.count("split.count", 1 << 16, 1, least=0) or 1
+            if found != (number, len(readers)):
+                raise UnsupportedModel(
+                    f"{self.paths[number]} says that it is part {found[0] + 1} of {found[1]}, and not {number + 1} of "
+                    f"{len(readers)}: keep the names that the parts were published with"
+                )
+        self._readers = {name: reader for reader in readers for name in reader.tensors}
+        self.tensors = {name: reader.tensors[name] for name, reader in self._readers.items()}
+        count = Metadata("the GGUF header", self.metadata).count("split.tensors.count", 1 << 20, len(self.tensors))
+        if count != len(self.tensors):
+            raise UnsupportedModel(
+                f"the parts of {path} have {len(self.tensors)} tensors and not {count}: download them again"
+            )
+
+    def bytes_of(self, name: str, start: int, count: int) -> np.ndarray:
+        """[count] uint8 of a tensor, from its byte `start` on."""
+        return self._readers[name].bytes_at(self.tensors[name].offset + start, count)
+
+
 def open_gguf(path: Path) -> Checkpoint:
     """Raises `UnsupportedModel`, which names the file, for whatever its header shows. Reads no weights."""
     try:
@@ -69,9 +99,7 @@ def open_gguf(path: Path) -> Checkpoint:
 
 
 def _open(path: Path) -> Checkpoint:
-    reader = GGUFReader(path)
-    if Metadata("the GGUF header", reader.metadata).count("split.count", 1 << 16, 1, least=0) > 1:
-        raise UnsupportedModel(f"{path} is one part of a split GGUF: join the parts with `llama-gguf-split --merge`")
+    reader = _Parts(path)
     tensors, factors = reader.tensors, None
     if "token_embd.weight" not in tensors:
         raise UnsupportedModel(f"{path} has no token_embd.weight: it is not a language model")
@@ -87,10 +115,10 @@ def _open(path: Path) -> Checkpoint:
     stored = GGUFWeights(reader, config)
     weights = with_rotary_rows(FusedWeights(stored, config), config, family_of(config).has_adjacent_pairs)
     check_weights(config, weights.shape)
-    return Checkpoint(path.stem, config, weights, lambda: tokenizer_from_gguf(reader.metadata), (path,), _GROWTH)
+    return Checkpoint(path.stem, config, weights, lambda: tokenizer_from_gguf(reader.metadata), reader.paths, _GROWTH)
 
 
-def _check_types(reader: GGUFReader) -> None:
+def _check_types(reader: _Parts) -> None:
     """Raise `UnsupportedModel` for the first tensor of a type that is not supported."""
     wrong = {name: info.type for name, info in reader.tensors.items() if NAMES.get(info.type) not in TYPES}
     if not wrong:
@@ -103,17 +131,17 @@ def _check_types(reader: GGUFReader) -> None:
     )
 
 
-def check_tensor(reader: GGUFReader, name: str) -> None:
+def check_tensor(reader: _Parts, name: str) -> None:
     """Raise `UnsupportedModel` unless the file contains the whole tensor, in a supported type."""
     info = reader.tensors[name]
     if info.shape[-1] % block_type(info.type).block:
         raise UnsupportedModel(
             f"the tensor {name} has rows of {info.shape[-1]} values, which {NAMES[info.type]} cannot store"
         )
-    reader.bytes_at(info.offset, num_bytes(info.type, math.prod(info.shape)))
+    reader.bytes_of(name, 0, num_bytes(info.type, math.prod(info.shape)))
 
 
-def _frequency_factors(reader: GGUFReader, name: str) -> tuple[float, ...]:
+def _frequency_factors(reader: _Parts, name: str) -> tuple[float, ...]:
     if len(reader.tensors[name].shape) != 1:
         raise UnsupportedModel(f"{name} is not a vector")
     factors = _vector(reader, name)
@@ -133,7 +161,7 @@ class _Place:
 class GGUFWeights:
     """`Weights` over an open GGUF file. Matrices that the file joins have the names `qkv_proj` and `gate_up_proj`."""
 
-    def __init__(self, reader: GGUFReader, config: DecoderSpec) -> None:
+    def __init__(self, reader: _Parts, config: DecoderSpec) -> None:
         self._reader, self._config = reader, config
         self._places = {
             weight: place for name in reader.tensors if name not in _UNUSED for weight, place in self._weights_in(name)
@@ -151,7 +179,7 @@ class GGUFWeights:
         place, shape = self._place(name), self.shape(name)
         info = self._reader.tensors[place.tensor]
         size = num_bytes(info.type, shape[0] * shape[1])
-        raw = self._reader.bytes_at(info.offset + (place.expert or 0) * size, size)
+        raw = self._reader.bytes_of(place.tensor, (place.expert or 0) * size, size)
         return unpack(info.type, torch.from_numpy(raw), shape)
 
     def vector(self, name: str) -> Tensor:
@@ -206,7 +234,7 @@ class GGUFWeights:
         return f"blk.{layer}.{roles.get('.'.join(inner), '.'.join(inner))}.{kind}"
 
 
-def _vector(reader: GGUFReader, name: str) -> Tensor:
+def _vector(reader: _Parts, name: str) -> Tensor:
     info = reader.tensors[name]
-    raw = reader.bytes_at(info.offset, num_bytes(info.type, info.shape[0]))
+    raw = reader.bytes_of(name, 0, num_bytes(info.type, info.shape[0]))
     return unpack(info.type, torch.from_numpy(raw), (1, *info.shape)).dequantize()[0]
