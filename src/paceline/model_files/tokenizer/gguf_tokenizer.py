@@ -42,6 +42,10 @@ _PRE_TOKENIZERS = {
     "llama-bpe": _split(_LLAMA3),
     "llama3": _split(_LLAMA3),
     "llama-v3": _split(_LLAMA3),
+    "smaug-bpe": _split(_LLAMA3),
+    "dbrx": _split(_LLAMA3),
+    "glm4": _split(_LLAMA3),
+    "chatglm-bpe": _split(_LLAMA3),
     "qwen2": _split(_QWEN2),
     "default": pre_tokenizers.Sequence(
         [
