@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console
-from paceline.cli.workers import FILE, Ray, check_before_start, cluster_of, running_config, view
+from paceline.cli.workers import FILE, Ray, check_before_start, cluster_of, running_config, state_of, view
 
 if TYPE_CHECKING:
     from paceline.targets import TargetPool
@@ -29,7 +29,7 @@ def up(
     """
     config = cluster_of(file, ray)
     check_before_start(config)
-    with console.err.status(f"starting {config.name}"):
+    with console.waiting(f"starting {config.name}") as show:
         from paceline.deploy import observe_cluster, up
         from paceline.deploy.processes import StateFolder
 
@@ -42,7 +42,7 @@ def up(
             folder = up(file, config)
         with observe_cluster(config) as pool:
             try:
-                ready = all_ready(pool, wait, warnings)
+                ready = all_ready(pool, wait, show, warnings)
             except KeyboardInterrupt:
                 console.err.print(
                     f"the workers continue to start; `paceline down {file}` stops them", markup=False, soft_wrap=True
@@ -91,7 +91,7 @@ def down(
     Exit status 1: no workers were running.
     """
     config = running_config(file, ray, "`paceline down CLUSTER.yaml`")
-    with console.err.status(f"stopping {config.name}"):
+    with console.waiting(f"stopping {config.name}"):
         from paceline.deploy import down as stop
 
         stopped = stop(config)
@@ -100,8 +100,10 @@ def down(
         raise typer.Exit(1)
 
 
-def all_ready(pool: "TargetPool", seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
-    """Whether every worker is ready, with a measured round trip, within `seconds`."""
+def all_ready(
+    pool: "TargetPool", seconds: float, show: Callable[[str], None], meanwhile: Callable[[], None] = lambda: None
+) -> bool:
+    """Whether every worker is ready, with a measured round trip, within `seconds`. `show` gets those that are not ready yet."""
     deadline = time.monotonic() + seconds
     while True:
         workers = [worker for worker in pool.workers() if worker.state != "gone"]
@@ -112,6 +114,10 @@ def all_ready(pool: "TargetPool", seconds: float, meanwhile: Callable[[], None] 
         is_settled = all(worker.state in ("ready", "refused") for worker in workers)
         if time.monotonic() >= deadline or (workers and is_settled and not is_ready):
             return is_ready
+        show(
+            ", ".join(map(state_of, (worker for worker in workers if worker.state != "ready")))
+            or "measuring round trips"
+        )
         meanwhile()
         time.sleep(0.1)
 

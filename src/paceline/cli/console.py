@@ -1,12 +1,21 @@
 """Terminal output, progress, and a model loaded for one command."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Column
 
 from paceline.core.config import EngineConfig
 from paceline.model_files.tokenizer import check_pair
@@ -14,6 +23,8 @@ from paceline.model_files.tokenizer import check_pair
 if TYPE_CHECKING:
     from paceline.engine.start import LLM
 
+
+NUMBERS = re.compile(r"[\d.+-]+")
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -48,6 +59,30 @@ def share_bar() -> Progress:
     )
 
 
+@contextmanager
+def waiting(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on standard error what a command waits for. The block calls the yielded function with a new text.
+
+    On a terminal it is one line with the time since the start, which disappears at the end. Elsewhere each new text is a line
+    of its own, if it differs in more than numbers.
+    """
+    described = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis"))
+    shown = text
+    with Progress(
+        SpinnerColumn(), described, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal
+    ) as progress:
+        task = progress.add_task(text, total=None)
+
+        def show(new: str) -> None:
+            nonlocal shown
+            if not err.is_terminal and NUMBERS.sub("", new) != NUMBERS.sub("", shown):
+                err.print(new, markup=False, soft_wrap=True)
+            progress.update(task, description=new)
+            shown = new
+
+        yield show
+
+
 def describe_seconds(seconds: float) -> str:
     """A time for people: `40 s`, `3 min`."""
     return f"{seconds:.0f} s" if seconds < 100.0 else f"{seconds / 60.0:.0f} min"
@@ -57,7 +92,7 @@ def describe_seconds(seconds: float) -> str:
 def loaded(config: EngineConfig) -> Iterator["LLM"]:
     """Load a model behind a spinner, and close the model when the block ends."""
     check_pair(config.model, config.draft)
-    with err.status(describe(config)):
+    with waiting(describe(config)):
         from paceline.engine.start import LLM  # imports torch, which takes seconds
 
         llm = LLM(**asdict(config))

@@ -117,8 +117,8 @@ def swap(
 
 
 def _swap_in_server(server: ServerDraft, folder: str, seconds: float, period: float) -> None:
-    with console.err.status("the new draft loads") as status:
-        verdict = server.swap(folder, seconds, period, lambda: time.sleep(PAUSE), lambda text: status.update(text))
+    with console.waiting("the new draft loads") as show:
+        verdict = server.swap(folder, seconds, period, lambda: time.sleep(PAUSE), show)
     if verdict.is_kept:
         console.out.print(
             f"the server drafts with {verdict.draft}: {verdict.reason}; set `draft` to it for the next start",
@@ -137,13 +137,13 @@ def _swap_in_pool(pool: str, model: str, config: Path | None, seconds: float, wa
 
         check_before_start(with_draft(pools.desired().config, pool, model))
         run = DraftSwap(pools, gateway, pool, model, TrialLimits(seconds=seconds))
-        with console.err.status("the new draft loads") as status:
+        with console.waiting("the new draft loads") as show:
 
             def pause() -> bool:
                 time.sleep(PAUSE)
                 return True
 
-            decision = run.run(pause, wait, lambda text: status.update(text))
+            decision = run.run(pause, wait, show)
         is_kept = decision.verdict is TrialVerdict.KEEP
         finish(gateway, pools, wait)
     if is_kept:

@@ -6,7 +6,7 @@ until it is as desired.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli import console
-from paceline.cli.workers import FILE, Ray, check_before_start, cluster_of, running_config, view
+from paceline.cli.workers import FILE, Ray, check_before_start, cluster_of, running_config, state_of, view
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig
+from paceline.core.status import WorkerStatus
 from paceline.policy.scaling.changes import ChangePlan, applied, plan, resized, with_pools
 from paceline.policy.scaling.desired import DesiredState
 from paceline.policy.scaling.rollout import RolloutRule
@@ -62,7 +63,7 @@ class RunningCluster:
         self._config = config
 
     def __enter__(self) -> "tuple[LivePools, TargetPool]":
-        with console.err.status("reading the cluster"):
+        with console.waiting("reading the cluster"):
             from paceline.deploy import live_pools, observe_cluster
 
             pools = live_pools(self._config)
@@ -77,26 +78,33 @@ def with_drain_seconds(state: DesiredState, config: ClusterConfig, seconds: floa
     return replace(state, drain_seconds=config.drain_seconds if seconds is None else seconds)
 
 
-def is_settled(gateway: "TargetPool", state: DesiredState) -> bool:
-    """Whether every desired worker is ready, or on trial, and every other worker is gone."""
-    rows = {row.name: row.state for row in gateway.workers()}
-    ready = all(rows.get(goal.name) == "ready" for goal in state.workers)
-    return ready and all(row == "gone" or state.goal(name) is not None for name, row in rows.items())
+def unsettled(workers: Sequence[WorkerStatus], state: DesiredState) -> str:
+    """What is missing until every desired worker is ready, and every other worker is gone. Empty if nothing is."""
+    known = {worker.name for worker in workers}
+    missing = [f"{goal.name} starts" for goal in state.workers if goal.name not in known]
+    for worker in workers:
+        if state.goal(worker.name) is None:
+            missing += [] if worker.state == "gone" else [f"{worker.name} leaves: {worker.state}"]
+        elif worker.state != "ready":
+            missing.append(state_of(worker))
+    return ", ".join(missing)
 
 
-def wait_until(is_done: Callable[[], bool], seconds: float) -> bool:
-    with console.err.status("waiting for the workers"):
+def wait_until_settled(gateway: "TargetPool", pools: "LivePools", seconds: float) -> bool:
+    """Wait until the workers are as desired, and show what is missing. Returns whether they were within `seconds`."""
+    with console.waiting("waiting for the workers") as show:
         deadline = time.monotonic() + seconds
-        while not is_done():
+        while missing := unsettled(gateway.workers(), pools.desired()):
             if time.monotonic() >= deadline:
                 return False
+            show(missing)
             time.sleep(POLL)
     return True
 
 
 def finish(gateway: "TargetPool", pools: "LivePools", seconds: float) -> None:
     """Wait until the workers are as desired, and print them."""
-    is_done = wait_until(lambda: is_settled(gateway, pools.desired()), seconds)
+    is_done = wait_until_settled(gateway, pools, seconds)
     console.out.print(view(gateway.workers()))
     if not is_done:
         console.fail(f"the workers were not as desired within {seconds:g} s")
@@ -205,7 +213,9 @@ def replace_workers(
         compares=role != "draft",
     )
     run = RolloutRun(pools, gateway, lambda line: console.err.print(line, markup=False, soft_wrap=True))
-    if failure := run.run(name, revision, rule, is_model_change):
+    with console.waiting(f"replacing the workers of {name}"):
+        failure = run.run(name, revision, rule, is_model_change)
+    if failure:
         pools.edit(lambda state: state.without_revision(revision))
         console.fail(f"rolled back: {failure}")
         raise typer.Exit(1)
@@ -241,7 +251,7 @@ def apply(
             typer.confirm("Apply?", abort=True)
         state = pools.edit(lambda state: _with_all(state, config))
         revision = state.newest
-        wait_until(lambda: is_settled(gateway, pools.desired()), wait)
+        wait_until_settled(gateway, pools, wait)
         for pool in changes.pools_to_replace():
             replace_workers(pools, gateway, config, pool, revision, surge, model_change, wait)
         pools.edit(lambda state: _final(state, config, revision))

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -78,10 +78,13 @@ def _chosen(
 @contextmanager
 def _of_cluster(config: ClusterConfig) -> Iterator[tuple[str, bool, Workers]]:
     """The name of a cluster, whether all its workers are ready, and a function that returns them."""
-    with console.err.status("waiting for heartbeats"):
-        from paceline.deploy import observe_cluster
-    with observe_cluster(config) as pool:
-        yield config.name, all_ready(pool, HEARTBEAT_SECONDS), pool.workers
+    with ExitStack() as stack:
+        with console.waiting("waiting for heartbeats"):
+            from paceline.deploy import observe_cluster
+
+            pool = stack.enter_context(observe_cluster(config))
+            is_ready = all_ready(pool, HEARTBEAT_SECONDS, lambda _: None)
+        yield config.name, is_ready, pool.workers
 
 
 @contextmanager

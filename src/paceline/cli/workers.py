@@ -64,6 +64,13 @@ def view(workers: Sequence[WorkerStatus]) -> Group:
     return Group(_table(workers), *lines)
 
 
+def state_of(worker: WorkerStatus) -> str:
+    """A worker and its state for a line of progress, such as `target-1 warming up`."""
+    life = worker.life
+    exits = f" (restarted {life.restarts}x, last exit: {life.last_exit})" if life.last_exit else ""
+    return f"{worker.name} {worker.state}{exits}"
+
+
 def _cost(price: float, per_million: float | None) -> str:
     """Such as `$5.38 an hour, $0.42 per million tokens since the start`."""
     each = "no tokens yet" if per_million is None else f"${per_million:,.4g} per million tokens since the start"
@@ -206,7 +213,7 @@ def check_before_start(config: ClusterConfig) -> None:
     import msgspec  # part of the extra `pool`
 
     command = [sys.executable, "-m", "paceline.cli.doctor_cluster"]
-    with console.err.status(f"checking {config.name}"):
+    with console.waiting(f"checking {config.name}"):
         result = subprocess.run(command, input=msgspec.json.encode(config), stdout=subprocess.PIPE, check=False)
     if result.returncode == UNSOUND:
         raise InvalidConfig(result.stdout.decode())

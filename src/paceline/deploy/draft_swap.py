@@ -130,7 +130,8 @@ class DraftSwap:
     def _run(self, wait: Callable[[], bool], deadline: float, report: Callable[[str], None]) -> TrialDecision:
         interrupted = TrialDecision(TrialVerdict.ROLL_BACK, None, "the trial was interrupted")
         while not self.is_loaded:
-            report("the new draft loads")
+            states = (f"{row.name} {row.state}" for row in self._gateway.workers() if row.name in self._new)
+            report(f"the new draft loads: {', '.join(states) or 'its workers start'}")
             if (refusal := self.refusal) is not None:
                 return TrialDecision(TrialVerdict.ROLL_BACK, None, f"the new draft is refused: {refusal}")
             if self._clock.now() > deadline:

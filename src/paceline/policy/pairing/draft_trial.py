@@ -66,7 +66,8 @@ class DraftTrial:
             if is_over:
                 text = f"only {seen} within {limits.seconds:g} s, and {limits.min_sequences} of each are needed"
                 return TrialDecision(TrialVerdict.ROLL_BACK, None, text)
-            return TrialDecision(TrialVerdict.CONTINUE, None, seen)
+            text = f"waiting for traffic: {seen}, of at least {limits.min_sequences} each within {limits.seconds:g} s"
+            return TrialDecision(TrialVerdict.CONTINUE, None, text)
         gain = math.log(candidate.goodput / current.goodput)
         variance = _log_variance(current) + _log_variance(candidate)
         relative = math.expm1(gain)
