@@ -17,15 +17,6 @@ from tests.processes.test_processes import checkpoints, config, plain, requests,
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
-def test_missing_ray_cluster_is_an_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def init(**_: object) -> None:
-        raise ConnectionError("Could not find any running Ray instance")
-
-    monkeypatch.setattr("ray.init", init)
-    with pytest.raises(PacelineError, match="no Ray cluster at 'auto': start one with `ray start --head`"):
-        RayDeployment.up(config(("target", "draft"), tmp_path, ray="auto"))
-
-
 def test_a_pool_on_ray_serves(tmp_path: Path) -> None:
     models = checkpoints(tmp_path)
     submitted = requests(4, max_tokens=8)

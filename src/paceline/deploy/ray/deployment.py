@@ -1,6 +1,9 @@
 """The live pools of a cluster on Ray, as gateways and commands use them. Requests do not pass through Ray."""
 
 import logging
+import queue
+import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -116,12 +119,61 @@ def connect(config: ClusterConfig) -> Any:
     except ImportError:
         raise MissingDependency("ray", "running workers on Ray", "ray") from None
     if not ray.is_initialized():
+        assert config.ray is not None
+        address = _head(ray, config.ray)
         # Ray warns that placement groups should outlive restartable actors. The groups are removed after the actors.
         logging.getLogger("ray.actor").setLevel(logging.ERROR)
         try:
-            ray.init(address=config.ray, namespace=config.name, log_to_driver=False, configure_logging=False)
-        except ConnectionError:
-            raise PacelineError(
-                f"no Ray cluster at {config.ray!r}: start one with `ray start --head`, or give its address, `--ray HOST:6379`"
-            ) from None
+            ray.init(address=address, namespace=config.name, log_to_driver=False, configure_logging=False)
+        except ConnectionError as error:
+            raise _no_head(config.ray, str(error)) from None
     return ray
+
+
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+SETTINGS_FRAME = 4
+"""Type of the first frame of an HTTP/2 server, in its fourth byte. A Ray head speaks gRPC, which is HTTP/2."""
+ANSWER_SECONDS = 3.0
+"""Time in which a Ray head answers a connection."""
+
+
+def _head(ray: Any, address: str) -> str:
+    """The address of the Ray head that `address` names. Raises unless a head answers: `ray.init` would try for minutes, print
+    the log lines of its C++ client meanwhile, and ignore Ctrl-C."""
+    scheme, separator, place = address.rpartition("://")
+    try:
+        found = ray._private.services.canonicalize_bootstrap_address(
+            place
+        )  # resolves `auto` and the names of this machine
+    except ConnectionError:
+        raise _no_head(address, "none runs on this machine") from None
+    except ValueError as error:
+        raise _no_head(address, str(error)) from None
+    problems: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=lambda: problems.put(_problem(found)), daemon=True).start()
+    try:
+        # A thread, since a name may take longer to be resolved.
+        problem = problems.get(timeout=ANSWER_SECONDS)
+    except queue.Empty:
+        problem = f"no answer within {ANSWER_SECONDS:g} s"
+    if problem:
+        raise _no_head(address, problem)
+    return f"{scheme}{separator}{found}"
+
+
+def _problem(address: str) -> str:
+    """Why the server at HOST:PORT is no Ray head. Empty if it may be one."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port))) as connection:
+            connection.sendall(HTTP2_PREFACE)
+            header = connection.recv(9)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return "" if header[3:4] == bytes([SETTINGS_FRAME]) else "the server there is none"
+
+
+def _no_head(address: str, problem: str) -> PacelineError:
+    return PacelineError(
+        f"no Ray head at {address!r} ({problem}): start one with `ray start --head`, or give its address, `--ray HOST:6379`"
+    )
