@@ -1,6 +1,7 @@
 """Starts, finds and stops the workers of a cluster, from its configuration."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
 from paceline.core.machine import usable_cores
-from paceline.deploy.processes import LivePools, NotUp, ProcessPools, StateFolder, free_addresses
+from paceline.deploy.processes import LivePools, NotUp, ProcessPools, StateFolder
 from paceline.policy.scaling.desired import DesiredState
 from paceline.targets import TargetPool
 from paceline.wire.keys import KeyFolder, KeyPair
@@ -28,7 +29,7 @@ def gateway_key(config: ClusterConfig) -> KeyPair | None:
 
 
 def process_specs(config: ClusterConfig) -> list[WorkerSpec]:
-    """Specifications of local processes: a free port each, kept over restarts, and an equal share of the cores."""
+    """Specifications of local processes whose addresses are known before they start: a free port each, kept over restarts."""
     threads = max(1, usable_cores() // sum(pool.replicas for pool in config.pools))
     return worker_specs(config, _addresses(config), threads)
 
@@ -153,11 +154,25 @@ def down(config: ClusterConfig) -> bool:
 
 def free_address() -> str:
     """A loopback address with a free port."""
-    return free_addresses("127.0.0.1", 1)[0]
+    return _free_addresses("127.0.0.1", 1)[0]
 
 
 def _addresses(config: ClusterConfig) -> Mapping[str, str]:
     """A free port for each worker and one for its weight server."""
     workers = [name for pool in config.pools for name in pool.worker_names]
     names = [*workers, *map(weight_server_name, workers)]
-    return dict(zip(names, free_addresses(config.host, len(names)), strict=True))
+    return dict(zip(names, _free_addresses(config.host, len(names)), strict=True))
+
+
+def _free_addresses(host: str, count: int) -> list[str]:
+    """Addresses with free ports. All are bound until all are found, so that they differ."""
+    host = "127.0.0.1" if host == "auto" else host
+    held = [socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) for _ in range(count)]
+    try:
+        for reserved in held:
+            reserved.bind((host, 0))
+        shown = f"[{host}]" if ":" in host else host
+        return [f"tcp://{shown}:{reserved.getsockname()[1]}" for reserved in held]
+    finally:
+        for reserved in held:
+            reserved.close()

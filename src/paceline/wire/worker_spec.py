@@ -1,15 +1,15 @@
 """What a worker's process gets and returns as JSON, and the members of a cluster.
 
 `WorkerSpec` specifies the worker. Its part `UpstreamSpec` says which server of another engine it serves, and `WeightSpec` says
-where it loads weights from and how it serves them. `write_error` writes the error that ended the process. A `Directory` has the
-members of a cluster and their addresses.
+where it loads weights from and how it serves them. `write_addresses` writes where the process listens, and `write_error` the
+error that ended it. A `Directory` has the members of a cluster and their addresses.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from paceline.core import errors
 from paceline.core.cluster_config import DRAIN_SECONDS, ClusterConfig, TransferSetting
@@ -205,6 +205,8 @@ class WorkerSpec:
     """OTLP endpoint to which a target worker sends its spans."""
     upstream: UpstreamSpec | None = None
     """The server of another engine behind a target worker. None if the target worker runs our engine."""
+    address_file: str | None = None
+    """File to which the worker writes the addresses at which it listens. None if its parent knows them."""
     error_file: str | None = None
     """File for the error that ends the worker, in a private folder of its parent; see `deploy/worker_error.py`."""
     log_level: str = "info"
@@ -263,6 +265,28 @@ def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: i
         for i, name in enumerate(pool.worker_names)
         if name in addresses
     ]
+
+
+class WorkerAddresses(NamedTuple):
+    """Where a worker listens, and its weight server. Empty if it does not, or not yet."""
+
+    worker: str = ""
+    weights: str = ""
+
+
+def write_addresses(path: Path, addresses: WorkerAddresses) -> None:
+    """Store the addresses for `read_addresses`, which finds all of them or none."""
+    unfinished = path.with_suffix(".new")
+    unfinished.write_text(json.dumps(addresses), "utf-8")
+    unfinished.replace(path)
+
+
+def read_addresses(path: Path) -> WorkerAddresses:
+    """The stored addresses. They are empty until the worker has stored them."""
+    try:
+        return WorkerAddresses(*json.loads(path.read_text("utf-8")))
+    except FileNotFoundError:
+        return WorkerAddresses()
 
 
 def write_error(path: Path, error: Exception) -> None:

@@ -35,7 +35,7 @@ from paceline.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.wire.keys import KEY_ROLE_OF, KeyFolder, Security
 from paceline.wire.kv_events import KvPublisher
 from paceline.wire.transport import Listener, require_keys
-from paceline.wire.worker_spec import WorkerSpec, write_error
+from paceline.wire.worker_spec import WorkerAddresses, WorkerSpec, write_addresses, write_error
 from paceline.worker.handoff import Handoffs, PrefillService
 from paceline.worker.server import (
     AlternatingDraftTrial,
@@ -269,6 +269,9 @@ class Process:
         logger.info("loading %s", self._spec.engine.model)
         self._worker = make_worker(self._spec)
         logger.info("listening on %s", self._worker.address)
+        if self._spec.address_file is not None:
+            addresses = WorkerAddresses(self._worker.address, self._worker.weight_address)
+            write_addresses(Path(self._spec.address_file), addresses)
         freeze_loaded_objects()
         sys.setswitchinterval(SWITCH_SECONDS)
         self._worker.run()

@@ -6,7 +6,7 @@ from paceline.core.lazy_face import lazy_face
 
 if TYPE_CHECKING:
     from paceline.deploy.processes.cluster_file import is_cluster_file, load_cluster
-    from paceline.deploy.processes.pools import HeldWorker, Pools, ProcessPools, free_addresses
+    from paceline.deploy.processes.pools import HeldWorker, Pools, ProcessPools
     from paceline.deploy.processes.rollout import LivePools, RolloutRun
     from paceline.deploy.processes.state import AlreadyUp, NotUp, StateFolder
     from paceline.deploy.processes.supervisor import Supervisor
@@ -21,7 +21,6 @@ __all__ = [
     "RolloutRun",
     "StateFolder",
     "Supervisor",
-    "free_addresses",
     "is_cluster_file",
     "load_cluster",
 ]
@@ -30,7 +29,7 @@ __getattr__ = lazy_face(
     __name__,
     {
         "cluster_file": "is_cluster_file load_cluster",
-        "pools": "HeldWorker Pools ProcessPools free_addresses",
+        "pools": "HeldWorker Pools ProcessPools",
         "rollout": "LivePools RolloutRun",
         "state": "AlreadyUp NotUp StateFolder",
         "supervisor": "Supervisor",

@@ -4,7 +4,6 @@
 """
 
 import logging
-import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from paceline.wire.worker_spec import (
     PeerAddress,
     Phase,
     WorkerSpec,
+    read_addresses,
     weight_server_name,
     weight_specs,
     worker_specs,
@@ -153,10 +153,12 @@ def _member(worker: HeldWorker, desired: DesiredState) -> Member:
 
 
 class ProcessRunner:
-    """A `WorkerRunner` of processes: a free port each, kept over restarts, and an equal share of the cores."""
+    """A `WorkerRunner` of processes with an equal share of the cores. Each binds free ports and reports them in a file: a port
+    that is chosen for a process may be taken when it binds it."""
 
-    def __init__(self, logs: Path, clock: Clock | None = None) -> None:
-        self._supervisor = Supervisor([], logs, clock=clock)
+    def __init__(self, folder: StateFolder, clock: Clock | None = None) -> None:
+        self._folder = folder.path
+        self._supervisor = Supervisor([], folder.logs, clock=clock)
         self._revisions: dict[str, int] = {}
         """Revision of each worker that runs or drains."""
         self._supervisor.start()
@@ -164,17 +166,18 @@ class ProcessRunner:
     def workers(self) -> Mapping[str, HeldWorker]:
         draining, lives = self._supervisor.draining, self._supervisor.lives
         return {
-            name: HeldWorker(spec, self._revisions[name], name in draining, lives[name])
+            name: HeldWorker(_listening(spec), self._revisions[name], name in draining, lives[name])
             for name, spec in self._supervisor.specs.items()
         }
 
     def start(self, goal: WorkerGoal, desired: DesiredState, peers: Mapping[str, str]) -> None:
         config = with_numbers(desired, goal.revision)
         threads = max(1, usable_cores() // max(1, len(desired.workers)))
-        address, weights = free_addresses(config.host, 2)
-        addresses = {**peers, goal.name: address, weight_server_name(goal.name): weights}
+        any_port = f"tcp://[{config.host}]:0" if ":" in config.host else f"tcp://{config.host}:0"
+        addresses = {**peers, goal.name: any_port, weight_server_name(goal.name): any_port}
+        spec = next(spec for spec in worker_specs(config, addresses, threads) if spec.name == goal.name)
         self._revisions[goal.name] = goal.revision
-        self._supervisor.add(next(spec for spec in worker_specs(config, addresses, threads) if spec.name == goal.name))
+        self._supervisor.add(replace(spec, address_file=str(self._folder / f"{goal.name}.address")))
 
     def drain(self, name: str, seconds: float) -> None:
         self._supervisor.drain(name, seconds)
@@ -197,7 +200,7 @@ class ProcessPools:
     def __init__(self, folder: StateFolder, desired: DesiredState, clock: Clock | None = None) -> None:
         self._folder, self._desired = folder, desired
         self._file = DesiredFile(folder.path)
-        self._runner = ProcessRunner(folder.logs, clock)
+        self._runner = ProcessRunner(folder, clock)
         self._pools = Pools(self._runner, clock)
         self._written: tuple[Member, ...] | None = None
         self._file.write(desired)
@@ -229,15 +232,9 @@ class ProcessPools:
             self._folder.write(members)
 
 
-def free_addresses(host: str, count: int) -> list[str]:
-    """Addresses with free ports. All are bound until all are found, so that they differ."""
-    host = "127.0.0.1" if host == "auto" else host
-    held = [socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) for _ in range(count)]
-    try:
-        for reserved in held:
-            reserved.bind((host, 0))
-        shown = f"[{host}]" if ":" in host else host
-        return [f"tcp://{shown}:{reserved.getsockname()[1]}" for reserved in held]
-    finally:
-        for reserved in held:
-            reserved.close()
+def _listening(spec: WorkerSpec) -> WorkerSpec:
+    """The specification with the addresses that the worker has reported."""
+    assert spec.address_file is not None
+    found = read_addresses(Path(spec.address_file))
+    weights = None if spec.weights is None else replace(spec.weights, address=found.weights)
+    return replace(spec, address=found.worker, weights=weights)

@@ -204,8 +204,9 @@ class Supervisor:
         worker.life = replace(worker.life, started=time.time())
 
     def _spawn(self, spec: WorkerSpec) -> ChildProcess:
-        if spec.error_file is not None:
-            Path(spec.error_file).unlink(missing_ok=True)
+        for file in (spec.error_file, spec.address_file):
+            if file is not None:
+                Path(file).unlink(missing_ok=True)
         path = self._log(spec)
         with nullcontext(STANDARD_ERROR) if path is None else path.open("ab") as log:
             return ChildProcess(self._command(spec), stdout=log, stderr=log)
