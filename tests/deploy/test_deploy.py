@@ -1,5 +1,7 @@
 """The files in deploy/ are consistent. They are not tested against Kubernetes; see deploy/README.md."""
 
+import re
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,9 @@ import pytest
 import yaml
 
 from paceline.core.cluster_config import cluster_config
+from paceline.deploy.engine_process import GRACE
 from paceline.deploy.processes.cluster_file import is_cluster_file, load_cluster
+from paceline.gateway.config.config import SETTINGS, ServerConfig
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCUMENTS = {d["kind"]: d for d in yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())}
@@ -110,3 +114,25 @@ def test_ray_version_is_the_same_everywhere() -> None:
     assert (
         f"'ray[default]=={version}'" in (DEPLOY / "Dockerfile").read_text()
     )  # without the extra, Ray does not answer KubeRay's probes
+
+
+def test_the_image_has_what_its_installation_reads() -> None:
+    script, image = (DEPLOY.parent / "install.sh").read_text(), (DEPLOY / "Dockerfile").read_text()
+    copied = {name for line in re.findall(r"^COPY (.*) \./", image, re.MULTILINE) for name in line.split()}
+    assert "sh install.sh" in image
+    assert set(re.findall(r"\$checkout/([\w.]+)", script)) <= copied
+    (names,) = re.findall(r"for name in (.*); do cp", script)
+    assert set(names.split()) <= copied
+
+
+def test_the_service_gives_the_server_time_to_finish_its_requests() -> None:
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "paceline.service")
+    service = unit["Service"]
+    assert service["KillMode"] == "mixed", "the engine would drain while the gateway still sends it tokens to generate"
+    assert float(service["TimeoutStopSec"]) > ServerConfig().drain_timeout + GRACE
+    assert service["ExecStart"] == "/usr/local/bin/paceline serve"
+    settings = re.findall(r"PACELINE_\w+(?==[/0…])", (DEPLOY / "paceline.service").read_text())
+    known = {setting.variable for setting in SETTINGS.values()}
+    assert set(settings) - {"PACELINE_HOME", "PACELINE_BIN"} <= known
