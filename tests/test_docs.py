@@ -13,6 +13,8 @@ import pytest
 
 import paceline
 from paceline.core.version import VERSION
+from paceline.gateway.auth.api_keys import KeyLimits
+from paceline.gateway.config.config import SETTINGS
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "paceline"
@@ -114,6 +116,20 @@ def test_every_row_of_the_trust_report_names_a_test() -> None:
     text = (ROOT / "benchmarks" / "trust" / "README.md").read_text("utf-8")
     assert not list(unknown_tests(text))
     assert len(re.findall(TEST, text)) > 100
+
+
+def test_every_limit_is_on_the_page_of_access() -> None:
+    """With a test that exists."""
+    text = (ROOT / "docs" / "access.md").read_text("utf-8")
+    assert not list(unknown_tests(text))
+    limits = [
+        name
+        for name in (*SETTINGS, *KeyLimits.__dataclass_fields__)
+        if re.search(r"(^|[._])max_|_timeout$|_bytes$|_per_minute$|^kv_tokens$", name)
+    ]
+    rows = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    assert len(limits) > 20
+    assert [name for name in limits if f"`{name}`" not in rows] == []
 
 
 def test_the_checks_find_planted_mistakes() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from paceline.core.child import DEVNULL, PIPE, ChildProcess, Ended, LineChild, RestartedChild, exit_text
 from paceline.core.clock import VirtualClock
+from paceline.core.machine import thread_cpu_seconds
 
 READS = "import sys; sys.stdin.read()"
 SLEEPS = "import time; time.sleep(600)"
@@ -153,6 +154,23 @@ def test_a_message_is_answered_with_a_line(echo: LineChild) -> None:
     assert echo.ask([b"abc\n"], 30) == b"cba\n"
     assert echo.ask([b"a", b"bc", b"d\n"], 30) == b"dcba\n"
     assert echo.is_running
+
+
+BURN = """
+import sys, time
+for line in sys.stdin:
+    end = time.process_time() + 0.1
+    while time.process_time() < end: pass
+    print(line.strip(), flush=True)
+"""
+
+
+def test_the_time_that_a_child_computes_is_that_of_its_caller() -> None:
+    child = LineChild(python(BURN))
+    before = thread_cpu_seconds()
+    assert child.ask([b"abc\n"], 60) == b"abc\n"
+    assert thread_cpu_seconds() - before >= 0.08
+    child.close()
 
 
 def test_an_answer_has_a_time_limit(echo: LineChild) -> None:

@@ -3,12 +3,23 @@
 import gc
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from paceline.core.machine import available_memory, freeze_loaded_objects, raise_file_limit, total_memory, usable_cores
+from paceline.core.machine import (
+    add_child_time,
+    available_memory,
+    child_cpu_seconds,
+    freeze_loaded_objects,
+    process_memory,
+    raise_file_limit,
+    thread_cpu_seconds,
+    total_memory,
+    usable_cores,
+)
 
 GIB = 1 << 30
 
@@ -170,3 +181,26 @@ def test_the_limit_of_files_is_raised(
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limit: limits.append(limit))
     assert raise_file_limit(most) == raised
     assert limits[-1] == (raised, hard)
+
+
+def test_the_memory_of_a_process_has_no_pages_of_files(tmp_path: Path) -> None:
+    status = "Name:\tpaceline\nRssAnon:\t  1000 kB\nRssFile:\t  5000 kB\nRssShmem:\t  24 kB"
+    machine(tmp_path, **{"proc/self/status": status})
+    assert process_memory(root=tmp_path) == 1024 * 1024
+    assert process_memory(7, root=tmp_path) == 0
+    before, block = process_memory(), b"x" * (64 << 20)
+    assert process_memory() - before > len(block) // 2
+
+
+def test_the_time_of_a_child_counts_for_the_thread_that_asked(tmp_path: Path) -> None:
+    machine(tmp_path, **{"proc/7/stat": "7 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 100 20 3 4 20 0 1 0 1"})
+    assert child_cpu_seconds(7, tmp_path) == 127 / os.sysconf("SC_CLK_TCK")
+    assert child_cpu_seconds(8, tmp_path) == 0.0
+    before = thread_cpu_seconds()
+    add_child_time(100.0)
+    assert 100.0 <= thread_cpu_seconds() - before < 101.0
+    other: list[float] = []
+    thread = threading.Thread(target=lambda: other.append(thread_cpu_seconds()))
+    thread.start()
+    thread.join()
+    assert other[0] < 1.0

@@ -66,6 +66,7 @@ class FakeTarget:
         self.config = config
         self.tokenizer = tokenizer or byte_tokenizer()
         self.is_running = True
+        self.is_overloaded = False
         self.max_model_len = config.max_model_len or 4096
         self.requests: list[Request] = []
         self.cancelled: list[str] = []

@@ -144,3 +144,17 @@ def test_heartbeat_requested_before_a_submission_says_nothing_about_it(targets: 
     target.poll(1e9)
     assert target.take_lost_streams(Heartbeat(2, 9, 1, True, 1, 0, 0, 1, attempts=list(target.streams))) == []
     assert len(target.take_lost_streams(Heartbeat(2, 9, 1, True, 1, 0, 0, 1))) == 1
+
+
+def test_a_worker_whose_memory_is_full_gets_no_streams(targets: dict[str, TargetConnection]) -> None:
+    events = Events(targets)
+    full = Heartbeat(1, 9, 1, True, 1, 0, 0, 1, is_overloaded=True)
+    targets["a"].handle_heartbeat(full, 0.0)
+    events.add(*GOOD[:3])
+    assert {events.place(request.id) for request in GOOD[:3]} == {"b"}
+    targets["b"].handle_heartbeat(full, 0.0)
+    events.add(GOOD[3])
+    assert len(targets["a"].streams) + len(targets["b"].streams) == 3
+    targets["a"].handle_heartbeat(msgspec.structs.replace(full, is_overloaded=False), 1.0)
+    events.table.assign()
+    assert events.place(GOOD[3].id) == "a"

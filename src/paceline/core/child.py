@@ -17,6 +17,7 @@ from subprocess import DEVNULL, PIPE, STDOUT
 from typing import IO, NamedTuple
 
 from paceline.core.clock import Clock
+from paceline.core.machine import add_child_time, child_cpu_seconds
 
 __all__ = ["DEVNULL", "PIPE", "STDOUT", "ChildProcess", "Ended", "LineChild", "RestartedChild", "exit_text"]
 
@@ -142,7 +143,9 @@ class LineChild:
         return self._child.exit_code is None
 
     def ask(self, message: Sequence[bytes], seconds: float) -> bytes:
-        """The line that answers the parts of `message`. It is empty if the child ended, or was killed after `seconds`."""
+        """The line that answers the parts of `message`. It is empty if the child ended, or was killed after `seconds`. Its
+        processor time counts as that of the calling thread (`thread_cpu_seconds`)."""
+        began = child_cpu_seconds(self.pid)
         timer = threading.Timer(seconds, self._child.kill)
         timer.start()
         try:
@@ -151,6 +154,7 @@ class LineChild:
             return b""
         finally:
             timer.cancel()
+            add_child_time(max(0.0, child_cpu_seconds(self.pid) - began))
 
     def tell(self, line: bytes) -> None:
         """Writes a line that has no answer. The next `ask` notices that the child has ended."""

@@ -142,6 +142,9 @@ class EngineConfig:
     """Folder for cached blocks, which then survive a restart. Only one server may use it. Without it there is no disk tier."""
     kv_disk_bytes: int = 16 * 2**30
     """Most bytes in `kv_disk`; the least recently used blocks are deleted."""
+    worker_memory_bytes: int | None = None
+    """Host memory of a worker's process, of which it gives freed memory back at 80%, takes no new requests at 90%, and passes
+    its longest ones on at 95%. The default is the memory of the machine or the container."""
     kernel_cache: str | None = None
     """Folder of compiled GPU kernels, such as one that `paceline warm` has written. The default is
     TRITON_CACHE_DIR, or ~/.triton/cache."""
@@ -163,6 +166,7 @@ class EngineConfig:
             "max_model_len",
             "kv_tokens",
             "kv_disk_bytes",
+            "worker_memory_bytes",
         ):
             value = getattr(self, name)
             if value is not None and value < 1:

@@ -6,21 +6,26 @@ that trusts them starts too many threads, or exceeds its memory limit and is kil
 `device_shares` divides a device's memory among its workers. `phase` logs the duration of each phase of a start in one line.
 """
 
+import ctypes
 import gc
 import logging
 import math
 import os
 import platform
 import resource
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from paceline.core.errors import InvalidConfig
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 GIB = 1 << 30
 """Bytes of a GiB."""
@@ -87,6 +92,49 @@ def available_memory(root: Path = _ROOT) -> int | None:
             files = sum(_stat_bytes(group / "memory.stat", f"{kind}_file") for kind in ("inactive", "active"))
             free.append(max(0, limit - int(used) + files))
     return min(free, default=None)
+
+
+def process_memory(pid: int | None = None, root: Path = _ROOT) -> int:
+    """Bytes of a process that only its end or swapping frees: resident memory without pages of files. This process by default;
+    0 if it has ended."""
+    status = root / f"proc/{pid or 'self'}/status"
+    return 1024 * sum(int(_entry(status, name) or 0) for name in ("RssAnon:", "RssShmem:"))
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system. The allocator of glibc keeps it for later."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # another library than glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+_time_of_children = threading.local()
+
+
+def thread_cpu_seconds() -> float:
+    """Processor time of this thread, and of the children that have answered it (`core/child.py`)."""
+    return time.thread_time() + getattr(_time_of_children, "seconds", 0.0)
+
+
+def add_child_time(seconds: float) -> None:
+    """A child has worked for this thread."""
+    _time_of_children.seconds = getattr(_time_of_children, "seconds", 0.0) + seconds
+
+
+def child_cpu_seconds(pid: int, root: Path = _ROOT) -> float:
+    """Processor time of a child and of its own children that have ended. 0 if it has ended."""
+    line = " ".join(_lines(root / f"proc/{pid}/stat"))
+    times = line.rpartition(")")[2].split()[11:15]  # the name in parentheses may have spaces
+    return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(charge: Callable[[float], None], function: Callable[..., Result], *args: Any) -> Result:
+    """What `function` returns. `charge` receives its processor time, also if it raises."""
+    began = thread_cpu_seconds()
+    try:
+        return function(*args)
+    finally:
+        charge(thread_cpu_seconds() - began)
 
 
 def lower_priority(nice: int) -> None:

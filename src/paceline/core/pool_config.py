@@ -44,6 +44,8 @@ class PoolLimits:
     kv_disk: str | None = None
     """Folder for cached blocks; every worker uses a subfolder of its own."""
     kv_disk_bytes: int | None = None
+    worker_memory_bytes: int | None = None
+    """Host memory of a target's process, from which on it takes less work. If None, that of its machine or container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ class PoolConfig:
                 "kv_tokens",
                 "kv_host_bytes",
                 "kv_disk_bytes",
+                "worker_memory_bytes",
             )
             if (value := getattr(self.limits, name)) is not None
         }

@@ -81,6 +81,12 @@ class TargetClient:
         return self.pool.is_running and any(target.takes_streams for target in self.pool.targets().values())
 
     @property
+    def is_overloaded(self) -> bool:
+        """Whether the memory of all workers that take streams is full."""
+        targets = [target for target in self.pool.targets().values() if target.takes_streams]
+        return bool(targets) and all(target.is_overloaded for target in targets)
+
+    @property
     def failure(self) -> str | None:
         """The reason why requests will not be served without an operator. None if they are served, or may be soon."""
         if not self.is_running:

@@ -116,6 +116,11 @@ class TargetConnection:
         )
 
     @property
+    def is_overloaded(self) -> bool:
+        """Whether its memory is so full that it refuses new streams."""
+        return self.heartbeat is not None and self.heartbeat.is_overloaded
+
+    @property
     def has_suspect(self) -> bool:
         """Whether it starts a request that another worker died of."""
         return any(stream.is_suspect and not stream.has_started for stream in self.streams.values())

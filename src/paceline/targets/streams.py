@@ -145,7 +145,7 @@ class StreamTable:
         """Route every unassigned stream, if any worker is usable."""
         if not self._unassigned:
             return
-        usable = [target for target in self._targets.values() if target.takes_streams]
+        usable = [target for target in self._targets.values() if target.takes_streams and not target.is_overloaded]
         loaded = [target for target in usable if not target.is_loading]
         loads = {target.name: target.load for target in loaded or usable}
         for _ in range(len(self._unassigned) if loads else 0):

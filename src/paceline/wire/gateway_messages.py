@@ -315,6 +315,8 @@ class Heartbeat(Message, frozen=True, tag=43):
     elsewhere."""
     is_draining: bool = False
     """Whether the worker takes no new submissions and exits soon. It reports the start of a drain at once, with nonce 0."""
+    is_overloaded: bool = False
+    """Whether the worker refuses new submissions because its memory is almost full."""
 
 
 class StatusReport(Message, frozen=True, tag=44):

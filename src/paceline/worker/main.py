@@ -43,6 +43,7 @@ from paceline.worker.server import (
     EngineBackend,
     WeightsChanges,
     WorkerHung,
+    WorkerOverload,
     WorkerServer,
     weights_loader,
 )
@@ -120,7 +121,8 @@ def build_target_worker(
         ),
         tracing=tracing,
     )
-    return WorkerServer(spec.name, listener, backend)
+    overload = WorkerOverload(spec.engine.worker_memory_bytes)
+    return WorkerServer(spec.name, listener, backend, overload=overload)
 
 
 def _build_engine(

@@ -27,7 +27,7 @@ LONG = json.dumps({"prompt": "x" * 300_000}).encode()
 
 @pytest.fixture
 def process() -> Iterator[BodyProcess]:
-    process = BodyProcess(BodyLimits(1000, {"fake": 200_000}))
+    process = BodyProcess(BodyLimits(1000, {"fake": 200_000}), lambda owner, work, seconds: None)
     yield process
     process.close()
 

@@ -14,6 +14,9 @@ from paceline.gateway.bodies.fair_share import Owner
 from paceline.gateway.bodies.process import BodyProcess
 from paceline.gateway.http import middleware
 from paceline.gateway.http.middleware import BodyMiddleware, parse_origins
+from paceline.gateway.http.overload import OverloadManager
+from paceline.gateway.metrics.metrics import Metrics
+from paceline.policy.overload import OverloadPolicy, OverloadStage
 from tests.gateway.fakes import Served, served
 
 CHAT = "/v1/chat/completions"
@@ -86,14 +89,17 @@ class AllPass(BodyProcess):
         pass
 
 
-def body_middleware(app: Any, server: Served, limit: int = 10**7, has_keys: bool = False) -> BodyMiddleware:
+def body_middleware(
+    app: Any, server: Served, limit: int = 10**7, has_keys: bool = False, overload: OverloadPolicy | None = None
+) -> BodyMiddleware:
+    policy, metrics = overload or OverloadPolicy(1), Metrics("fake")
     return BodyMiddleware(
         app,
+        gateway=server.gateway,
         limit=limit,
-        limits=server.gateway.limits,
         most_values=10**6,
-        metrics=server.gateway.metrics,
-        large=AllPass(BodyLimits(10**6, {"fake": 10**6})),
+        large=AllPass(BodyLimits(10**6, {"fake": 10**6}), server.gateway.charge_cpu),
+        overload=OverloadManager(policy, [server.gateway], metrics, lambda: 0),
         has_keys=has_keys,
     )
 
@@ -308,5 +314,63 @@ def test_a_client_that_leaves_ends_the_work_for_it() -> None:
         await asyncio.gather(*(client.task for client in clients))
         assert ended == ["/waiting"]
         assert app._memory.held == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("share", "small", "large", "code"),
+    [(0.5, 200, 200, ""), (0.85, 200, 429, "memory_large_bodies"), (0.92, 429, 429, "memory_new_requests")],
+)
+def test_a_full_memory_refuses_large_bodies_first(share: float, small: int, large: int, code: str) -> None:
+    async def run() -> None:
+        policy = OverloadPolicy(1000)
+        policy.observe(int(share * 1000), 0.0)
+        app = body_middleware(answer_ok, server := served(), overload=policy)
+        for size, status in ((10, small), (middleware.LARGE + 1, large)):
+            client = Client(app, content_length=str(size))
+            client.send(b"1" * size)
+            await client.task
+            assert client.status == status
+            if status == 429:
+                assert code.encode() in client.received[1]["body"]
+        chunked = Client(app, transfer_encoding="chunked")
+        chunked.send(b"1" * (middleware.LARGE + 1))
+        await chunked.task
+        assert chunked.status == large
+        health = Client(app, path="/health")
+        health.send(b"")
+        await health.task
+        assert health.status == 200
+        refused = server.gateway.metrics.render().decode()
+        assert policy.stage is OverloadStage.NORMAL or f'reason="{code}"' in refused
+
+    asyncio.run(run())
+
+
+def test_an_owner_without_processor_time_is_refused_until_it_has_some() -> None:
+    clock = [0.0]
+
+    async def run() -> None:
+        server = served(clock=lambda: clock[0], cpu_seconds_per_minute=6.0)
+        app = body_middleware(answer_ok, server)
+
+        async def status(key: Any = ANONYMOUS) -> int:
+            client = Client(app, key=key, content_length="2")
+            client.send(b"{}")
+            await client.task
+            return client.status
+
+        assert await status() == 200
+        server.gateway.charge_cpu(Owner("address "), "text", 8.0)
+        assert await status() == 429
+        assert await status(ApiKey.from_text("k" * 20, "other", id="other")) == 200
+        clock[0] = 19.0
+        assert await status() == 429
+        clock[0] = 21.0
+        assert await status() == 200
+        text = server.gateway.metrics.render().decode()
+        assert 'reason="cpu_budget"} 2.0' in text
+        assert 'paceline_gateway_cpu_seconds_total{model="fake",work="text"} 8.0' in text
 
     asyncio.run(run())

@@ -27,6 +27,7 @@ from paceline.gateway.admin.plan import PlannedSizes, PlannerStatus
 from paceline.gateway.admin.routes import LearningMetrics
 from paceline.gateway.metrics.metrics import MergedRegistry, Metrics, process_registry
 from paceline.gateway.sessions.samples import SampleRing
+from paceline.policy.overload import OverloadStage
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -283,6 +284,9 @@ def test_the_documentation_lists_every_metric() -> None:
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://a:2", answers=1)
     metrics.add_cluster(lambda: ClusterStatus((worker, draft), 0))
     metrics.add_queue(lambda: 0, lambda: 0)
+    metrics.add_memory(lambda: 0, 1, lambda: 0)
+    metrics.record_overload(OverloadStage.DROP)
+    metrics.record_cpu("text", 0.1)
     metrics.record_submit(make_request())
     metrics.record_outputs([(make_request(), make_output(2, drafted=1, accepted=1))], 0.0)
     metrics.record_rejection("overloaded")

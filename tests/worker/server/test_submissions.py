@@ -12,9 +12,19 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.output import OutputListener, StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sequence import Origin
-from paceline.wire.gateway_messages import Cancel, FailureKind, RequestFailed, Submit, TokensReply, TokensRequest
+from paceline.wire.gateway_messages import (
+    Cancel,
+    FailureKind,
+    HeartbeatRequest,
+    RequestFailed,
+    StatusRequest,
+    Submit,
+    TokensReply,
+    TokensRequest,
+)
 from paceline.worker.server import engine_backend
 from paceline.worker.server.engine_backend import EngineBackend
+from paceline.worker.server.overload import WorkerOverload
 from paceline.worker.server.resumable import KEEP_SECONDS
 from paceline.worker.server.server import WorkerServer
 from tests.engine.harness import GREEDY, PROMPT, engine_of, request
@@ -65,7 +75,10 @@ class Setup:
         self.loop = RecordingLoop()
         self.listener = RecordingListener()
         self.backend = EngineBackend("a", self.loop)  # type: ignore[arg-type]
-        self.server = WorkerServer("a", self.listener, self.backend, VirtualClock())  # type: ignore[arg-type]
+        self.used = 0
+        """Bytes that the process uses, of 100."""
+        self.overload = WorkerOverload(100, lambda: self.used, lambda: None)
+        self.server = WorkerServer("a", self.listener, self.backend, VirtualClock(), self.overload)  # type: ignore[arg-type]
 
     @property
     def jobs(self) -> list[int]:
@@ -175,3 +188,40 @@ def test_tokens_of_a_gateway_that_takes_no_messages_are_kept(setup: Setup) -> No
     assert setup.jobs == [1]
     setup.listener.is_gone = False
     assert setup.tokens(1, "key") == TokensReply(1, 7, [[5, 6]])
+
+
+def test_a_full_memory_refuses_new_requests_and_passes_the_longest_on(setup: Setup) -> None:
+    """The gateway continues what the worker refuses on another worker, or here when there is room again."""
+
+    def observe(used: int, now: float) -> bool:
+        setup.used = used
+        return setup.overload.poll(now)
+
+    def symptoms() -> list[str]:
+        return [symptom.name for symptom in setup.handle(StatusRequest()).status.symptoms]
+
+    setup.submit(1)
+    setup.submit(2)
+    setup.loop.listeners[SECOND](StepOutput(SECOND, 0, 0, (3, 4), (Origin.PLAIN,) * 2))
+    setup.handle(HeartbeatRequest(1))  # sends the output, which makes the second one the longest
+    assert not observe(85, 1.0)
+    assert symptoms() == ["memory_large_bodies"]
+    setup.submit(3)
+    assert setup.failures == []
+    assert not observe(91, 2.0)
+    setup.submit(4)
+    assert setup.failures == [(4, FailureKind.LOST, "the memory of a is almost full")]
+    assert setup.handle(HeartbeatRequest(2)).is_overloaded
+    assert symptoms() == ["memory_new_requests"]
+    assert observe(97, 3.0)
+    setup.server._pass_on_longest()
+    setup.server._sessions.send_events()
+    assert setup.failures[1:] == [(2, FailureKind.LOST, "the memory of a is full")]
+    assert list(setup.loop.listeners) == [FIRST, "r#3@67"]
+    assert not observe(97, 3.1)  # no reading is due
+    for now in (10.0, 20.0, 30.0, 40.0):
+        assert not observe(10, now)
+    assert symptoms() == []
+    assert not setup.handle(HeartbeatRequest(3)).is_overloaded
+    setup.submit(5)
+    assert len(setup.failures) == 2

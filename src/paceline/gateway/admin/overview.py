@@ -45,6 +45,10 @@ class Timeline:
     def events(self) -> tuple[Event, ...]:
         return tuple(self._events)
 
+    def add(self, text: str, is_bad: bool, now: float) -> None:
+        """Add an event that no status shows."""
+        self._events.append(Event(now, text, is_bad))
+
     def update(self, workers: Iterable[WorkerStatus], flags: SpeculationFlags, now: float) -> None:
         """Compare with the previous call."""
         current = {worker.name: worker for worker in workers}
@@ -247,6 +251,10 @@ class Overview:
                 late_drafts=_ratio(totals.late - before.late, totals.answers - before.answers),
             )
         )
+
+    def add_event(self, text: str, is_bad: bool) -> None:
+        """Add an event of the gateway itself to the timeline."""
+        self._timeline.add(text, is_bad, self._clock())
 
     def report(self, since: float = 0.0) -> Report:
         """The current state, and the samples after `since`, seconds since 1970."""

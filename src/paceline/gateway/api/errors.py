@@ -130,10 +130,12 @@ class Overloaded(ApiError):
 
     status, type = 429, "rate_limit_error"
 
-    def __init__(self, retry_after: int, reason: str = "the batch and the queue are full") -> None:
+    def __init__(
+        self, retry_after: int, reason: str = "the batch and the queue are full", code: str = "overloaded"
+    ) -> None:
         super().__init__(
             f"{reason}: retry in about {retry_after} s",
-            code="overloaded",
+            code=code,
             headers={"retry-after": str(retry_after)},
         )
         self.retry_after = retry_after
@@ -144,10 +146,10 @@ class RateLimited(ApiError):
 
     status, type = 429, "rate_limit_error"
 
-    def __init__(self, message: str, retry_after: int) -> None:
+    def __init__(self, message: str, retry_after: int, code: str = "rate_limit_exceeded") -> None:
         super().__init__(
             f"{message}: retry in {retry_after} s",
-            code="rate_limit_exceeded",
+            code=code,
             headers={"retry-after": str(retry_after)},
         )
         self.retry_after = retry_after

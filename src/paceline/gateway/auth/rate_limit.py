@@ -17,6 +17,7 @@ from dataclasses import asdict
 from paceline.core.errors import InvalidConfig
 from paceline.gateway.api.errors import BadRequest, RateLimited
 from paceline.gateway.auth.api_keys import ApiKey, KeyLimits
+from paceline.policy.overload import Allowance
 
 
 class ConnectionLimits:
@@ -88,27 +89,6 @@ BODY_BYTES_PER_TOKEN = 8
 WRONG_KEYS_PER_MINUTE = 30
 MAX_ADDRESSES = 10_000
 """Addresses with wrong keys that are remembered; the one that was longest without a wrong key is forgotten first."""
-
-
-class Allowance:
-    """A token bucket."""
-
-    def __init__(self, per_minute: int, now: float) -> None:
-        self.per_minute = per_minute
-        self._level, self._updated = float(per_minute), now
-
-    def wait_seconds(self, amount: int, now: float) -> float:
-        """Seconds until `amount` is available; 0 if it is now."""
-        self._refill(now)
-        return max(0.0, (amount - self._level) * 60.0 / self.per_minute)
-
-    def take(self, amount: int, now: float) -> None:
-        self._refill(now)
-        self._level -= amount
-
-    def _refill(self, now: float) -> None:
-        self._level = min(self.per_minute, self._level + (now - self._updated) * self.per_minute / 60.0)
-        self._updated = now
 
 
 class Account:

@@ -7,12 +7,13 @@ from paceline.core.lazy_face import lazy_face
 if TYPE_CHECKING:
     from paceline.gateway.bodies.check import BodyLimits, check_characters, check_shape, max_values
     from paceline.gateway.bodies.errors import body_error, translated
-    from paceline.gateway.bodies.fair_share import FairShare, FairThreads, Owner, owner_of
+    from paceline.gateway.bodies.fair_share import CpuBudgets, FairShare, FairThreads, Owner, owner_of
     from paceline.gateway.bodies.process import BodyProcess
 
 __all__ = [
     "BodyLimits",
     "BodyProcess",
+    "CpuBudgets",
     "FairShare",
     "FairThreads",
     "Owner",
@@ -29,7 +30,7 @@ __getattr__ = lazy_face(
     {
         "check": "BodyLimits check_characters check_shape max_values",
         "errors": "body_error translated",
-        "fair_share": "FairShare FairThreads Owner owner_of",
+        "fair_share": "CpuBudgets FairShare FairThreads Owner owner_of",
         "process": "BodyProcess",
     },
 )

@@ -3,18 +3,24 @@
 An owner is an API key, or an address if the server needs no key. `FairShare` serves the waiting owners by what they were
 served: next is the owner with the least cost, divided by the weight of its key. An owner holds a part of the whole at most, so
 one owner's work never takes the place of all others. What waits is bounded, and leaves when its task is cancelled.
+
+`CpuBudgets` bounds the processor time of an owner for checks of bodies, chat templates, encoding and checks of schemas. Work is
+charged after it was done. An owner that has no time left is refused before its next body is read.
 """
 
 import asyncio
-from collections import Counter, deque
+import math
+import threading
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from starlette.types import Scope
 
-from paceline.gateway.api.errors import Overloaded
+from paceline.gateway.api.errors import Overloaded, RateLimited
 from paceline.gateway.auth import ApiKey, network_of
+from paceline.policy.overload import Allowance
 
 Result = TypeVar("Result")
 
@@ -168,6 +174,45 @@ class FairThreads:
     def submit(self, function: Callable[[], Any]) -> Any:
         """Runs `function` on a thread without an owner. Returns its future."""
         return self._threads.submit(function)
+
+
+MAX_OWNERS = 10_000
+"""Owners that are remembered; the one that was longest without work is forgotten first."""
+
+
+class CpuBudgets:
+    """Thread-safe. `clock` returns the time."""
+
+    def __init__(self, per_minute: float | None, clock: Callable[[], float]) -> None:
+        """`per_minute` is the number of seconds for an owner of weight 1. If it is None, nothing is limited."""
+        self._per_minute, self._clock = per_minute, clock
+        self._lock = threading.Lock()
+        self._allowances: OrderedDict[str, Allowance] = OrderedDict()
+
+    def check(self, owner: Owner) -> None:
+        """Raises `RateLimited` if the owner has no time left."""
+        with self._lock:
+            allowance = self._allowances.get(owner.id)
+            if allowance is None:
+                return
+            seconds = allowance.wait_seconds(0, self._clock())
+        if seconds > 0.0:
+            raise RateLimited(
+                f"this key or address may use {allowance.per_minute:g} seconds of the gateway's processors per minute",
+                math.ceil(seconds),
+                code="cpu_budget",
+            )
+
+    def charge(self, owner: Owner, seconds: float) -> None:
+        if self._per_minute is None:
+            return
+        with self._lock:
+            now = self._clock()
+            allowance = self._allowances.pop(owner.id, None) or Allowance(self._per_minute * owner.weight, now)
+            allowance.take(seconds, now)
+            self._allowances[owner.id] = allowance
+            if len(self._allowances) > MAX_OWNERS:
+                self._allowances.popitem(last=False)
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

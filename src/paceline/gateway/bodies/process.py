@@ -3,8 +3,11 @@
 import json
 import logging
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from paceline.core.child import LineChild
+from paceline.core.machine import measured
 from paceline.gateway.api.errors import Unavailable
 from paceline.gateway.bodies import check as body_check
 from paceline.gateway.bodies.check import BodyLimits, read_error
@@ -22,8 +25,9 @@ class BodyProcess:
     """Checks one body after the other, on a thread that waits without the interpreter's lock. Owners take turns by the bytes of
     their bodies. All calls are of one event loop at a time."""
 
-    def __init__(self, limits: BodyLimits) -> None:
-        self._limits = limits
+    def __init__(self, limits: BodyLimits, charge: Callable[[Owner, str, float], None]) -> None:
+        """`charge` receives the processor seconds of a check, from any thread."""
+        self._limits, self._charge = limits, charge
         self._thread = FairThreads(1, 1, "paceline-bodies")
         self._process: LineChild | None = None
 
@@ -39,7 +43,8 @@ class BodyProcess:
     async def check(self, owner: Owner, path: str, body: bytes) -> None:
         """Raise `BadRequest` if the route at `path` would refuse the body, `Overloaded` if too many wait, and `Unavailable` if
         the check did not end."""
-        line = await self._thread.run(owner, len(body), self._ask, path, body)
+        charge = partial(self._charge, owner, "body")
+        line = await self._thread.run(owner, len(body), measured, charge, self._ask, path, body)
         if line is None:
             raise Unavailable("the process that checks large bodies has ended: send the request again")
         error = read_error(line)

@@ -118,6 +118,12 @@ class ServerConfig:
     """Seconds for running requests to finish after SIGTERM."""
     max_body_bytes: int = 4 * 2**20
     """Largest request body."""
+    cpu_seconds_per_minute: float | None = 60.0
+    """Processor time of the gateway for the requests of one key, or of one address if there are no keys: checks of bodies, chat
+    templates, encoding and schemas. It is multiplied by the weight of the key. Further requests get 429."""
+    gateway_memory_bytes: int | None = None
+    """Memory of the gateway and its helpers, of which it refuses large bodies at 80%, new requests at 90%, and ends the most
+    expensive ones at 95%. The default is a quarter of the memory of the machine or the container."""
     client_timeout: float = 30.0
     """Seconds that a client may take to send its headers, to send its body, and to read nothing of a response. Then the
     server closes the connection."""
@@ -178,6 +184,16 @@ class ServerConfig:
             ("request_timeout", self.request_timeout > 0, "over 0 seconds"),
             ("drain_timeout", self.drain_timeout >= 0, "0 seconds or more"),
             ("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024"),
+            (
+                "cpu_seconds_per_minute",
+                self.cpu_seconds_per_minute is None or self.cpu_seconds_per_minute > 0,
+                "over 0",
+            ),
+            (
+                "gateway_memory_bytes",
+                self.gateway_memory_bytes is None or self.gateway_memory_bytes >= 1,
+                "at least 1",
+            ),
             ("client_timeout", self.client_timeout > 0, "over 0 seconds"),
             ("max_connections", self.max_connections >= 1, "at least 1"),
             ("max_connections_per_address", self.max_connections_per_address >= 1, "at least 1"),

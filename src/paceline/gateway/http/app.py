@@ -22,6 +22,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.core.machine import process_memory
 from paceline.core.version import VERSION
 from paceline.gateway.admin import (
     LearningMetrics,
@@ -45,10 +46,12 @@ from paceline.gateway.http.middleware import (
     parse_hosts,
     parse_origins,
 )
+from paceline.gateway.http.overload import OverloadManager, memory_limit
 from paceline.gateway.messages import messages_routes
 from paceline.gateway.openai import ModelServices, generation_routes, install_error_handlers, model_routes
 from paceline.gateway.responses import responses_routes
 from paceline.gateway.sessions import Gateway, ServedModels
+from paceline.policy.overload import OverloadPolicy
 from paceline.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
@@ -134,13 +137,15 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
     names = [gateway.model for gateway in models]
     overviews = {gateway.model: Overview(gateway, names, access.has_admin_routes) for gateway in models}
     most_values = max_values(max(gateway.target.max_model_len for gateway in models))
-    large = BodyProcess(BodyLimits(most_values, {gateway.model: gateway.max_chars for gateway in models}))
+    limits = BodyLimits(most_values, {gateway.model: gateway.max_chars for gateway in models})
+    large = BodyProcess(limits, models.first.charge_cpu)
+    overload = _overload_manager(models, overviews, large)
     app = Application(
         title="Paceline",
         version=VERSION,
         redirect_slashes=False,
         responses=ERRORS,
-        lifespan=_lifespan(models, overviews, large),
+        lifespan=_lifespan(models, overviews, large, overload),
         docs_url=None,  # FastAPI's pages load their scripts from another site
         redoc_url=None,
     )
@@ -150,22 +155,36 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
     if access.has_admin_routes:
         _include_admin_routes(app, models)
     install_error_handlers(app)
-    _add_middleware(app, models.first, access, most_values, large)
+    _add_middleware(app, models.first, access, most_values, large, overload)
     if tracing is not None:
         app.add_middleware(TracingMiddleware, tracing=tracing)
     return app
 
 
+def _overload_manager(models: ServedModels, overviews: Mapping[str, Overview], large: BodyProcess) -> OverloadManager:
+    """The manager of the memory of this process and of the one that checks large bodies."""
+
+    def read() -> int:
+        return process_memory() + (0 if large.pid is None else process_memory(large.pid))
+
+    def tell(text: str, is_bad: bool) -> None:
+        for overview in overviews.values():
+            overview.add_event(text, is_bad)
+
+    policy = OverloadPolicy(memory_limit(models.first.config.gateway_memory_bytes))
+    return OverloadManager(policy, list(models), models.first.metrics, read, tell)
+
+
 def _lifespan(
-    models: ServedModels, overviews: Mapping[str, Overview], large: BodyProcess
+    models: ServedModels, overviews: Mapping[str, Overview], large: BodyProcess, overload: OverloadManager
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Starts and stops what runs during the application's life: the watchdog of its event loop, the overviews, and the process
-    for large bodies."""
+    """Starts and stops what runs during the application's life: the watchdog of its event loop, the manager of its memory, the
+    overviews, and the process for large bodies."""
     watchdog = LoopWatchdog(models.first.metrics.loop_lag.observe)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with watchdog.running(), AsyncExitStack() as stack:
+        async with watchdog.running(), overload.running(), AsyncExitStack() as stack:
             for overview in overviews.values():
                 await stack.enter_async_context(overview.running())
             stack.callback(large.close)
@@ -199,16 +218,18 @@ def _include_admin_routes(app: FastAPI, models: ServedModels) -> None:
     app.include_router(plan_routes(board))
 
 
-def _add_middleware(app: FastAPI, gateway: Gateway, access: Access, most_values: int, large: BodyProcess) -> None:
+def _add_middleware(
+    app: FastAPI, gateway: Gateway, access: Access, most_values: int, large: BodyProcess, overload: OverloadManager
+) -> None:
     """Adds the checks of every request. The middleware that is added last runs first."""
     config, metrics = gateway.config, gateway.metrics
     app.add_middleware(
         BodyMiddleware,
+        gateway=gateway,
         limit=config.max_body_bytes,
-        limits=gateway.limits,
         most_values=most_values,
-        metrics=metrics,
         large=large,
+        overload=overload,
         has_keys=access.has_keys,
     )
     app.add_middleware(AuthMiddleware, access=access, metrics=metrics)

@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import re
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.core.errors import InvalidConfig
+from paceline.core.machine import measured
 from paceline.gateway.api.errors import (
     ApiError,
     BodyTooLarge,
@@ -27,9 +29,17 @@ from paceline.gateway.api.errors import (
     error_answer,
     log_refusal,
 )
-from paceline.gateway.auth import Access, RateLimits
-from paceline.gateway.bodies import BodyProcess, FairShare, check_characters, check_shape, owner_of
+from paceline.gateway.auth import Access
+from paceline.gateway.bodies import (
+    BodyProcess,
+    FairShare,
+    check_characters,
+    check_shape,
+    owner_of,
+)
+from paceline.gateway.http.overload import OverloadManager
 from paceline.gateway.metrics import Metrics
+from paceline.gateway.sessions import Gateway
 
 REJECTIONS = {401: "unauthorised", 403: "forbidden", 429: "wrong_keys"}
 """Reasons in the metrics, by status."""
@@ -52,6 +62,9 @@ COUNTED = (
     "too_many_values",
     "too_deep",
     "invalid_json",
+    "cpu_budget",
+    "memory_large_bodies",
+    "memory_new_requests",
 )
 """Error codes that are reasons in the metrics too."""
 JSON_TYPE = re.compile(rb"application/([^;\s]+\+)?json\s*(;|$)", re.IGNORECASE)
@@ -149,16 +162,17 @@ class BodyMiddleware:
         self,
         app: ASGIApp,
         *,
+        gateway: Gateway,
         limit: int,
-        limits: RateLimits,
         most_values: int,
-        metrics: Metrics,
         large: BodyProcess,
+        overload: OverloadManager,
         has_keys: bool,
     ) -> None:
-        """`large` checks large bodies. On a server that `has_keys`, a path without a key takes no body."""
-        self._app, self._limit, self._limits, self._most_values = app, limit, limits, most_values
-        self._metrics, self._large, self._has_keys = metrics, large, has_keys
+        """`gateway` charges keys for the bodies of all models, and `large` checks large bodies. On a server that `has_keys`, a
+        path without a key takes no body."""
+        self._app, self._gateway, self._limit, self._most_values = app, gateway, limit, most_values
+        self._metrics, self._large, self._overload, self._has_keys = gateway.metrics, large, overload, has_keys
         memory = max(BODY_MEMORY, 8 * limit)
         self._memory = FairShare(memory, memory // 4)
         self._turn = asyncio.Lock()
@@ -171,7 +185,7 @@ class BodyMiddleware:
             try:
                 body = await self._read(scope, receive, memory)
                 if body:
-                    scope["state"]["charge"] = self._limits.charge_body(scope["state"]["key"], len(body))
+                    scope["state"]["charge"] = self._gateway.limits.charge_body(scope["state"]["key"], len(body))
             except ApiError as error:
                 await self._reject(error, scope, receive, send)
                 return
@@ -201,14 +215,17 @@ class BodyMiddleware:
     async def _check(self, scope: Scope, body: bytes) -> None:
         """Raises `ApiError`. Returns for a large body when no other one is parsed: its turn lasts until the caller waits."""
         if len(body) <= LARGE:
-            check_characters(body)
-            check_shape(body, self._most_values)
+            measured(partial(self._gateway.charge_cpu, owner_of(scope), "body"), self._check_small, body)
             return
         is_json = JSON_TYPE.match(dict(scope["headers"]).get(b"content-type", b""))
         path = route_path(scope)
         await self._large.check(owner_of(scope), path if is_json else "", body)
         await self._turn.acquire()
         asyncio.get_running_loop().call_soon(self._turn.release)
+
+    def _check_small(self, body: bytes) -> None:
+        check_characters(body)
+        check_shape(body, self._most_values)
 
     async def _read(self, scope: Scope, receive: Receive, memory: ExitStack) -> bytes | None:
         """The whole body; None if the client disconnected before its end. Closing `memory` gives it back."""
@@ -222,6 +239,8 @@ class BodyMiddleware:
             raise BodyTooLarge(limit)
         reserved = min(limit, LARGE) if b"transfer-encoding" in headers else size
         if reserved:
+            self._gateway.cpu.check(owner_of(scope))
+            self._overload.check(reserved)
             await self._reserve(scope, reserved, memory)
         chunks, size, began = list[bytes](), 0, asyncio.get_running_loop().time()
         while True:
@@ -237,6 +256,7 @@ class BodyMiddleware:
             if size > limit:
                 raise BodyTooLarge(limit)
             if size > reserved:
+                self._overload.check(limit)
                 await self._reserve(scope, limit - reserved, memory)
                 reserved = limit
             if not message.get("more_body"):

@@ -26,6 +26,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.core.request import SpeculationFlags
 from paceline.gateway.audit import StrictMode
 from paceline.gateway.auth import Access, ConnectionLimits, RateLimits
+from paceline.gateway.bodies import CpuBudgets
 from paceline.gateway.config import FlagStore, ServerConfig
 from paceline.gateway.http.app import create_app
 from paceline.gateway.http.middleware import parse_hosts, parse_origins, parse_proxies
@@ -148,13 +149,14 @@ def make_models(
     """One gateway per model. `configs`, `targets` and `strict` have one entry for each; `config` is that of the server."""
     flags = FlagStore(config.flags_file, lambda flags: _validate_flags(targets, flags))
     rate_limits = RateLimits(time.monotonic, config.gateways)
+    cpu = CpuBudgets(config.cpu_seconds_per_minute, time.monotonic)
     gateways = []
     for own, target, strict_mode in zip(configs, targets, strict, strict=True):
         metrics = Metrics(own.model_name)
         metrics.add_engine(target.engine_status)
         metrics.add_cluster(target.cluster_status)
         flags.subscribe(target.set_flags)
-        gateways.append(Gateway(target, own, metrics, flags, strict_mode, access.reserved_shares, rate_limits))
+        gateways.append(Gateway(target, own, metrics, flags, strict_mode, access.reserved_shares, rate_limits, cpu))
     return ServedModels(gateways)
 
 

@@ -26,6 +26,7 @@ from paceline.core.version import VERSION
 from paceline.gateway.metrics.engine import EngineCollector, SpeculationTotals, VllmCollector
 from paceline.gateway.metrics.workers import ClusterCollector
 from paceline.policy.cost.curve import ROUNDS_KEEP, DecayingMean
+from paceline.policy.overload import OverloadStage
 
 RATE_WINDOW = 10.0
 """Seconds."""
@@ -218,6 +219,18 @@ class Metrics:
             buckets=LAG,
             registry=self.registry,
         ).labels(model_name)
+        self.cpu = Counter(
+            "paceline_gateway_cpu_seconds",
+            "Processor time of the gateway and its helpers for requests, by work.",
+            ["model", "work"],
+            registry=self.registry,
+        )
+        self.overloads = Counter(
+            "paceline_overload_changes",
+            "Changes to each stage of the gateway's memory.",
+            ["model", "stage"],
+            registry=self.registry,
+        )
         self._lock = threading.Lock()
         self._category_names = Categories()
         self._categories: dict[str, _Category] = {}
@@ -243,6 +256,23 @@ class Metrics:
             ("paceline_queue_prompt_tokens", "Prompt tokens in the gateway's queue.", num_tokens),
         ):
             Gauge(name, text, ["model"], registry=self.registry).labels(self.model).set_function(count)
+
+    def add_memory(self, used: Callable[[], int], limit: int, stage: Callable[[], int]) -> None:
+        """Adds the gateway's memory in bytes and its stage, read at every scrape."""
+        for name, text, value in (
+            ("paceline_gateway_memory_bytes", "Memory of the gateway and its helpers.", used),
+            ("paceline_gateway_memory_limit_bytes", "Limit of that memory.", lambda: limit),
+            ("paceline_overload_stage", "Stage of the gateway's memory, 0 to 3.", stage),
+        ):
+            Gauge(name, text, ["model"], registry=self.registry).labels(self.model).set_function(value)
+
+    def record_overload(self, stage: OverloadStage) -> None:
+        """Counts the beginning of a stage."""
+        self.overloads.labels(self.model, stage.name.lower()).inc()
+
+    def record_cpu(self, work: str, seconds: float) -> None:
+        """Counts processor time. `work` is body, template, text or schema. Any thread may call it."""
+        self.cpu.labels(self.model, work).inc(seconds)
 
     def add_cluster(self, status: Callable[[], ClusterStatus]) -> None:
         """Adds the metrics of the workers, read at every scrape."""

@@ -6,13 +6,14 @@ For a model whose chat template has no tools, tools and calls are written as tex
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
 from paceline.core.errors import InvalidRequest, PromptTooLong, TextTooLong
+from paceline.core.machine import measured
 from paceline.core.request import Constraint, Request, SamplingParams, SpeculationParams
 from paceline.gateway.api.bodies import (
     GenerationBody,
@@ -98,9 +99,17 @@ DEFAULTED_PARAMS = (
 class PromptEncoder:
     """Token ids of texts and conversations."""
 
-    def __init__(self, tokenizer: Tokenizer, max_chars: int, threads: FairThreads) -> None:
-        """`max_chars` is the length beyond which a text is refused without encoding it. `threads` encode long texts."""
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_chars: int,
+        threads: FairThreads,
+        charge: Callable[[Owner, str, float], None],
+    ) -> None:
+        """`max_chars` is the length beyond which a text is refused without encoding it. `threads` encode long texts. `charge`
+        receives the processor seconds of work for an owner, from any thread."""
         self._tokenizer, self._max_chars, self._threads = tokenizer, max_chars, threads
+        self._charge = charge
 
     def _check_length(self, num_chars: int, field: str) -> None:
         """Raises `TextTooLong` for a text that cannot fit into the context window."""
@@ -112,9 +121,8 @@ class PromptEncoder:
     ) -> tuple[int, ...]:
         """Raises `TextTooLong`, before it encodes, for a text that cannot fit into the context window."""
         self._check_length(len(text), field)
-        if len(text) < THREAD_CHARS:
-            return tuple(self._tokenizer.encode(text, add_special))
-        return tuple(await self._threads.run(owner, len(text), self._tokenizer.encode, text, add_special))
+        work = partial(measured, partial(self._charge, owner, "text"), self._tokenizer.encode, text, add_special)
+        return tuple(work() if len(text) < THREAD_CHARS else await self._threads.run(owner, len(text), work))
 
     def fill_in(self, prompt: str, suffix: str) -> str:
         """The text whose continuation fills the gap between the prompt and the suffix."""
@@ -140,11 +148,10 @@ class PromptEncoder:
         with which the answer begins."""
         num_chars = conversation_length(messages, tools) + len(start)
         self._check_length(num_chars, "messages")
-        if tools or num_chars > THREAD_CHARS or len(messages) > THREAD_MESSAGES:
-            values = messages, tools, add_generation_prompt, variables
-            text = await self._threads.run(owner, num_chars, self._render, *values)
-        else:
-            text = self._render(messages, tools, add_generation_prompt, variables)
+        values = messages, tools, add_generation_prompt, variables
+        work = partial(measured, partial(self._charge, owner, "template"), self._render, *values)
+        needs_thread = tools or num_chars > THREAD_CHARS or len(messages) > THREAD_MESSAGES
+        text = await self._threads.run(owner, num_chars, work) if needs_thread else work()
         return await self.encode_text(owner, text + start, add_special=False, field="messages")
 
     def _render(

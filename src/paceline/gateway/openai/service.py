@@ -61,7 +61,7 @@ class ModelService:
     def __init__(self, gateway: Gateway) -> None:
         self.gateway, self.target, self.tokenizer = gateway, gateway.target, gateway.tokenizer
         self.defaults, self.max_output = gateway.sampling, gateway.config.sampling.max_tokens
-        self.encoder = PromptEncoder(gateway.tokenizer, gateway.max_chars, gateway.encoders)
+        self.encoder = PromptEncoder(gateway.tokenizer, gateway.max_chars, gateway.encoders, gateway.charge_cpu)
         self.context = AnswerContext(gateway.model, gateway.target.max_depth, gateway.tokenizer)
         settings = gateway.config
         self._format = AnswerFormat.of(gateway.tokenizer.chat_template, settings.tool_parser, settings.reasoning_parser)

@@ -9,15 +9,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 from paceline.core.errors import PacelineError
+from paceline.core.machine import measured
 from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import MAX_NAMED_CATEGORIES, MAX_OWNER_CATEGORIES, Categories, Request, ValidatedRequest
 from paceline.core.sequence import FinishReason
 from paceline.gateway.api.errors import BadRequest, ClientDisconnected, Overloaded, RequestTimeout, Unavailable
 from paceline.gateway.audit import StrictMode
 from paceline.gateway.auth import ApiKey, RateLimits
-from paceline.gateway.bodies import FairThreads
+from paceline.gateway.bodies import CpuBudgets, FairThreads, Owner
 from paceline.gateway.config import FlagStore, ServerConfig
 from paceline.gateway.metrics import Metrics
 from paceline.gateway.sessions.admission import (
@@ -108,6 +110,8 @@ SCHEMA_THREADS = 32
 """Threads that wait for the check of a JSON schema."""
 ENCODE_THREADS = 2
 """Threads that encode. An owner uses all but one."""
+OVERLOADED_SECONDS = 5
+"""When a client may try again while all workers are overloaded."""
 UNKNOWN_KV = 1 << 40
 """KV tokens of a target that has not reported its cache: the choices alone count."""
 
@@ -124,9 +128,11 @@ class Gateway:
         strict: StrictMode | None = None,
         reserved: Callable[[], Mapping[str, float]] = dict,
         limits: RateLimits | None = None,
+        cpu: CpuBudgets | None = None,
     ) -> None:
         """`strict` is the strict mode of this server. None if it has no audit log. `reserved` returns the shares that keys have
-        reserved. `limits` are the rate limits that the gateways of all models share. If None, the gateway makes its own."""
+        reserved. `limits` are the rate limits and `cpu` the budgets that the gateways of all models share. If None, the gateway
+        makes its own."""
         self.target, self.config, self.metrics, self.flags, self.strict = target, config, metrics, flags, strict
         self.model, self.tokenizer = config.model_name, target.tokenizer
         self.max_chars = target.max_model_len * target.tokenizer.longest_token
@@ -134,6 +140,8 @@ class Gateway:
         self.sampling = config.sampling.params(target.config.model)
         """Sampling parameters of requests that set none."""
         self.limits = limits or RateLimits(metrics.clock, config.gateways)
+        self.cpu = cpu or CpuBudgets(config.cpu_seconds_per_minute, metrics.clock)
+        """Processor time of each owner."""
         self.categories = Categories(MAX_NAMED_CATEGORIES, MAX_OWNER_CATEGORIES)
         """Traffic categories that clients have named."""
         learning = config.learning
@@ -162,11 +170,17 @@ class Gateway:
     def is_ready(self) -> bool:
         return self.target.is_ready and not self.is_draining
 
-    async def validate(self, request: Request) -> ValidatedRequest:
+    def charge_cpu(self, owner: Owner, work: str, seconds: float) -> None:
+        """Charges processor time to an owner, from any thread."""
+        self.cpu.charge(owner, seconds)
+        self.metrics.record_cpu(work, seconds)
+
+    async def validate(self, request: Request, owner: Owner) -> ValidatedRequest:
         """The request with its seed. Raises `InvalidRequest`. A JSON schema or a grammar compiles on another thread."""
-        if request.sampling.constraint is not None:
-            return await asyncio.get_running_loop().run_in_executor(self._schemas, self.target.validate, request)
-        return self.target.validate(request)
+        if request.sampling.constraint is None:
+            return self.target.validate(request)
+        check = partial(measured, partial(self.charge_cpu, owner, "schema"), self.target.validate, request)
+        return await asyncio.get_running_loop().run_in_executor(self._schemas, check)
 
     @asynccontextmanager
     async def submit(
@@ -212,6 +226,19 @@ class Gateway:
         for stream in self._streams:
             stream.fail(Unavailable("the server stopped before the request finished"))
 
+    @property
+    def highest_cost(self) -> int:
+        """Tokens of KV that the most expensive HTTP request needs. 0 without requests."""
+        return max(map(_cost, self._streams), default=0)
+
+    def end_most_expensive(self, error: PacelineError) -> str | None:
+        """Ends the HTTP request that needs the most tokens of KV. Returns the id of its first engine request."""
+        stream = max((stream for stream in self._streams if stream.error is None), key=_cost, default=None)
+        if stream is None:
+            return None
+        stream.fail(error)
+        return next(iter(stream.requests))
+
     def check_capacity(self, num_choices: int, key: ApiKey) -> None:
         """Raises the error that `submit` would raise for this number of choices with short prompts."""
         self._displaced_by(num_choices, key, 0)
@@ -226,6 +253,9 @@ class Gateway:
     def _displaced_by(self, num_choices: int, key: ApiKey, tokens: int) -> Sequence[AdmissionEntry]:
         if not self.target.is_running:
             raise Unavailable("the engine has stopped: see the server's log")
+        if self.target.is_overloaded:
+            self.metrics.record_rejection("workers_memory")
+            raise Overloaded(OVERLOADED_SECONDS, "the memory of all workers is full")
         if self.is_draining:
             self.metrics.record_rejection("draining")
             raise Unavailable("the server is shutting down: send the request to another server")
@@ -326,6 +356,10 @@ class Gateway:
         if not self._streams:
             self._idle.set()
             self._retry_after.clear()
+
+
+def _cost(stream: OutputStream) -> int:
+    return sum(entry.kv_tokens for entry in stream.entries.values())
 
 
 def _entry(request: ValidatedRequest, key: ApiKey) -> AdmissionEntry:

@@ -19,6 +19,7 @@ from paceline.gateway.api.bodies import GenerationBody
 from paceline.gateway.api.errors import BadRequest, RateLimited, to_api_error
 from paceline.gateway.audit import AuditEntry
 from paceline.gateway.auth import Account, ApiKey, BodyCharge, request_key
+from paceline.gateway.bodies import Owner, owner_of
 from paceline.gateway.sessions.gateway import Gateway, OutputStream
 from paceline.gateway.sessions.samples import SampleCollector, make_collector
 from paceline.model_files.tokenizer import Tokenizer
@@ -89,9 +90,13 @@ class RequestSession:
     A generation calls `check_limits`, `validate`, then `run`. Inside `run` it reads `outputs`. Leaving `run` closes all parts.
     """
 
-    def __init__(self, gateway: Gateway, key: ApiKey, is_strict: bool, charge: BodyCharge | None = None) -> None:
-        """`charge` is what the body took from the key's allowance before it was read."""
+    def __init__(
+        self, gateway: Gateway, key: ApiKey, owner: Owner, is_strict: bool, charge: BodyCharge | None = None
+    ) -> None:
+        """`owner` pays for the processor time of the request. `charge` is what the body took from the key's allowance before it
+        was read."""
         self.gateway, self.key, self.is_strict, self._charge = gateway, key, is_strict, charge
+        self._owner = owner
         self._requests: Sequence[ValidatedRequest] = ()
         self._texts: dict[str, RequestText] = {}
         self._split: Callable[[list[StepOutput]], list[StepOutput]] | None = None
@@ -113,7 +118,7 @@ class RequestSession:
                 param="speculation.strict",
                 code="strict_unavailable",
             )
-        return cls(gateway, key, is_strict, getattr(http.state, "charge", None))
+        return cls(gateway, key, owner_of(http.scope), is_strict, getattr(http.state, "charge", None))
 
     def check_limits(self, num_requests: int, num_choices: int) -> None:
         """Raises the error that `run` would raise for lack of allowance or capacity, before the prompt is encoded."""
@@ -143,7 +148,7 @@ class RequestSession:
         """Validates the requests of this session, once. `schema_field` is the body's field that holds the JSON schema, and
         `prompt_field` that of a prompt that is too long."""
         try:
-            self._requests = [await self.gateway.validate(request) for request in requests]
+            self._requests = [await self.gateway.validate(request, self._owner) for request in requests]
         except PromptTooLong as error:
             error.field = prompt_field
             raise

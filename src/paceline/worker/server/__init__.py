@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from paceline.worker.server.draft_trial import AlternatingDraftTrial
     from paceline.worker.server.engine_backend import EngineBackend, WorkerHung
     from paceline.worker.server.gateways import Submission
+    from paceline.worker.server.overload import WorkerOverload
     from paceline.worker.server.server import WorkerServer
     from paceline.worker.server.weights_change import WeightsChanges, weights_loader
 
@@ -23,6 +24,7 @@ __all__ = [
     "WeightsChanges",
     "WorkerFailed",
     "WorkerHung",
+    "WorkerOverload",
     "WorkerServer",
     "weights_loader",
 ]
@@ -35,6 +37,7 @@ __getattr__ = lazy_face(
         "draft_trial": "AlternatingDraftTrial",
         "engine_backend": "EngineBackend WorkerHung",
         "gateways": "Submission",
+        "overload": "WorkerOverload",
         "server": "WorkerServer",
         "weights_change": "WeightsChanges weights_loader",
     },

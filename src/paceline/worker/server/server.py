@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import PacelineError
+from paceline.core.status import EngineStatus
 from paceline.wire.codec import MalformedMessage
 from paceline.wire.draft_messages import VERSION, Goodbye, Hello
 from paceline.wire.gateway_messages import (
@@ -27,6 +28,7 @@ from paceline.wire.lifecycle import Lifecycle
 from paceline.wire.transport import Listener, Peer
 from paceline.worker.server.backend import WRONG_EPOCH, Backend
 from paceline.worker.server.gateways import GatewaySession, GatewaySessions
+from paceline.worker.server.overload import WorkerOverload
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +42,16 @@ class WorkerServer:
     """Serves gateways until `stop`. The thread of `run` owns the listener."""
 
     def __init__(
-        self, name: str, listener: Listener[FromGateway], backend: Backend, clock: Clock | None = None
+        self,
+        name: str,
+        listener: Listener[FromGateway],
+        backend: Backend,
+        clock: Clock | None = None,
+        overload: WorkerOverload | None = None,
     ) -> None:
+        """`overload` watches the memory of the process. If it is None, its limit is the memory of the machine."""
         self.name = name
+        self._overload = overload or WorkerOverload(None)
         self.backend = backend
         self._listener = listener
         self._clock = clock or WallClock()
@@ -82,6 +91,8 @@ class WorkerServer:
         try:
             while not self._lifecycle.is_stopping:
                 self.backend.poll(self._clock.now())
+                if self._overload.poll(self._clock.now()):
+                    self._pass_on_longest()
                 received = self._listener.receive(self.backend.idle_seconds)
                 self._follow_backend()
                 if received is not None and self._is_serving:
@@ -148,7 +159,7 @@ class WorkerServer:
             case Hello():
                 self._greet(peer, message)
             case StatusRequest():
-                self._listener.send(peer, StatusReport(self.epoch, self.name, self.backend.status()))
+                self._listener.send(peer, StatusReport(self.epoch, self.name, self._status()))
             case Prefill():
                 self._prefill(peer, session, message)
             case SetFlags() | WorkerList() | SwapDraft() | ChangeWeights() | TokensRequest():
@@ -178,6 +189,8 @@ class WorkerServer:
             error = WRONG_EPOCH
         elif self._lifecycle.is_draining:  # sent before the gateway knew
             error = f"{self.name} is draining"
+        elif self._overload.refuses:  # sent before the gateway knew
+            error = f"the memory of {self.name} is almost full"
         elif len(session.jobs) >= MAX_JOBS:
             error = f"the limit of {MAX_JOBS} requests per gateway is reached"
         elif message.attempt in session.jobs:  # A failure would end the first submission
@@ -186,6 +199,24 @@ class WorkerServer:
         if error is not None:
             session.fail(message.attempt, PacelineError(error))
         return error is None
+
+    def _status(self) -> EngineStatus:
+        status, symptoms = self.backend.status(), self._overload.symptoms
+        return replace(status, symptoms=(*status.symptoms, *symptoms)) if symptoms else status
+
+    def _pass_on_longest(self) -> None:
+        """End the request with the most tokens. Its gateway continues it on another worker, or here when there is room."""
+        running = [
+            (sum(job.num_tokens) + len(job.request.prompt_ids), session, job)
+            for session in self._sessions.by_peer.values()
+            for job in session.jobs.values()
+            if job.is_running
+        ]
+        if running:
+            _, session, job = max(running, key=lambda entry: entry[0])
+            logger.warning("the memory is full: request %s leaves this worker", job.request.id)
+            self._cancel(session, job.attempt)
+            session.fail(job.attempt, PacelineError(f"the memory of {self.name} is full"))
 
     def _cancel(self, session: GatewaySession, attempt: int) -> None:
         """Stop a request. An unknown or finished one is not an error."""
@@ -229,4 +260,5 @@ class WorkerServer:
             step_seconds=report.step_seconds,
             attempts=session.attempts,
             is_draining=self._lifecycle.is_draining,
+            is_overloaded=self._overload.refuses,
         )

@@ -15,7 +15,7 @@ from paceline.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.wire.keys import KEY_ROLE_OF, KeyFolder, Security
 from paceline.wire.transport import Listener
 from paceline.wire.worker_spec import UpstreamSpec
-from paceline.worker.server import WorkerServer
+from paceline.worker.server import WorkerOverload, WorkerServer
 from paceline.worker.upstream.backend import KvRelay, UpstreamBackend, UpstreamModel
 from paceline.worker.upstream.connection import ServerModel, UpstreamConnection
 from paceline.worker.upstream.process import ServerProcess
@@ -60,7 +60,8 @@ def make_upstream_worker(spec: "WorkerSpec") -> WorkerServer:
         if spec.publishes and events is not None:
             host = listener.address.rpartition(":")[0]
             relay = KvRelay(spec.name, host, events, replay, security, WallClock())
-        return WorkerServer(spec.name, listener, UpstreamBackend(spec.name, model, connection, process, relay))
+        backend = UpstreamBackend(spec.name, model, connection, process, relay)
+        return WorkerServer(spec.name, listener, backend, overload=WorkerOverload(spec.engine.worker_memory_bytes))
     except BaseException:
         if connection is not None:
             connection.close()
