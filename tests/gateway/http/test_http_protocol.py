@@ -283,6 +283,23 @@ def test_a_client_that_reads_nothing_is_disconnected() -> None:
         assert app.disconnected.wait(10)
 
 
+@pytest.mark.parametrize("bad", [b"GET / HTTP/1.1\r\nHost: a\0\r\n\r\n", post(HOST + b"Content-Length: x\r\n")])
+def test_a_refusal_follows_the_responses_before_it(bad: bytes, server: tuple[App, int]) -> None:
+    """In one read, so that the refusal comes while the first request is answered."""
+    received = answer(server[1], post(HOST + b"Content-Length: 3\r\n") + GET + bad)
+    statuses = [line.split()[1] for line in received.splitlines() if line.startswith(b"HTTP/1.1 ")]
+    assert statuses == [b"200", b"200", b"400"]
+
+
+def test_the_request_before_a_pipelined_one_learns_of_a_disconnect() -> None:
+    app = App()
+    with running(app, timeout=60.0) as port:
+        with connect(port) as client:
+            client.sendall(b"GET /large HTTP/1.1\r\n" + HOST + b"\r\n" + GET)
+            assert client.recv(12) == b"HTTP/1.1 200"
+        assert app.disconnected.wait(20)
+
+
 def test_a_client_that_still_sends_gets_its_refusal(server: tuple[App, int]) -> None:
     _, port = server
     line = b"POST /refused HTTP/1.1\r\n"

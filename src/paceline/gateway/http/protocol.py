@@ -77,6 +77,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self._content_bytes = self._framing_bytes = self._framing_since_content = 0
         """Of the body that arrives."""
         self._problem = ""
+        self._served: RequestResponseCycle | None = None
+        """The request whose response is next: `cycle` is the one that was read last."""
+        self._refusal: tuple[int, str] | None = None
+        """Status and reason of a refusal that waits for the responses before it."""
         self._lingering: LingeringTransport
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -97,6 +101,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_read_timer()
         self._stop_write_timer()
         super().connection_lost(exc)
+        if self._served is not None and not self._served.response_complete:  # uvicorn tells only the last request
+            self._served.disconnected = True
+            self._served.message_event.set()
 
     def _leave(self) -> None:
         self._limits.set_busy(self._end_idle)
@@ -112,12 +119,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._refusal is not None and not self._owes_response:
+            self._refuse(*self._refusal)
         is_next = self.cycle is not None and not self.cycle.response_complete
         if self._address is not None and not is_next and self._is_in_headers and not self._header_bytes:
             self._limits.set_idle(self._address, self._end_idle)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():  # refused: what it still sends is not read
+        if self.transport.is_closing() or self._refusal is not None:  # what it still sends is not read
             return
         self._lingering.is_receiving = True
         self._limits.set_busy(self._end_idle)
@@ -172,14 +181,12 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
+        self._served = cycle
         if cycle.scope["http_version"] == "1.0":
             app = _without_chunks(app, cycle)
         super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
 
     def send_400_response(self, msg: str) -> None:
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.abort()  # a second status line would be read as a part of the first response
-            return
         self._refuse(400, self._problem or msg)
 
     # ---------------------------------------------------------------- time limits
@@ -222,9 +229,21 @@ class LimitedProtocol(HttpToolsProtocol):
             self._write_timer.cancel()
             self._write_timer = None
 
+    @property
+    def _owes_response(self) -> bool:
+        """Whether a request that arrived whole waits for its response, or for the rest of it."""
+        return self._served is not None and not self._served.response_complete and not self._served.more_body
+
     def _refuse(self, status: int, reason: str) -> None:
-        """Sends a plain response and closes the connection, also if the client does not read it."""
+        """Sends a plain response, after those of the requests before, and closes the connection, also if the client does not
+        read it."""
         if self.transport.is_closing():
+            return
+        if self._owes_response:
+            self._refusal = status, reason
+            return
+        if self._served is not None and self._served.response_started and not self._served.response_complete:
+            self.transport.abort()  # a second status line would be read as a part of the first response
             return
         self._record(REFUSALS[status])
         body = reason.encode()
