@@ -67,6 +67,13 @@ def test_folder_with_all_its_small_files(tmp_path: Path) -> None:
     assert tokenizer_from_folder(folder).chat_template == "newer"
 
 
+def test_a_tokenizer_that_fails_for_unknown_characters_is_rejected(tmp_path: Path) -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0}, [], unk_token="<unk>"))
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UnsupportedModel, match="<unk>"):
+        tokenizer_from_folder(tmp_path)
+
+
 def test_folder_with_named_templates(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     assert tokenizer_from_folder(_folder(tmp_path, tokenizer_config={"chat_template": named})).chat_template == "plain"

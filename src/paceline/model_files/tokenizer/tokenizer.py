@@ -13,7 +13,7 @@ import tokenizers
 
 from paceline.core.errors import PacelineError, UnsupportedModel
 from paceline.model_files import MAX_TOKEN_ID, Metadata, read_json, read_text
-from paceline.model_files.tokenizer.tokenizer_check import check_tokenizer
+from paceline.model_files.tokenizer.tokenizer_check import PROBE, check_tokenizer
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>")
 """Special tokens that end a turn or a text in any vocabulary: checkpoints often declare only one of them."""
@@ -42,6 +42,7 @@ class Tokenizer:
         self._backend = backend
         if not self.vocab or self.vocab_size > MAX_TOKEN_ID:
             raise UnsupportedModel(f"the tokenizer has no tokens, or ids over {MAX_TOKEN_ID}: download it again")
+        self.decode(self.encode(PROBE))  # a wrong file may fail for some characters only
         self.bos_id = bos_id
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         known = (backend.token_to_id(token) for token in END_TOKENS)
