@@ -227,6 +227,13 @@ def test_an_invalid_file(tmp_path: Path) -> None:
     assert "must be a mapping of settings" in load_error(write(tmp_path, "- model\n"))
 
 
+@pytest.mark.parametrize(
+    "value", ["2024-99-99", "!!bool x", "!!timestamp x", "!!int ''", "0b_", "9" * 5000, "2001-12-14t21:59:43-99:99"]
+)
+def test_a_value_that_yaml_cannot_make_is_an_error(value: str, tmp_path: Path) -> None:
+    assert "is not YAML" in load_error(write(tmp_path, f"port: {value}"))
+
+
 def test_the_admin_key_is_not_printed() -> None:
     assert "very-secret" not in repr(load_config(None, {"PACELINE_ADMIN_KEY": "very-secret"}))
 

@@ -189,7 +189,9 @@ def read_yaml(path: Path) -> Any:
         raise InvalidConfig(f"{path} is nested too deeply, or an alias contains itself") from None
     except OSError as error:
         raise InvalidConfig(f"cannot read the configuration file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except InvalidConfig:
+        raise
+    except Exception as error:  # the library lets what is wrong in a value of a tag pass as it is
         raise InvalidConfig(f"{path} is not YAML: {error}") from None
 
 
