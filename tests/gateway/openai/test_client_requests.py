@@ -204,6 +204,14 @@ def test_allowed_tools_limit_what_is_called() -> None:
     assert refusal(server, tools=[TOOL], tool_choice=choice)["param"] == "tool_choice"
 
 
+def test_arguments_of_a_custom_tool_that_are_nested_too_deeply_are_its_input() -> None:
+    deep = '{"input": ' + "[" * 1700
+    server = served('<tool_call>{"name": "patch", "arguments": ' + deep)
+    found = answer(server, messages=[HI], tools=[{"type": "custom", "custom": {"name": "patch"}}], max_tokens=2000)
+    (call,) = found["message"]["tool_calls"]
+    assert call["custom"] == {"name": "patch", "input": deep}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_custom_tool_gets_a_text_and_is_sent_back(stream: bool) -> None:
     tool = {"type": "custom", "custom": {"name": "patch", "description": "apply", "format": {"type": "text"}}}

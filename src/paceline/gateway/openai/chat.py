@@ -91,7 +91,7 @@ def only_text(arguments: str) -> str:
     """The argument `input`; the arguments as they are if they have none, or were cut."""
     try:
         value = json.loads(arguments).get(INPUT)
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return arguments
     return value if isinstance(value, str) else arguments
 
