@@ -308,7 +308,7 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         manifest = _DECODER.decode(data)
         manifest.check()
-    except (msgspec.MsgspecError, ValueError, UnsupportedModel) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError, UnsupportedModel) as error:
         raise MalformedMessage(f"invalid manifest: {error}") from None
     return manifest
 
