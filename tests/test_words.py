@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 
 SUFFIXES = {".c", ".h", ".html", ".js", ".css", ".md", ".py", ".sh", ".toml", ".yaml", ".yml", ""}
-SKIPPED = ("src/paceline/gateway/admin/static/vendor/", "LICENSE", ".gitignore")
+SKIPPED = ("src/paceline/gateway/admin/static/vendor/", "tests/fuzz/corpus/", "LICENSE", ".gitignore")
 """Files written elsewhere."""
 
 LISTS = ROOT / "tests" / "data" / "replaced_words.txt"
