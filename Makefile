@@ -105,7 +105,7 @@ examples: $(VENV)/.ready-dev
 docs: $(VENV)/.ready-dev
 	$(BIN)/python docs/module_tables.py
 	$(BIN)/python docs/setting_tables.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 compiled: $(VENV)/.ready-dev
 	rm -rf build/compiled
