@@ -160,6 +160,13 @@ def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
     assert load_error(None, {}, {"hots": "x"}).endswith("did you mean 'host'?")
 
 
+def test_a_key_that_occurs_twice_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "port: 1\nspeculation:\n  max_depth: 4\n  depth: fixed\n  max_depth: 5\n")
+    assert load_error(path) == f"{path}, line 5: the key 'max_depth' occurs twice; remove one of them"
+    path = write(tmp_path, "port: 1\nhost: a\nport: 2\n")
+    assert load_error(path) == f"{path}, line 3: the key 'port' occurs twice; remove one of them"
+
+
 def test_all_unknown_names_are_reported_at_once(tmp_path: Path) -> None:
     path = write(tmp_path, "hots: a\nport: 1\nspeculation: {max_dept: 4}\nlearning: {folders: b}\n")
     assert load_error(path, {"PACELINE_MODLE": "x", "PACELINE_TLS_KEYS": "y"}, {"max-wating": "z"}).splitlines() == [

@@ -181,6 +181,7 @@ def read_yaml(path: Path) -> Any:
             raise InvalidConfig(f"{path} has {len(text)} characters: a configuration has at most {MAX_YAML_CHARS}")
         if re.search(rf"([\[{{]\s*){{{MAX_YAML_LEVELS}}}", text):  # its time grows with the square of the levels
             raise InvalidConfig(f"{path} is nested too deeply")
+        _reject_repeated_keys(yaml.compose(text, yaml.SafeLoader), path, set())
         document = yaml.safe_load(text) or {}
         if _num_values(document, {}) > MAX_YAML_VALUES:
             raise InvalidConfig(f"{path} has more than {MAX_YAML_VALUES} values: use fewer aliases")
@@ -193,6 +194,24 @@ def read_yaml(path: Path) -> Any:
         raise
     except Exception as error:  # the library lets what is wrong in a value of a tag pass as it is
         raise InvalidConfig(f"{path} is not YAML: {error}") from None
+
+
+def _reject_repeated_keys(node: Any, path: Path, known: set[int]) -> None:
+    """Raises `InvalidConfig` if a mapping of a document has a key twice: the reader would drop the first value. `known` has
+    the ids of the nodes that were checked."""
+    if id(node) in known or not hasattr(node, "value") or isinstance(node.value, str):
+        return
+    known.add(id(node))
+    seen: set[str] = set()
+    for item in node.value:
+        key, *values = item if isinstance(item, tuple) else (None, item)
+        if isinstance(getattr(key, "value", None), str):
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise InvalidConfig(f"{path}, line {line}: the key {key.value!r} occurs twice; remove one of them")
+            seen.add(key.value)
+        for value in values:
+            _reject_repeated_keys(value, path, known)
 
 
 def _num_values(value: Any, known: dict[int, int]) -> int:
