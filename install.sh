@@ -45,6 +45,12 @@ add() {
     fi
 }
 
+add_torch() {
+    option=--index-url
+    ! command -v uv >/dev/null || option=--default-index
+    add "torch${torch:+==$torch}" ${index:+"$option" "$index"}
+}
+
 make_environment() {
     python=
     for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11}; do
@@ -80,7 +86,7 @@ add_from_checkout() {
     else
         cp "$checkout/constraints.txt" "$work/constraints.txt"
     fi
-    add "torch${torch:+==$torch}" ${index:+--index-url "$index"}
+    add_torch
     for name in src packages pyproject.toml README.md LICENSE; do cp -R "$checkout/$name" "$work"; done
     add "paceline[$extras] @ file://$work"
     add --no-deps --target "$work/model" "$(sed -n 's/^MODEL *:= *//p' "$checkout/Makefile")"
@@ -90,7 +96,7 @@ add_from_checkout() {
 
 add_from_index() {
     : >"$work/constraints.txt"
-    add "torch${torch:+==$torch}" ${index:+--index-url "$index"}
+    add_torch
     add "paceline[$extras,smollm2]"
 }
 
