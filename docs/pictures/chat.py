@@ -1,4 +1,4 @@
-"""Draws docs/chat.svg, which the README links: a real answer of the embedded model, as `paceline chat` prints it.
+"""Draws docs/chat.svg, which the README links: a real answer of the embedded model, as `paceline run --colors` prints it.
 
 python docs/pictures/chat.py
 """
@@ -8,22 +8,24 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.cli import console
-from paceline.cli.chat import HELP, Conversation, legend
-from paceline.core.clock import WallClock
-from paceline.core.request import SamplingParams
-from paceline.engine.start.llm import LLM
+from paceline.cli.conversation import Conversation
+from paceline.cli.run import started_server
+from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.gateway import ServerClient
 
 QUESTION = "Write a Python class Point with x and y, and methods add, sub and mul."
-COMMAND = "paceline chat --speculation-depth fixed --speculation-max-depth 5 --temperature 0 --max-tokens 204"
+COMMAND = "paceline run --colors --speculation-depth fixed --speculation-max-depth 5 --temperature 0 --max-tokens 204"
 
 
 def main() -> None:
-    console.out = Console(record=True, width=112, force_terminal=True)
-    with LLM("smollm2", speculation={"depth": "fixed", "max_depth": 5}) as llm:
-        console.out.print(legend())
-        console.out.print(HELP, style="dim", highlight=False)
-        console.out.print(f"[bold]> [/bold]{QUESTION}", highlight=False)
-        Conversation(llm, SamplingParams(temperature=0.0, max_tokens=204), None, WallClock()).send(QUESTION)
+    speculation = SpeculationConfig(depth="fixed", max_depth=5)
+    with started_server(EngineConfig(draft=None, speculation=speculation)) as url:
+        options = {"temperature": 0.0, "max_tokens": 204}
+        conversation = Conversation.of(ServerClient(url), "smollm2", None, options, has_colors=True)
+        console.out = Console(record=True, width=112, force_terminal=True)
+        conversation.welcome()
+        console.out.print(f"[bold]>>> [/bold]{QUESTION}", highlight=False)
+        conversation.send(QUESTION)
     console.out.save_svg(str(Path(__file__).parent.parent / "chat.svg"), title=COMMAND)
 
 

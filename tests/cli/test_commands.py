@@ -3,15 +3,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.cli import chat as generate
+from paceline.cli import generate
 from paceline.cli.application import COMMANDS
 from paceline.cli.commands import cli
+from paceline.cli.serve import banner
 from paceline.core.config import EngineConfig
 from paceline.deploy.serving import ServerReady
 from paceline.gateway.config.config import SETTINGS, ServerConfig
@@ -82,8 +84,6 @@ def test_serve_reads_settings_from_every_source(source: str, tmp_path: Path, mon
 
 
 def test_banner_commands_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.cli.serve import banner
-
     text = banner(ServerReady("http://127.0.0.1:8000", "my/[model]")).plain
     body = text.split("-d '")[1].split("'\n")[0]
     assert json.loads(body)["model"] == "my/[model]"
@@ -93,15 +93,11 @@ def test_banner_commands_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_banner_names_the_dashboard_before_the_commands() -> None:
-    from paceline.cli.serve import banner
-
     text = banner(ServerReady("http://127.0.0.1:8000", "m")).plain
     assert 0 < text.index("Dashboard and playground: http://127.0.0.1:8000/") < text.index("curl")
 
 
 def test_banner_includes_a_key_if_one_is_needed() -> None:
-    from paceline.cli.serve import banner
-
     text = banner(ServerReady("http://127.0.0.1:8000", "m", needs_key=True)).plain
     assert "api_key" not in text.replace("api-keys", "")
     assert '-H "Authorization: Bearer $OPENAI_API_KEY"' in text
@@ -196,3 +192,19 @@ def test_the_help_of_all_commands_needs_no_torch() -> None:
     done = answered("--help")
     assert done.stdout.endswith("False\n")
     assert all(name in done.stdout for name in COMMANDS)
+
+
+def test_the_banner_of_a_model_without_a_template_has_no_chat_example() -> None:
+    text = banner(ServerReady("http://127.0.0.1:8000", "tiny", has_template=False, window=8192, own_window=32768)).plain
+    assert "/v1/chat/completions" not in text
+    assert "chat.completions" not in text
+    assert "continues texts" in text
+    body = json.loads(text.split("-d '")[1].split("'\n")[0])
+    assert body["prompt"]
+    compile(text.split("<<'EOF'\n")[1].split("EOF\n")[0], "banner", "exec")
+
+
+def test_the_banner_says_how_a_reduced_window_is_raised() -> None:
+    ready = ServerReady("http://127.0.0.1:8000", "tiny", window=8192, own_window=32768)
+    assert "Context: 8,192 of the model's 32,768 tokens; --max-model-len 32768 raises it." in banner(ready).plain
+    assert "Context: 32,768 tokens." in banner(replace(ready, window=32768)).plain

@@ -12,7 +12,7 @@ from paceline.cli.commands import cli
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     configs: list[Any] = []
     monkeypatch.setattr("paceline.deploy.serving.serve", lambda config, on_ready: configs.append(config) or 0)
-    monkeypatch.setattr("paceline.cli.serve.check_pair", lambda model, draft: None)  # there are no such models
+    monkeypatch.setattr("paceline.cli.serve.check_or_fetch", lambda engine: None)  # there are no such models
     return configs
 
 

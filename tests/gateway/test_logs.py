@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -89,3 +90,13 @@ def test_warnings_are_log_lines(stream: io.StringIO) -> None:
         logging.captureWarnings(True)  # inside: catch_warnings restores the previous state
         warnings.warn("old", DeprecationWarning, stacklevel=1)
     assert "DeprecationWarning: old" in lines(stream)[0]["message"]
+
+
+def test_lines_for_people_have_no_braces(stream: io.StringIO) -> None:
+    configure_logging("info", stream, for_people=True)
+    log = logging.getLogger("paceline.gateway.sessions.gateway")
+    log.info("finished", extra={"request_id": "r-1", "prompt": "my secret"})
+    log.warning("careful")
+    first, second = (line.split(" ", 1) for line in stream.getvalue().splitlines())
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", first[0])
+    assert (first[1], second[1]) == ("finished request_id=r-1", "warning: careful")

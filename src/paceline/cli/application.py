@@ -15,9 +15,15 @@ from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.version import VERSION
 
 COMMANDS: Mapping[str, str] = {
+    "run": "run.run",
+    "chat": "run.run",
     "serve": "serve.serve",
-    "chat": "chat.chat",
-    "generate": "chat.generate",
+    "pull": "models.pull_command",
+    "list": "models.list_command",
+    "ps": "models.ps",
+    "stop": "models.stop",
+    "rm": "models.rm",
+    "generate": "generate.generate",
     "orchestrate": "orchestrate.orchestrate",
     "doctor": "doctor.doctor",
     "warm": "serve.warm",

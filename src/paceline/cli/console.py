@@ -17,7 +17,9 @@ from rich.progress import (
 )
 from rich.table import Column
 
+from paceline.cli.start_display import StartDisplay
 from paceline.core.config import EngineConfig
+from paceline.core.machine import reporting_to
 from paceline.model_files.tokenizer import check_pair
 
 if TYPE_CHECKING:
@@ -90,16 +92,11 @@ def describe_seconds(seconds: float) -> str:
 
 @contextmanager
 def loaded(config: EngineConfig) -> Iterator["LLM"]:
-    """Load a model behind a spinner, and close the model when the block ends."""
+    """Load a model while its phases are shown, and close the model when the block ends."""
     check_pair(config.model, config.draft)
-    with waiting(describe(config)):
+    with StartDisplay(err, "import torch") as display, reporting_to(display.report):
         from paceline.engine.start import LLM  # imports torch, which takes seconds
 
         llm = LLM(**asdict(config))
     with llm:
         yield llm
-
-
-def describe(config: EngineConfig) -> str:
-    draft = f" with draft {config.draft}" if config.draft not in (None, "none", "auto") else ""
-    return f"loading {config.model}{draft} and timing this machine"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import console
-from paceline.cli.chat import read_prompt
+from paceline.cli.generate import read_prompt
 from paceline.cli.options import Seed
 from paceline.core.config import DepthRule, SpeculationConfig
 from paceline.core.errors import MissingDependency

@@ -4,6 +4,7 @@
 """
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,18 +13,19 @@ import typer
 from rich.text import Text
 
 from paceline.cli import console
-from paceline.cli.console import describe
+from paceline.cli.models import check_or_fetch
 from paceline.cli.options import ENGINE, with_settings
-from paceline.cli.workers import Ray
+from paceline.cli.start_display import StartDisplay
+from paceline.cli.workers import Ray, check_before_start
 from paceline.core.errors import InvalidConfig
 from paceline.deploy import load_gateway_config
 from paceline.gateway.config import SETTINGS, GatewayConfig, ServerConfig
-from paceline.model_files.tokenizer import check_pair
 
 if TYPE_CHECKING:
     from paceline.deploy import ServerReady
 
 QUESTION = "Write a Python function that sorts a list."
+STORY = "Once upon a time"
 KEY = "OPENAI_API_KEY"
 """Environment variable that OpenAI's client reads."""
 
@@ -43,43 +45,76 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
             raise InvalidConfig("--ray needs a cluster: give a file with pools, --config cluster.yaml")
         config = replace(config, cluster=replace(config.cluster, ray=ray))
     if isinstance(config, GatewayConfig):
-        from paceline.cli.workers import check_before_start
         from paceline.deploy import is_up
 
         if not is_up(config.cluster):
             check_before_start(config.cluster)
     else:
-        check_pair(config.engine.model, config.engine.draft)  # before the imports and the weights, which take seconds
-    doing = "waiting for the workers" if isinstance(config, GatewayConfig) else describe(config.engine)
-    if console.err.is_terminal:  # not a spinner: the engine process writes its log to the same terminal
-        console.err.print(f"{doing} …", style="dim")
+        check_or_fetch(config.engine)  # before the imports and the weights, which take seconds
     from paceline.deploy import serve as run
 
-    raise typer.Exit(run(config, lambda ready: console.out.print(banner(ready), soft_wrap=True)))
+    server = config.server if isinstance(config, GatewayConfig) else config
+    if server.log_format == "progress":
+        raise typer.Exit(run(config))
+    if not server.logs_for_people:
+        raise typer.Exit(run(config, lambda ready: console.out.print(banner(ready), soft_wrap=True)))
+    first = "wait for workers" if isinstance(config, GatewayConfig) else "start the engine"
+    with StartDisplay(console.err, first, server.log_level == "debug") as display:
+
+        def show(ready: "ServerReady") -> None:
+            display.finish()
+            console.out.print(banner(ready), soft_wrap=True)
+
+        raise typer.Exit(run(config, show, display.receive))
 
 
 def banner(ready: "ServerReady") -> Text:
-    """Commands to paste into another terminal."""
-    body = json.dumps({"model": ready.model, "messages": [{"role": "user", "content": QUESTION}]})
+    """What is served, and commands to paste into another terminal that fit the model."""
+    model = ready.model.partition(", ")[0]
+    prompt = {"messages": [{"role": "user", "content": QUESTION}]} if ready.has_template else {"prompt": STORY}
+    body = json.dumps({"model": model, **prompt})
+    route = "chat/completions" if ready.has_template else "completions"
     header = f' -H "Authorization: Bearer ${KEY}"' if ready.needs_key else ""
     key = "" if ready.needs_key else ', api_key="none"'
     return Text.assemble(
         (f"Paceline serves {ready.model} at {ready.url}", "bold green"),
-        " (Ctrl-C stops it).\n\n",
-        "Dashboard and playground: ",
+        " (Ctrl-C stops it).\n",
+        *_window(ready),
+        "" if ready.has_template else "It has no chat template: it continues texts.\n",
+        "\nDashboard and playground: ",
         (f"{ready.url}/", "bold"),
         "\n\nIn another terminal:\n\n",
         f"export {KEY}=…   # a key from `paceline api-keys add`\n" if ready.needs_key else "",
-        f"curl {ready.url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n  -d '{body}'\n\n",
+        (f"paceline run {shlex.quote(model)}\n", "") if not ready.needs_key else "",
+        f"curl {ready.url}/v1/{route}{header} -H 'Content-Type: application/json' \\\n  -d '{body}'\n\n",
         ("or, after pip install openai:\n\n", "dim"),
         "python - <<'EOF'\n"
         "from openai import OpenAI\n"
         f'client = OpenAI(base_url="{ready.url}/v1"{key})\n'
-        f'messages = [{{"role": "user", "content": "{QUESTION}"}}]\n'
-        f'for chunk in client.chat.completions.create(model="{ready.model}", messages=messages, stream=True):\n'
-        '    print(chunk.choices[0].delta.content or "", end="", flush=True)\n'
-        "EOF\n",
+        + (_CHAT if ready.has_template else _COMPLETION).format(model=model)
+        + "EOF\n",
     )
+
+
+_CHAT = f"""\
+messages = [{{{{"role": "user", "content": "{QUESTION}"}}}}]
+for chunk in client.chat.completions.create(model="{{model}}", messages=messages, stream=True):
+    print(chunk.choices[0].delta.content or "", end="", flush=True)
+"""
+_COMPLETION = f"""\
+for chunk in client.completions.create(model="{{model}}", prompt="{STORY}", max_tokens=200, stream=True):
+    print(chunk.choices[0].text, end="", flush=True)
+"""
+
+
+def _window(ready: "ServerReady") -> tuple[str, ...]:
+    """The context window, with the setting that raises a reduced one."""
+    if ready.window is None:
+        return ()
+    if ready.own_window is None or ready.window >= ready.own_window:
+        return (f"Context: {ready.window:,} tokens.\n",)
+    own = ready.own_window
+    return (f"Context: {ready.window:,} of the model's {own:,} tokens; --max-model-len {own} raises it.\n",)
 
 
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder for the compiled kernels.")]

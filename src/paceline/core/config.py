@@ -116,7 +116,8 @@ class EngineConfig:
     """GPUs that share the target, one process each; it must divide the number of heads. On a CPU: processes. The draft runs
     on the first."""
     max_model_len: int | None = None
-    """Most prompt and output tokens of one sequence. The default is the model's context window, up to 8192."""
+    """Most prompt and output tokens of one sequence. The default is the model's context window, or a part of it
+    if its cache would not fit the memory for caches."""
     max_num_seqs: int | None = None
     """Most sequences that run at once; further ones wait. The default is 64 on a CPU and up to 256 on a GPU."""
     max_batched_tokens: int | None = None

@@ -3,11 +3,13 @@
 The limits of a container's control groups (v1 or v2) apply. `os.cpu_count` and `/proc/meminfo` report the whole node: a pod
 that trusts them starts too many threads, or exceeds its memory limit and is killed.
 
-`device_shares` divides a device's memory among its workers. `phase` logs the duration of each phase of a start in one line.
+`device_shares` divides a device's memory among its workers. `phase` logs the duration of each phase of a start, and reports it
+while it runs to what shows it.
 """
 
 import ctypes
 import gc
+import json
 import logging
 import math
 import os
@@ -17,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -238,21 +240,81 @@ def device_shares(claims: Sequence[MemoryClaim]) -> dict[str, float]:
     return shares
 
 
+REPORT_SECONDS = 0.1
+"""Time between two reports of a running phase, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReport:
+    """A phase has begun, has advanced, or has ended."""
+
+    phase: str
+    done: float | None = None
+    """Share of the work that is done. None if it is not known."""
+    seconds: float | None = None
+    """Duration of a phase that has ended. None while it runs."""
+    note: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of_record(record: Any) -> "PhaseReport | None":
+        """The report in a line of a worker's standard error. None for a log record."""
+        return PhaseReport(**record) if isinstance(record, dict) and "phase" in record else None
+
+
+_listeners: list[Callable[[PhaseReport], None]] = []
+_running: "list[Phase]" = []
+
+
+@contextmanager
+def reporting_to(listener: Callable[[PhaseReport], None]) -> Iterator[None]:
+    """`listener` receives the reports of this process inside the block, in the thread of the phase."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
 @dataclass(slots=True)
 class Phase:
     name: str
     note: str = ""
     """What the phase did, for the end of its log line."""
+    reported: float = 0.0
+    """Time of the last report."""
 
 
 @contextmanager
 def phase(name: str) -> Iterator[Phase]:
-    """Log how long the context took, unless it raised."""
-    running = Phase(name)
-    began = time.perf_counter()
-    yield running
+    """Report the phase, and log how long the context took, unless it raised."""
+    running, began = Phase(name), time.perf_counter()
+    _running.append(running)
+    _report(PhaseReport(name))
+    try:
+        yield running
+    finally:
+        _running.remove(running)
     log_phase(running.name, time.perf_counter() - began, running.note)
 
 
 def log_phase(name: str, seconds: float, note: str = "") -> None:
+    """Report and log a phase that has ended."""
+    _report(PhaseReport(name, seconds=seconds, note=note))
     logger.info("start: %s took %.1f s%s", name, seconds, f" ({note})" if note else "")
+
+
+def show_share(done: float) -> None:
+    """Report which share of the phase that runs now is done. Threads of the phase may call it."""
+    now, running = time.perf_counter(), _running[-1:]
+    for current in running:
+        if now - current.reported >= REPORT_SECONDS:
+            current.reported = now
+            _report(PhaseReport(current.name, done))
+
+
+def _report(report: PhaseReport) -> None:
+    for listener in _listeners:
+        listener(report)

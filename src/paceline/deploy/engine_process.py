@@ -2,9 +2,10 @@
 
 import logging
 import math
+import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -108,11 +109,42 @@ class EngineProcess:
 
 
 @contextmanager
+def _output_to(receive: Callable[[str], None] | None) -> Iterator[int | None]:
+    """The file descriptor to which the engine writes; `receive` gets its lines, on a thread. None without `receive`: the engine
+    writes to standard error."""
+    if receive is None:
+        yield None
+        return
+    reading, writing = os.pipe()
+
+    def read() -> None:
+        with open(reading, encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                receive(line.rstrip("\n"))
+
+    thread = threading.Thread(target=read, name="paceline-engine-output", daemon=True)
+    thread.start()
+    try:
+        yield writing
+    finally:
+        os.close(writing)  # the engine has ended: the thread reads to the end
+        thread.join(1.0)
+
+
+@contextmanager
 def running_engine(
-    config: EngineConfig, trace_endpoint: str | None = None, log_level: str = "info"
+    config: EngineConfig,
+    trace_endpoint: str | None = None,
+    log_level: str = "info",
+    reports_phases: bool = False,
+    receive: Callable[[str], None] | None = None,
 ) -> Iterator[EngineProcess]:
-    """An engine process for the duration of the block. It loads its model while the caller continues."""
-    with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:  # mode 0700
+    """An engine process for the duration of the block. It loads its model while the caller continues. `receive` gets what it
+    writes, line by line; without it the lines go to standard error."""
+    with (
+        _output_to(receive) as output,
+        tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder,
+    ):
         name = f"{POOL}-0"
         socket = Path(folder) / name
         spec = WorkerSpec(
@@ -124,8 +156,9 @@ def running_engine(
             trace_endpoint=trace_endpoint,
             error_file=str(Path(folder) / "error.json"),
             log_level=log_level,
+            reports_phases=reports_phases,
         )
-        supervisor = Supervisor([spec], grace=GRACE)
+        supervisor = Supervisor([spec], grace=GRACE, output=output)
         process = EngineProcess(spec, supervisor)
         supervisor.start()
         try:

@@ -24,6 +24,7 @@ from paceline.core.child import ChildProcess, RestartedChild
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.core.machine import freeze_loaded_objects, raise_file_limit
+from paceline.deploy.servers import recorded
 from paceline.gateway.audit import AuditLog, StrictMode
 from paceline.gateway.auth import Access
 from paceline.gateway.config import (
@@ -31,7 +32,7 @@ from paceline.gateway.config import (
     ServerConfig,
 )
 from paceline.gateway.http import TlsFiles
-from paceline.model_files import weights_checksum
+from paceline.model_files import context_length, weights_checksum
 from paceline.model_files.hub import pick_draft
 from paceline.policy.health import Backoff
 from paceline.telemetry import configure_logging
@@ -52,7 +53,9 @@ class ModelConnection:
 
 
 @contextmanager
-def start_workers(served: ServerConfig | GatewayConfig) -> Iterator[Sequence[ModelConnection]]:
+def start_workers(
+    served: ServerConfig | GatewayConfig, receive: Callable[[str], None] | None = None
+) -> Iterator[Sequence[ModelConnection]]:
     """Starts the engine process of a server; the workers of a cluster may be up already. Yields one connection per model."""
     try:
         from paceline.deploy.deployment import gateway_key, open_cluster
@@ -79,7 +82,8 @@ def start_workers(served: ServerConfig | GatewayConfig) -> Iterator[Sequence[Mod
                 for config, cluster in served.models()
             ]
     else:
-        with running_engine(served.engine, served.trace_endpoint, served.log_level) as process:
+        reports = receive is not None or served.log_format == "progress"
+        with running_engine(served.engine, served.trace_endpoint, served.log_level, reports, receive) as process:
             yield [ModelConnection(served, partial(process.connect, served.price))]
 
 
@@ -162,12 +166,19 @@ def open_learner(plan: dict[str, Any] | None) -> Iterator[LearnerProcess | None]
 
 @dataclass(frozen=True, slots=True)
 class ServerReady:
-    """The address and model name of a server that accepts requests."""
+    """A server that accepts requests."""
 
     url: str
     model: str
+    """Name of the model. Several are separated by commas."""
     needs_key: bool = False
     """Whether the API needs a key."""
+    has_template: bool = True
+    """Whether the model has a chat template."""
+    window: int | None = None
+    """Tokens of a sequence at most. None if there are several models."""
+    own_window: int | None = None
+    """Tokens for which the model was made. None if its files do not say."""
 
 
 def log_ready(ready: ServerReady) -> None:
@@ -177,11 +188,13 @@ def log_ready(ready: ServerReady) -> None:
 def serve(
     served: ServerConfig | GatewayConfig,
     on_ready: Callable[[ServerReady], None] = log_ready,
+    receive: Callable[[str], None] | None = None,
 ) -> int:
-    """Serves an engine process of its own, or a cluster. Calls `on_ready` when the server accepts requests. Returns the exit
-    code: 0 if all requests finished, 1 if the server aborted some."""
+    """Serves an engine process of its own, or a cluster. Calls `on_ready` when the server accepts requests. `receive` gets the
+    lines of the engine process: its log as JSON, and reports of its phases. Without it they go to standard error. Returns
+    the exit code: 0 if all requests finished, 1 if the server aborted some."""
     config = served.server if isinstance(served, GatewayConfig) else served
-    configure_logging(config.log_level, with_texts=config.log_requests == "text")
+    configure_logging(config.log_level, with_texts=config.log_requests == "text", for_people=config.logs_for_people)
     raise_file_limit()
     # Reports errors in these settings before the model is loaded
     admin_key = config.admin_key
@@ -193,7 +206,7 @@ def serve(
     with (
         _exit_on_sigterm(),
         _listen(config.host, config.port) as listener,
-        start_workers(served) as connections,
+        start_workers(served, receive) as connections,
     ):
         return _run(config, access, tls, plan, listener, connections, on_ready)
 
@@ -220,11 +233,23 @@ def _run(
         strict = [_strict_mode(log, own) for own in configs]
         targets = [stack.enter_context(connection.connect()) for connection in connections]
         models = make_models(config, access, configs, targets, strict)
-        ready = ServerReady(url, ", ".join(gateway.model for gateway in models), config.api_keys is not None)
+        only = models.first.target if len(models) == 1 else None
+        ready = ServerReady(
+            url,
+            ", ".join(gateway.model for gateway in models),
+            config.api_keys is not None,
+            all(gateway.tokenizer.chat_template is not None for gateway in models),
+            None if only is None else only.max_model_len,
+            None if only is None else context_length(configs[0].engine.model),
+        )
+
+        names = [name for own in configs for name in own.model_names]
+        paths = [os.path.abspath(own.engine.model) for own in configs if os.path.exists(own.engine.model)]
 
         def start() -> None:
             if learner is not None:
                 learner.start()
+            stack.enter_context(recorded(url, names, paths, ready.needs_key))
             on_ready(ready)
 
         server = make_server(config, models, access, tls, tracing, start)

@@ -4,6 +4,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from typing import Any
 
 from paceline.core.errors import InvalidRequest, PacelineError
@@ -34,6 +35,21 @@ class ServerClient:
             return json.loads(self.text(path, method, body, **query) or "null")
         except ValueError:
             raise InvalidRequest(f"{self.url}{path} is no route of Paceline: it did not return JSON") from None
+
+    def stream(self, path: str, body: object) -> Iterator[dict[str, Any]]:
+        """The events of a stream, as they arrive. Closing the iterator ends the request."""
+        headers = {**self._headers, "content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request) as answer:
+                for line in answer:
+                    if line.startswith(b"data: {"):
+                        yield json.loads(line[6:])
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _refusal(self.url, path, error) from None
+        except OSError as error:
+            raise ServerUnavailable(f"the server at {self.url} ended the answer: {error}") from None
 
     def text(self, path: str, method: str = "GET", body: object = None, **query: object) -> str:
         """Sends a request and returns the response as text."""

@@ -1,4 +1,5 @@
-"""Checksums of a model's weights, computed from their files, and the sampling that its authors recommend.
+"""What a model's files say of it as a whole: checksums of its weights, its context length, and the sampling that its authors
+recommend.
 
 Recommended sampling parameters hold for requests that set none.
 """
@@ -13,7 +14,8 @@ from typing import Any, BinaryIO
 
 from paceline.core.errors import InvalidRequest, PacelineError, UnsupportedModel
 from paceline.core.request import SamplingParams
-from paceline.model_files.hub import EMBEDDED, PREFIX, Inflation, find_model, gguf_parts
+from paceline.model_files.hub import EMBEDDED, PREFIX, Inflation, find_checkpoint, find_model, gguf_parts
+from paceline.model_files.metadata import GGUFReader, read_json
 
 THREADS = 4
 SAMPLES, PAGE = 128, 4096
@@ -33,7 +35,7 @@ def weights_checksum(name_or_path: str | Path) -> str:
         return hashlib.sha256(f"{name_or_path}\n{base}\n".encode()).hexdigest()
     path = find_model(name_or_path)
     files = _weight_files(path)
-    if path.is_file() or (len(files) == 1 and files[0].suffix == ".gguf"):
+    if len(files) == 1 and (path.is_file() or files[0].suffix == ".gguf"):
         return _checksums(files)[0]
     files += [file for file in (path / "config.json",) if file.is_file()]
     lines = "".join(f"{file.name} {checksum}\n" for file, checksum in zip(files, _checksums(files), strict=True))
@@ -107,6 +109,23 @@ def _checksums(files: Sequence[Path]) -> list[str]:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def context_length(model: str) -> int | None:
+    """Tokens for which the model was made, as its files say. None if they do not."""
+    if model.startswith(PREFIX):
+        return None
+    try:
+        path = find_checkpoint(model)
+        if path.is_file():
+            values = GGUFReader(path).metadata
+            length = values.get(f"{values.get('general.architecture')}.context_length")
+        else:
+            config = read_json(path / "config.json")
+            length = {**config, **(config.get("text_config") or {})}.get("max_position_embeddings")
+    except (PacelineError, OSError, TypeError):
+        return None
+    return length if isinstance(length, int) else None
 
 
 FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")

@@ -1,12 +1,14 @@
-"""Log records as JSON lines, for servers and workers.
+"""Log records as JSON lines, for servers and workers, or as lines for people.
 
 Only the fields named here leave a record's `extra`, so a log line cannot contain a prompt by accident.
 """
 
+import json
 import logging
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import Any, TextIO
 
 from paceline.core.errors import MissingDependency
 
@@ -64,6 +66,32 @@ class JsonFormatter(BaseFormatter):
         return {**fields, "level": fields["level"].lower()}
 
 
+def text_line(record: Mapping[str, Any]) -> str:
+    """A record of `JsonFormatter` as a line for people: the time of day, the level above `info`, message and fields."""
+    moment = datetime.fromisoformat(record["time"]).astimezone().strftime("%H:%M:%S")
+    level = "" if record["level"] in ("info", "debug") else f"{record['level']}: "
+    fields = "".join(f" {name}={record[name]}" for name in (*FIELDS, *TEXT_FIELDS) if name in record)
+    error = f"\n{record['error']}" if "error" in record else ""
+    return f"{moment} {level}{record['message']}{fields}{error}"
+
+
+class TextFormatter(JsonFormatter):
+    """One line for people per record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return text_line(json.loads(super().format(record)))
+
+
+class _CurrentStderr:
+    """Writes to what `sys.stderr` is at the moment: a progress display replaces it while it runs."""
+
+    def write(self, text: str) -> None:
+        sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
 def log_as(worker: str, level: str = "info") -> None:
     """Sends all logs of this process from `level` on to standard error, with the worker's name. Other packages log from level
     `info` on."""
@@ -78,11 +106,13 @@ def log_as(worker: str, level: str = "info") -> None:
 LOGGERS = ("paceline", "uvicorn", "uvicorn.error", "opentelemetry", "py.warnings")
 
 
-def configure_logging(level: str, stream: TextIO | None = None, with_texts: bool = False) -> None:
-    """Sends the logs of Paceline and uvicorn to `stream` only, by default standard error. The access log is off. uvicorn must
-    run with `log_config=None`, or it replaces this configuration."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter(with_texts))
+def configure_logging(
+    level: str, stream: TextIO | None = None, with_texts: bool = False, for_people: bool = False
+) -> None:
+    """Sends the logs of Paceline and uvicorn to `stream` only, by default standard error, as JSON or as text `for_people`. The
+    access log is off. uvicorn must run with `log_config=None`, or it replaces this configuration."""
+    handler = logging.StreamHandler(stream or _CurrentStderr())
+    handler.setFormatter(TextFormatter(with_texts) if for_people else JsonFormatter(with_texts))
     for name in LOGGERS:
         logger = logging.getLogger(name)
         logger.handlers = [handler]

@@ -210,6 +210,8 @@ class WorkerSpec:
     error_file: str | None = None
     """File for the error that ends the worker, in a private folder of its parent; see `deploy/worker_error.py`."""
     log_level: str = "info"
+    reports_phases: bool = False
+    """Whether the worker writes `PhaseReport`s between its log lines, for a parent that shows them."""
     drain_seconds: float = DRAIN_SECONDS
     """Time from SIGTERM to the exit of the worker."""
 

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn, Protocol
 from urllib.parse import urlsplit
@@ -16,7 +17,7 @@ import torch
 
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
-from paceline.core.machine import freeze_loaded_objects, usable_cores
+from paceline.core.machine import PhaseReport, freeze_loaded_objects, reporting_to, usable_cores
 from paceline.drafting import DraftLimits, DraftWorker, ModelDraftBackend, PoolControl, PoolProposer, load_draft_model
 from paceline.engine import Engine, EngineLoop
 from paceline.engine.sizing import calibrate, size_engine
@@ -309,6 +310,17 @@ def main(text: str) -> int:
     spec = WorkerSpec.from_json(text)
     log_as(spec.name, spec.log_level)
     process = Process(spec)
+    with reporting_to(_write_report) if spec.reports_phases else nullcontext():
+        return _run(process, spec)
+
+
+def _write_report(report: PhaseReport) -> None:
+    sys.stderr.write(report.to_json() + "\n")
+    sys.stderr.flush()
+
+
+def _run(process: Process, spec: WorkerSpec) -> int:
+    """Serve until the worker has stopped. Returns the exit status."""
     signal.signal(signal.SIGTERM, process.handle_signal)
     signal.signal(signal.SIGINT, process.handle_signal)
     threading.Thread(target=process.follow_parent, daemon=True).start()

@@ -1,5 +1,6 @@
 """Sizes of engines around models of which only the shape is real."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,11 +8,12 @@ import pytest
 import torch
 
 from paceline.core.config import EngineConfig
-from paceline.core.errors import InvalidConfig
+from paceline.core.errors import InvalidConfig, OutOfMemory
 from paceline.core.sequence import BLOCK_SIZE
 from paceline.engine.sizing import sizing
 from paceline.engine.sizing.sizing import DeviceFacts, Sizing, footprint, num_lanes, size_engine
 from paceline.models.drafts.load import LoadedHead
+from paceline.models.families.spec import DecoderSpec
 from tests.engine.sizing.test_memory_fit import GB, LLAMA_1B, required
 from tests.fakes import tiny_model
 from tests.heads import tiny_eagle, tiny_medusa
@@ -27,10 +29,10 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizing, "device_facts", lambda device: DEVICES[device.type])
 
 
-def sized(device: str, draft: Any = None, **options: Any) -> Sizing:
+def sized(device: str, draft: Any = None, model: DecoderSpec = LLAMA_1B, **options: Any) -> Sizing:
     """Sizes of an engine around a 1B."""
-    model = SimpleNamespace(dtype=torch.bfloat16, weight_bytes=LLAMA_1B.num_parameters * 2)
-    loaded: Any = SimpleNamespace(name="1B", config=LLAMA_1B, model=model)
+    weights = SimpleNamespace(dtype=torch.bfloat16, weight_bytes=model.num_parameters * 2)
+    loaded: Any = SimpleNamespace(name="1B", config=model, model=weights)
     return size_engine(EngineConfig(**options), loaded, draft, torch.device(device))
 
 
@@ -108,3 +110,26 @@ def test_trees_in_graph_steps_are_deeper() -> None:
     eagle, medusa = (LoadedHead("head", make(tiny_model())) for make in (tiny_eagle, tiny_medusa))
     assert [sized("cuda", head).limits.max_depth for head in (eagle, medusa, None)] == [31, 8, 8]
     assert sized("cpu", eagle).limits.max_depth == 8
+
+
+@pytest.mark.parametrize(
+    ("device", "gigabytes", "window"),
+    [("cpu", 80, 131_072), ("cpu", 24, 65_536), ("cpu", 8, 32_768), ("cuda", 80, 131_072), ("cuda", 8, 65_536)],
+)
+def test_the_window_is_the_models_own_if_its_cache_fits(
+    device: str, gigabytes: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DEVICES, device, replace(DEVICES[device], memory_bytes=gigabytes * GB))
+    long = replace(LLAMA_1B, max_position=131_072)
+    found = sized(device, model=long)
+    assert found.window == window
+    assert found.memory.kv_tokens >= required(window)
+    if device == "cpu":
+        assert sized(device, model=long, max_model_len=40_000).window == 40_000
+        assert found.memory.kv_bytes <= max(GB * 1.08, gigabytes * GB * 0.85 / 8)
+
+
+def test_a_window_that_would_leave_less_than_the_smallest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(DEVICES, "cuda", replace(DEVICES["cuda"], memory_bytes=3 * GB))
+    with pytest.raises(OutOfMemory, match="one full sequence needs 82"):
+        sized("cuda")

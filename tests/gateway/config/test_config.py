@@ -416,3 +416,26 @@ def test_a_bomb_of_yaml_is_an_error(text: str, error: str, tmp_path: Path) -> No
     assert error in load_error(write(tmp_path, text))
     with pytest.raises(InvalidConfig, match=error):
         load_cluster(write(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("models", "names"),
+    [
+        (("/a/one.gguf", "owner/two"), [("one", "/a/one.gguf"), ("two", "owner/two")]),
+        (("/a/one", "/b/one"), [("/a/one",), ("/b/one",)]),
+    ],
+)
+def test_models_of_a_cluster_have_short_names_unless_two_share_one(
+    models: tuple[str, str], names: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    file = tmp_path / "cluster.yaml"
+    pools = [f"{{name: pool-{i}, role: target, model: {model}, devices: [cpu]}}" for i, model in enumerate(models)]
+    file.write_text(f"pools: [{', '.join(pools)}]\n")
+    config = load_gateway_config(file, {}, {})
+    assert [server.model_names for server, _ in config.models()] == names
+
+
+def test_several_served_names() -> None:
+    config = load_config(overrides={"served_model_name": "first, second"})
+    assert config.model_names == ("first", "second")
+    assert config.model_name == "first"

@@ -29,7 +29,7 @@ def client() -> httpx.Client:
         target = FakeTarget(lambda request, name=name: f"I am {name}", 3, False, engine)  # type: ignore[misc]
         metrics = Metrics(name)
         metrics.add_engine(target.engine_status)
-        settings = ServerConfig(engine=engine)
+        settings = ServerConfig(engine=engine, served_model_name=f"{name}, alias-of-{name}")
         gateways.append(
             Gateway(
                 cast(TargetClient, target), settings, metrics, FlagStore(None, target.validate_flags), limits=limits
@@ -52,6 +52,11 @@ def test_model_in_the_request_routes(client: httpx.Client, name: str) -> None:
     assert (chat["model"], chat["choices"][0]["message"]["content"]) == (name, f"I am {name}")
     assert client.post("/tokenize", json={"model": name, "prompt": "Hello"}).json()["count"] == 5
     assert client.get(f"/v1/models/{name}").json()["id"] == name
+
+
+def test_a_model_answers_to_its_other_names(client: httpx.Client) -> None:
+    assert ask(client, model="alias-of-second").json()["model"] == "second"
+    assert ask(client, model="alias-of-third").status_code == 404
 
 
 def test_every_model_is_listed(client: httpx.Client) -> None:

@@ -1,11 +1,10 @@
-import sys
 from pathlib import Path
 
 import pytest
 
-from paceline.core.errors import MissingDependency, UnsupportedModel
+from paceline.core.errors import UnsupportedModel
 from paceline.model_files.hub import hub
-from paceline.model_files.hub.hub import find_model, pick_draft, shipped_drafts
+from paceline.model_files.hub.hub import find_model, known_models, pick_draft, shipped_drafts, short_name
 from paceline.models.drafts.load import open_draft_folder
 
 
@@ -26,22 +25,38 @@ def test_the_embedded_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
 
 def test_hub_ids_are_found_in_the_local_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UnsupportedModel, match="hf download owner/absent"):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UnsupportedModel, match="paceline pull owner/absent"):
         find_model("owner/absent")
     snapshot = tmp_path / "models--owner--there" / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
     (tmp_path / "models--owner--there" / "refs").mkdir()
     (tmp_path / "models--owner--there" / "refs" / "main").write_text("0" * 40)
-    assert find_model("owner/there") == snapshot
+    assert find_model("owner/there") == find_model("hf.co/owner/there") == snapshot
+    with pytest.raises(UnsupportedModel, match="paceline pull owner/there:Q4_K_M"):
+        find_model("owner/there:Q4_K_M")
+    for name in ("there-Q8_0.gguf", "there-q4_k_m-00001-of-00002.gguf", "there-q4_k_m-00002-of-00002.gguf"):
+        (snapshot / name).touch()
+    assert find_model("owner/there:Q4_K_M") == snapshot / "there-q4_k_m-00001-of-00002.gguf"
+    names = [name for name in known_models() if name != "smollm2"]
+    assert names == ["owner/there:Q8_0", "owner/there:q4_k_m"]
 
 
-def test_hub_ids_need_the_hub_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingDependency, match=r"paceline\[hub\]"):
-        find_model("owner/name")
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("/models/Qwen2.5-0.5B.gguf", "Qwen2.5-0.5B"),
+        ("/models/big-00001-of-00003.gguf", "big"),
+        ("meta/Llama-3.2-1B", "Llama-3.2-1B"),
+        ("hf.co/meta/Llama-3.2-1B:Q4_K_M", "Llama-3.2-1B:Q4_K_M"),
+        ("/cache/models--meta--Llama-3.2-1B/snapshots/0123", "Llama-3.2-1B"),
+        ("models/folder/", "folder"),
+        ("inflate:llama-8b?base=smollm2", "inflate:llama-8b?base=smollm2"),
+    ],
+)
+def test_short_names(model: str, name: str) -> None:
+    assert short_name(model) == name
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "smollm", "a/b/c"])
@@ -53,9 +68,8 @@ def test_unknown_names_are_rejected_with_the_alternatives(name: str) -> None:
 def test_a_missing_draft_is_called_a_draft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"no draft at 'smollm'.*shipped draft .*smollm2-eagle"):
         find_model("smollm", "draft")
-    pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(UnsupportedModel, match="the draft owner/absent is not in the local"):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UnsupportedModel, match="the draft owner/absent is not on this machine"):
         find_model("owner/absent", "draft")
 
 

@@ -60,15 +60,17 @@ class Supervisor:
         clock: Clock | None = None,
         grace: float | None = None,
         on_restart: Callable[[], None] = lambda: None,
+        output: int | None = None,
     ) -> None:
-        """`log_dir` is the folder of the log files, one for each worker. If it is None, workers write to this process's
-        standard error. A worker has `grace` seconds to exit, or `GRACE` if that is None. `on_restart` is called after every
-        exit and every restart of a worker."""
+        """`log_dir` is the folder of the log files, one for each worker. If it is None, workers write to `output`, a file
+        descriptor, or to standard error. A worker has `grace` seconds to exit, or `GRACE` if that is None. `on_restart` is
+        called after every exit and every restart of a worker."""
         self._log_dir = log_dir
         self._command = command
         self._clock = clock or WallClock()
         self._grace = GRACE if grace is None else grace
         self._on_restart = on_restart
+        self._output = STANDARD_ERROR if output is None else output
         self._workers = {spec.name: self._worker(spec) for spec in specs}
 
     @property
@@ -208,7 +210,7 @@ class Supervisor:
             if file is not None:
                 Path(file).unlink(missing_ok=True)
         path = self._log(spec)
-        with nullcontext(STANDARD_ERROR) if path is None else path.open("ab") as log:
+        with nullcontext(self._output) if path is None else path.open("ab") as log:
             return ChildProcess(self._command(spec), stdout=log, stderr=log)
 
     def _reason(self, worker: _Worker) -> str:

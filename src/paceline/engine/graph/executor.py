@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from paceline.core.clock import Clock
-from paceline.core.machine import phase
+from paceline.core.machine import phase, show_share
 from paceline.core.sequence import Sequence
 from paceline.engine import Scheduler, Speculator
 from paceline.engine.graph.batch import IN_FLIGHT, GraphBatches
@@ -129,7 +129,8 @@ def warm_up_passes(
         later.add(captures)
         return
     with phase("capture passes") as capturing:
-        for capture in captures:
+        for number, capture in enumerate(captures):
+            show_share(number / len(captures))
             capture()
         capturing.note = f"{len(captures)} graphs"
 
@@ -137,7 +138,8 @@ def warm_up_passes(
 def capture_steps(first: Seq[Capture], later: Seq[Capture], idle: IdleCaptures) -> None:
     """Capture the first graphs now, and the remaining graphs in idle moments."""
     with phase("capture steps") as capturing:
-        for capture in first:
+        for number, capture in enumerate(first):
+            show_share(number / len(first))
             capture()
         idle.add(later)
         capturing.note = f"{len(first)} of {len(first) + idle.num_waiting}"

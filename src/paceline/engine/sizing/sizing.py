@@ -13,6 +13,7 @@
 applies both to the models of an engine.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -280,7 +281,8 @@ def _advice(
     return " ".join(parts)
 
 
-DEFAULT_WINDOW = 8192
+SMALL_WINDOW = 8192
+"""Tokens of a sequence down to which a longer window is halved if its cache does not fit."""
 CPU_CACHE_BYTES = GIB
 """Size of the caches on a CPU if `kv_tokens` is not set, or `CPU_CACHE_SHARE` of the memory if that is more."""
 CPU_CACHE_SHARE = 1 / 8
@@ -300,11 +302,33 @@ def size_engine(
     config: EngineConfig, target: LoadedModel, draft: LoadedModel | LoadedHead | None, device: torch.device
 ) -> Sizing:
     """The sizes of an engine with these models. Raises `OutOfMemory` if they do not fit."""
-    window = min(config.max_model_len or DEFAULT_WINDOW, target.config.max_position)
     facts = device_facts(device)
     budget = int(facts.memory_bytes * config.memory_fraction)
     if facts.kind == "cpu":  # ranks share it
         budget //= config.tensor_parallel_size
+    longest = target.config.max_position
+    if config.max_model_len is not None:
+        return _size(config, target, draft, device, facts, budget, min(config.max_model_len, longest))
+    window = longest
+    while window > SMALL_WINDOW:
+        with suppress(OutOfMemory, InvalidConfig):
+            sizing = _size(config, target, draft, device, facts, budget, window)
+            if facts.kind != "cpu" or config.kv_tokens or sizing.memory.kv_bytes <= _cpu_cache_bytes(budget):
+                return sizing
+        window //= 2
+    return _size(config, target, draft, device, facts, budget, min(longest, SMALL_WINDOW))
+
+
+def _size(
+    config: EngineConfig,
+    target: LoadedModel,
+    draft: LoadedModel | LoadedHead | None,
+    device: torch.device,
+    facts: DeviceFacts,
+    budget: int,
+    window: int,
+) -> Sizing:
+    """The sizes for sequences of up to `window` tokens."""
     speculation = config.speculation
     given = GivenLimits(config.max_num_seqs, config.max_batched_tokens, speculation.max_depth, speculation.depth)
     limits = resolve_limits(facts, _model_facts(config, target, draft, window), given, budget)
@@ -399,6 +423,10 @@ def _head_bytes(head: LoadedHead, limits: ResolvedLimits) -> int:
     return pending + num_lanes(limits.max_num_seqs) * LANE_BLOCKS * BLOCK_SIZE * head.kv_bytes_per_token()
 
 
+def _cpu_cache_bytes(budget: int) -> int:
+    return max(CPU_CACHE_BYTES, int(CPU_CACHE_SHARE * budget))
+
+
 def _fit(
     config: EngineConfig,
     limits: ResolvedLimits,
@@ -423,7 +451,7 @@ def _fit(
     reason = "configured" if config.kv_tokens else f"{limits.max_num_seqs} sequences of {window}"
     if device.type == "cpu" and config.kv_tokens is None:
         per_token = sum(f.kv_bytes_per_token for f in footprints if f is not None)
-        cache_bytes = max(CPU_CACHE_BYTES, int(CPU_CACHE_SHARE * budget))
+        cache_bytes = _cpu_cache_bytes(budget)
         if cache_bytes // per_token < wanted:
             wanted, reason = max(cache_bytes // per_token, required), f"{cache_bytes / GIB:.1f} GiB"
     fit = memory_fit(footprints[0], footprints[1], budget, wanted, required)

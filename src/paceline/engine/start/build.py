@@ -7,6 +7,7 @@ executor.
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -299,13 +300,16 @@ def build_engine(
         except BaseException:
             ranks.close()
             raise
+    if device.type == "cpu":
+        native.available()  # compiles the kernels once, in a phase of its own
     with KernelCompilation.start(config, device) as compilation:
         with phase("read weights") as reading:
             target = load(config.model, device, dtype, quantization, config.activations)
             reading.note = f"{target.model.weight_bytes / 1e9:.1f} GB"
         draft = _load_draft(config, target)
         engine = assemble(config, target, draft, None, pool, hooks, extra_proposers)
-        compilation.wait()
+        with phase("wait for kernels") if compilation.is_running else nullcontext():
+            compilation.wait()
     if target.model.is_complete and device.type != "meta":
         with phase("calibrate"):
             calibrate(engine, config)

@@ -168,6 +168,10 @@ class KernelCompilation:
             return cls(None, cache, key)
         return cls(run_compiler(request), cache, key)
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
     def wait(self) -> CompileReport | None:
         """Block until all kernels are compiled. An error is logged: the warm-up then compiles what is missing, one by one."""
         if self._process is None:

@@ -126,6 +126,7 @@ class Model(BaseModel):
     """Model as the server loaded it."""
     parent: None = None
     max_model_len: int
+    has_chat_template: bool = True
     system_fingerprint: str | None = None
     """That of responses, if all workers of the model have the same."""
 

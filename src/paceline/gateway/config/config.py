@@ -4,6 +4,8 @@
 `SamplingDefaults` has the sampling parameters of requests that do not set them.
 """
 
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -15,6 +17,7 @@ from paceline.core.request import SamplingParams
 from paceline.gateway.config.settings import Setting, read_settings
 from paceline.gateway.formats import ReasoningParserName, ToolParserName
 from paceline.model_files import recommended_sampling
+from paceline.model_files.hub import short_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class SamplingDefaults:
         return SamplingParams(**(recommended_sampling(model) | own | present))
 
 
+LogFormat = Literal["auto", "text", "json", "progress"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogDetail = Literal["none", "ids", "text"]
 
@@ -100,7 +104,8 @@ class ServerConfig:
     port: int = 8000
     """Port to listen on; 0 picks a free one."""
     served_model_name: str | None = None
-    """Name of the model in the API. The default is the value of `model`."""
+    """Name of the model in the API, or several, separated by commas; responses have the first. The default is the short name
+    of `model`: that of the file, folder or repository. The value of `model` is then another name."""
     any_model_name: bool = False
     """Whether the only served model answers requests that name another one. Agents send fixed names."""
     max_waiting: int | None = None
@@ -159,7 +164,10 @@ class ServerConfig:
     flags_file: str | None = None
     """File that stores run-time flags. Without it a restart resets them."""
     log_level: LogLevel = "info"
-    """Level of the log, which is JSON lines on standard error."""
+    """Level of the log on standard error."""
+    log_format: LogFormat = "auto"
+    """Form of the log. `auto`: `text`, lines for people with the phases of the start, if standard error is a terminal,
+    otherwise `json`. `progress`: `json`, with a line for each advance of a start, for programs that show it."""
     log_requests: LogDetail = "ids"
     """Log line of every finished generation, at level `info`: `ids` has the key, token counts and times, `text` also has
     the prompt and the answer."""
@@ -209,6 +217,7 @@ class ServerConfig:
                 f"one of {', '.join(get_args(ReasoningParserName))}",
             ),
             ("log_level", self.log_level in get_args(LogLevel), f"one of {', '.join(get_args(LogLevel))}"),
+            ("log_format", self.log_format in get_args(LogFormat), f"one of {', '.join(get_args(LogFormat))}"),
             ("log_requests", self.log_requests in get_args(LogDetail), f"one of {', '.join(get_args(LogDetail))}"),
             ("price", self.price is None or 0.0 <= self.price < float("inf"), "dollars per hour, 0 or more"),
             ("trace_ratio", 0.0 <= self.trace_ratio <= 1.0, "in [0, 1]"),
@@ -222,8 +231,20 @@ class ServerConfig:
             raise InvalidConfig("admin_key must have at least 8 characters")
 
     @property
+    def logs_for_people(self) -> bool:
+        """Whether the log of this process is text, for people."""
+        return self.log_format == "text" or (self.log_format == "auto" and sys.stderr.isatty())
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names that the model answers to. Responses have the first."""
+        if self.served_model_name is not None:
+            return tuple(name.strip() for name in self.served_model_name.split(","))
+        return tuple(dict.fromkeys((short_name(self.engine.model), self.engine.model)))
+
+    @property
     def model_name(self) -> str:
-        return self.served_model_name or self.engine.model
+        return self.model_names[0]
 
 
 SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in read_settings(ServerConfig, flat="engine")}
@@ -240,12 +261,15 @@ class GatewayConfig:
     def models(self) -> Sequence[tuple[ServerConfig, ClusterConfig]]:
         """The settings of every model's gateway, and the part of the cluster that serves the model."""
         engines = self.cluster.engines()
+        short = Counter(map(short_name, self.cluster.models))
+        kept = {pool.served_model_name for pool in self.cluster.pools}
+        kept |= {model for model in self.cluster.models if short[short_name(model)] > 1}
         return [
             (
                 replace(
                     self.server,
                     engine=engines[part.targets[0].worker_names[0]],
-                    served_model_name=self.server.served_model_name or model,
+                    served_model_name=self.server.served_model_name or (model if model in kept else None),
                 ),
                 part,
             )

@@ -73,6 +73,7 @@ class ModelService:
             owned_by="paceline",
             root=gateway.target.config.model,
             max_model_len=gateway.target.max_model_len,
+            has_chat_template=gateway.tokenizer.chat_template is not None,
         )
 
     @property

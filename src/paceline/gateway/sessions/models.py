@@ -13,6 +13,7 @@ class ServedModels:
 
     def __init__(self, gateways: Sequence[Gateway]) -> None:
         self._by_name = {gateway.model: gateway for gateway in gateways}
+        self._aliases = {name: gateway for gateway in reversed(gateways) for name in gateway.config.model_names}
         self.first = gateways[0]
 
     def __iter__(self) -> Iterator[Gateway]:
@@ -31,7 +32,7 @@ class ServedModels:
                     f"you must provide a model parameter, one of {self._names}", param="model", code="missing_model"
                 )
             return self.first
-        gateway = self._by_name.get(name)
+        gateway = self._by_name.get(name) or self._aliases.get(name)
         if gateway is None:
             advice = "" if len(self) > 1 else ", or set `any_model_name` on the server"
             raise NotFound(

@@ -9,6 +9,7 @@ chunks of a prefill, on the number of threads, or on the instruction set.
 
 import ctypes
 import hashlib
+import itertools
 import os
 import platform
 import shutil
@@ -28,7 +29,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.core.machine import usable_cores
+from paceline.core.machine import phase, show_share, usable_cores
 
 LONG_ROWS = 16
 """Rows from which on a call releases the interpreter lock; it then runs for milliseconds. A shorter call keeps the lock,
@@ -167,16 +168,23 @@ def _build() -> Path:
     target = folder / f"kernels-{digest}.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=folder) as work, ThreadPoolExecutor(usable_cores()) as threads:
+        with (
+            phase("compile kernels") as compiling,
+            tempfile.TemporaryDirectory(dir=folder) as work,
+            ThreadPoolExecutor(usable_cores()) as threads,
+        ):
+            compiling.note = "once"
             built = Path(work) / target.name
             extra = _branch_flags(compiler, Path(work))
+            files, ended = [file for file in sources if file.suffix == ".c"], itertools.count(1)
 
             def compiled(source: Path) -> str:
                 path = str(Path(work) / f"{source.stem}.o")
                 _run([*compiler, *flags, *extra, "-c", "-o", path, str(source)])
+                show_share(next(ended) / len(files))
                 return path
 
-            objects = list(threads.map(compiled, [file for file in sources if file.suffix == ".c"]))
+            objects = list(threads.map(compiled, files))
             _run([*compiler, *flags, "-shared", "-o", str(built), *objects, "-lm"])
             os.replace(built, target)
     return target

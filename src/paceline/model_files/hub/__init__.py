@@ -11,10 +11,13 @@ if TYPE_CHECKING:
         SHAPES,
         InflatedShape,
         Inflation,
+        Repository,
         find_checkpoint,
         find_model,
         gguf_parts,
+        known_models,
         pick_draft,
+        short_name,
     )
 
 __all__ = [
@@ -23,13 +26,19 @@ __all__ = [
     "SHAPES",
     "InflatedShape",
     "Inflation",
+    "Repository",
     "find_checkpoint",
     "find_model",
     "gguf_parts",
+    "known_models",
     "pick_draft",
+    "short_name",
 ]
 
 __getattr__ = lazy_face(
     __name__,
-    {"hub": "EMBEDDED InflatedShape Inflation PREFIX SHAPES find_checkpoint find_model gguf_parts pick_draft"},
+    {
+        "hub": "EMBEDDED InflatedShape Inflation PREFIX Repository SHAPES find_checkpoint find_model gguf_parts known_models "
+        "pick_draft short_name",
+    },
 )

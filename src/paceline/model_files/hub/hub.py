@@ -1,16 +1,19 @@
 """Finds the files of a model by name, and reads the names of inflated models.
 
-It downloads nothing: the error for a missing model names the command to run.
+It downloads nothing: `paceline.model_files.download` does. The error for a missing model names the command to run.
 """
 
+import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 from urllib.parse import parse_qsl
 
-from paceline.core.errors import MissingDependency, UnsupportedModel
+from paceline.core.errors import UnsupportedModel
 
 EMBEDDED = "smollm2"
 """SmolLM2-135M-Instruct, which is on PyPI as a GGUF file in a package: it needs no hub and no account."""
@@ -31,9 +34,16 @@ def find_model(name_or_path: str | Path, role: Literal["model", "draft"] = "mode
         return _embedded()
     if name in shipped_drafts():
         return _drafts() / name
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+    if path.is_absolute() or name.startswith((".", "~")) or Repository.parse(name) is None:
+        known = known_models()
+        short = [path for known_name, path in known.items() if short_name(known_name.partition(":")[0]) == name]
+        if len(short) == 1:
+            return short[0]
+        nearest = get_close_matches(name, [*known, *map(short_name, known)], n=1)
         raise UnsupportedModel(
-            f"no {role} at {name!r}: give a folder, a .gguf file, a Hugging Face id (owner/name), or {_shipped(role)}"
+            (f"no {role} at {name!r}: " if len(short) < 2 else f"{len(short)} models are called {name!r}: ")
+            + (f"did you mean {nearest[0]!r}? Or " if nearest else "")
+            + f"give a folder, a .gguf file, a Hugging Face id (owner/name), or {_shipped(role)}"
         )
     return _cached(name, role)
 
@@ -50,8 +60,10 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
             raise UnsupportedModel(f"{path} is not a .gguf file: for safetensors give the folder")
-        return gguf_parts(path)[0]
-    files = sorted(path.glob("*.gguf"))
+        return path
+    files = [
+        file for file in sorted(path.glob("*.gguf")) if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", file.name)
+    ]
     if files and not (path / "config.json").is_file():
         if files != gguf_parts(files[0]):
             raise UnsupportedModel(
@@ -96,6 +108,19 @@ def pick_draft(draft: str | None, model: str) -> str | None:
     return None if draft == "none" else draft
 
 
+def short_name(name_or_path: str) -> str:
+    """How people call a model: the stem of its file, or the name of its folder or repository, also for a path into the Hugging
+    Face cache."""
+    if name_or_path.startswith(PREFIX):
+        return name_or_path
+    path = Path(name_or_path)
+    if path.suffix == ".gguf":
+        return re.sub(r"-00001-of-\d{5}$", "", path.stem)
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        return path.parent.parent.name.rpartition("--")[2]
+    return path.name or path.resolve().name
+
+
 def _embedded() -> Path:
     files = [file for name in _PACKAGES for folder in _folders(name) for file in folder.glob("*.gguf")]
     if not files:
@@ -119,18 +144,73 @@ def _folders(package: str) -> list[Path]:
     return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
-def _cached(repo_id: str, role: str) -> Path:
+def _cached(name: str, role: str) -> Path:
+    repository = Repository.parse(name)
+    found = None if repository is None else cached_model(repository)
+    if found is None:
+        raise UnsupportedModel(f"the {role} {name} is not on this machine: run `paceline pull {name}`")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A model of a hub."""
+
+    id: str
+    """`USER/REPO`."""
+    quantization: str | None = None
+    """The kind of GGUF file, such as `Q4_K_M`. None if the repository decides."""
+
+    @staticmethod
+    def parse(name: str) -> "Repository | None":
+        """The repository of an id. None if the name is no id."""
+        match = re.fullmatch(r"(?:https://)?(?:(?:hf\.co|huggingface\.co)/)?([\w.-]+/[\w.-]+)(?::([\w.-]+))?", name)
+        return None if match is None else Repository(match[1], match[2])
+
+    @property
+    def folder(self) -> Path:
+        """Its folder in the Hugging Face cache, which may not exist."""
+        return hub_cache() / f"models--{self.id.replace('/', '--')}"
+
+
+def hub_cache() -> Path:
+    """The folder in which programs keep models of the Hugging Face hub."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+
+
+def cached_model(repository: Repository) -> Path | None:
+    """The folder of a repository in the cache, or its file of the quantisation. None if it is not there."""
     try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-    except ImportError:
-        raise MissingDependency("huggingface_hub", f"finding {repo_id} in the Hugging Face cache", "hub") from None
-    try:
-        return Path(snapshot_download(repo_id, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError):
-        raise UnsupportedModel(
-            f"the {role} {repo_id} is not in the local Hugging Face cache: run `hf download {repo_id}`"
-        ) from None
+        commit = (repository.folder / "refs" / "main").read_text().strip()
+    except OSError:
+        return None
+    folder = repository.folder / "snapshots" / commit
+    if repository.quantization is None:
+        return folder if folder.is_dir() else None
+    pattern = re.compile(rf"(.*[-._])?{re.escape(repository.quantization)}(-00001-of-\d{{5}})?\.gguf", re.IGNORECASE)
+    return next((file for file in sorted(folder.rglob("*.gguf")) if pattern.fullmatch(file.name)), None)
+
+
+def known_models() -> dict[str, Path]:
+    """The models of the cache by id, with the quantisation of GGUF files, and the embedded model if it is installed."""
+    found: dict[str, Path] = {}
+    with suppress(UnsupportedModel):
+        found[EMBEDDED] = _embedded()
+    for folder in sorted(hub_cache().glob("models--*--*")):
+        repository = Repository(folder.name.removeprefix("models--").replace("--", "/", 1))
+        snapshot = cached_model(repository)
+        if snapshot is None:
+            continue
+        if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")):
+            found[repository.id] = snapshot
+        for file in sorted(snapshot.rglob("*.gguf")):
+            part = re.search(r"-(\d{5})-of-\d{5}\.gguf$", file.name)
+            if part is None or part[1] == "00001":
+                stem = short_name(file.name)
+                kind = re.search(r"[-._]((?:UD-)?I?Q\d\w*|BF16|F16|F32|MXFP4\w*)$", stem, re.IGNORECASE)
+                found[f"{repository.id}:{kind[1] if kind else stem}"] = file
+    return found
 
 
 PREFIX = "inflate:"

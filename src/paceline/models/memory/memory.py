@@ -5,11 +5,12 @@ blocks and several threads, ahead of the code that maps them. A mapped file is r
 which leaves most of a disk's bandwidth unused.
 """
 
+import itertools
 import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +19,7 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
+from paceline.core.machine import show_share
 from paceline.kernels.cpu.checksums import word_sum, word_sum_reference
 from paceline.models.device import StreamEvent, staging_tensor
 
@@ -59,13 +61,20 @@ COPY_THREADS = 4
 """Threads that load layers to a GPU: one thread copies to pinned memory slower than a fast disk reads."""
 
 
-def in_threads(load: Callable[[int], T], numbers: Iterable[int], device: torch.device) -> list[T]:
-    """`load` of every number, in order; for a GPU in several threads."""
+def in_threads(load: Callable[[int], T], numbers: Sequence[int], device: torch.device) -> list[T]:
+    """`load` of every number, in order; for a GPU in several threads. The share that is loaded is reported."""
+    ended = itertools.count(1)
+
+    def load_and_report(number: int) -> T:
+        loaded = load(number)
+        show_share(next(ended) / len(numbers))
+        return loaded
+
     if device.type != "cuda":
-        return [load(number) for number in numbers]
+        return [load_and_report(number) for number in numbers]
     index = torch.cuda.current_device() if device.index is None else device.index
     with ThreadPoolExecutor(COPY_THREADS, initializer=torch.cuda.set_device, initargs=(index,)) as pool:
-        return list(pool.map(load, numbers))
+        return list(pool.map(load_and_report, numbers))
 
 
 class StagedCopies:
