@@ -11,12 +11,15 @@ FILES = sorted(str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if pa
 TYPES = {"html": "text/html", "css": "text/css", "js": "javascript", "svg": "image/svg+xml"}
 
 
-def test_the_page_is_at_the_root_with_a_content_security_policy() -> None:
-    response = served().call("GET", "/")
+@pytest.mark.parametrize(
+    ("path", "title"), [("/", "Paceline"), ("/dashboard", "Paceline dashboard"), ("/planner", "Paceline planner")]
+)
+def test_every_page_has_a_content_security_policy(path: str, title: str) -> None:
+    response = served().call("GET", path)
     assert response.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in response.headers["content-security-policy"]
     assert "frame-ancestors 'none'" in response.headers["content-security-policy"]
-    assert "<title>Paceline</title>" in response.text
+    assert f"<title>{title}</title>" in response.text
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -33,7 +36,8 @@ def test_every_referenced_file_exists() -> None:
     for script in STATIC.glob("*.js"):
         referenced |= set(re.findall(r'from "\./([^"]+)"', script.read_text("utf-8")))
     assert referenced <= set(FILES)
-    assert set(FILES) - referenced == {"index.html", "planner.html", "docs.html", "vendor/uPlot.LICENSE"}
+    licences = {"vendor/uPlot.LICENSE", "vendor/marked.LICENSE"}
+    assert set(FILES) - referenced == {"index.html", "dashboard.html", "planner.html", "docs.html", *licences}
 
 
 def test_no_file_uses_another_host() -> None:

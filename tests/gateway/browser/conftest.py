@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.gateway.fakes import Served
 from tests.gateway.live import running
 
 if TYPE_CHECKING:  # without selenium the tests are skipped
@@ -39,6 +38,11 @@ def driver() -> Iterator["Chrome"]:
         "no-sandbox",
         "disable-dev-shm-usage",
         "disable-gpu",
+        "disable-quic",
+        "disable-background-networking",
+        "disable-component-update",
+        "disable-sync",
+        "no-first-run",
         "hide-scrollbars",
         "lang=en",
     ):
@@ -50,11 +54,11 @@ def driver() -> Iterator["Chrome"]:
 
 
 @pytest.fixture
-def open_page(driver: "Chrome") -> Iterator[Callable[[Served], "Page"]]:
-    """Opens the dashboard of a server that runs until the test ends."""
+def open_page(driver: "Chrome") -> Iterator[Callable[..., "Page"]]:
+    """Opens a page of a server that runs until the test ends: the playground, or that of a path."""
     from tests.gateway.browser.page import Page
 
     with ExitStack() as stack:
-        yield lambda server: Page(driver, stack.enter_context(running(server)))
+        yield lambda server, path="": Page(driver, stack.enter_context(running(server)), path)
         driver.get("about:blank")  # stops polling before the server stops
         driver.get_log("browser")  # type: ignore[no-untyped-call]

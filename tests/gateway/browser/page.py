@@ -1,4 +1,4 @@
-"""The dashboard in a browser, for tests."""
+"""The pages of a server in a browser, for tests."""
 
 import base64
 from collections.abc import Callable
@@ -16,16 +16,40 @@ TIMEOUT = 60.0
 DESKTOP = (1280, 900, 1)
 PHONE = (390, 844, 2)
 MARGIN = 12
+CONTRAST = """
+const channel = (value) => (value /= 255) <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4;
+const luminance = (colour) => {
+  const [r, g, b] = colour.match(/[\\d.]+/g).map(Number).map(channel);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+};
+const background = (one) => {
+  for (; one; one = one.parentElement) {
+    const colour = getComputedStyle(one).backgroundColor;
+    if (colour !== "rgba(0, 0, 0, 0)") return colour;
+  }
+};
+return [...document.querySelectorAll(arguments[0])].filter((one) => one.offsetParent).map((one) => {
+  const [low, high] = [luminance(getComputedStyle(one).color), luminance(background(one))].sort((a, b) => a - b);
+  return [one.textContent.trim().slice(0, 40), (high + 0.05) / (low + 0.05)];
+}).filter(([text, ratio]) => text && ratio < 4.5);
+"""
+"""Texts with less contrast than WCAG AA requires."""
+TOO_WIDE = """
+return [...document.querySelectorAll("body *")].filter((one) => !one.closest("pre, .scroll") && one.checkVisibility())
+  .filter((one) => one.getBoundingClientRect().right > arguments[0] + 1).map((one) => one.outerHTML.slice(0, 80));
+"""
+"""Elements that reach beyond the screen, apart from those inside a part that scrolls."""
 
 
 class Page:
     """A page whose methods wait for the elements they need."""
 
-    def __init__(self, driver: Chrome, url: str) -> None:
+    def __init__(self, driver: Chrome, url: str, path: str = "", size: tuple[int, int, int] = DESKTOP) -> None:
+        """Opens `path` of the server at `url`."""
         self.driver, self.url = driver, url
-        self.resize(*DESKTOP)
+        self.resize(*size)
         self.scheme("light")
-        driver.get(url)
+        driver.get(url + path)
 
     def one(self, selector: str) -> WebElement:
         found: WebElement = self.until(lambda: next(iter(self.all(selector)), None), lambda: f"no element {selector}")
@@ -81,6 +105,7 @@ class Page:
         return self.driver.execute_script(script, *arguments)
 
     def resize(self, width: int, height: int, scale: int) -> None:
+        self.width = width
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
@@ -102,6 +127,19 @@ class Page:
         clip = {"x": 0, "y": begin, "width": width, "height": min(most, end - begin), "scale": 1}
         shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         path.write_bytes(base64.b64decode(shot["data"]))
+
+    def screen(self, path: Path) -> None:
+        """Saves a screenshot of what the screen shows."""
+        path.write_bytes(self.driver.get_screenshot_as_png())
+
+    def faint_texts(self, selector: str) -> list[Any]:
+        found: list[Any] = self.run(CONTRAST, selector)
+        return found
+
+    def too_wide(self) -> list[str]:
+        """`innerWidth` grows with the content, so that the width of the screen is compared."""
+        found: list[str] = self.run(TOO_WIDE, self.width)
+        return found
 
     def console_errors(self) -> list[str]:
         """Console messages without network errors, which the page handles."""

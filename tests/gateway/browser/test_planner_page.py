@@ -10,7 +10,7 @@ from tests.gateway.fakes import Served, served
 pytest.importorskip("selenium")
 from tests.gateway.browser.page import Page
 
-Open = Callable[[Served], Page]
+Open = Callable[[Served, str], Page]
 KEY = "open-sesame"
 FIRST: dict[str, Any] = {
     "time": 1_000_000.0,
@@ -32,9 +32,7 @@ def opened(open_page: Open, server: Served, *decisions: dict[str, Any]) -> Page:
     for decision in decisions:
         headers = {"authorization": f"Bearer {KEY}"}
         assert server.call("PUT", "/admin/plan", json=decision, headers=headers).status_code == 200
-    page = open_page(server)
-    page.driver.get(f"{page.url}planner")
-    return page
+    return open_page(server, "planner")
 
 
 def unlock(page: Page) -> None:

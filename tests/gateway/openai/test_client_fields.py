@@ -260,3 +260,10 @@ def test_routes_of_vllm() -> None:
     assert server.call("GET", "/version").json() == {"version": VERSION}
     assert (server.call("GET", "/ping").status_code, server.post("/ping", {}).status_code) == (200, 200)
     assert server.call("GET", "/v1/models").json()["data"][0]["root"] == server.target.config.model
+
+
+def test_a_continued_answer_of_a_sentencepiece_model_keeps_its_first_space() -> None:
+    server = served("ab bab", tokenizer=tokenizer_from_gguf(SENTENCEPIECE | {"tokenizer.chat_template": TEMPLATE}))
+    messages = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "a"}]
+    answer = post(server, CHAT, messages=messages, continue_final_message=True)
+    assert answer["choices"][0]["message"]["content"] == " ab bab"

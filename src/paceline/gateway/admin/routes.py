@@ -154,7 +154,7 @@ def admin_routes(models: ServedModels) -> APIRouter:
 
 
 def dashboard_routes() -> APIRouter:
-    """The page and its files. They need no key: the data they show comes from routes that check keys."""
+    """The pages and their files. They need no key: the data they show comes from routes that check keys."""
     router = APIRouter(include_in_schema=False)
     files = StaticFiles(directory=STATIC)
 
@@ -166,6 +166,10 @@ def dashboard_routes() -> APIRouter:
     @router.get("/")
     async def send_page(http: Request) -> Response:
         return await send_file("index.html", http)
+
+    @router.get("/dashboard")
+    async def send_dashboard(http: Request) -> Response:
+        return await send_file("dashboard.html", http)
 
     @router.get("/docs")
     async def send_docs(http: Request) -> Response:

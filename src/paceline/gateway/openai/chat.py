@@ -104,6 +104,7 @@ class ChatAnswer(Answer):
 
     def __init__(self, start: ChatStart) -> None:
         body = start.body
+        self.continues_prompt = body.continue_final_message
         super().__init__(start.id, start.requests, start.context, body)
         (self._request,) = start.requests
         self._prompt_logprobs: list[dict[int, Any] | None] | None = None

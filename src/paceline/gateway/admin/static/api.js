@@ -3,9 +3,10 @@
 import { adminKey, apiKey, requestKey } from "./keys.js";
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, code = null) {
     super(message);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -16,10 +17,11 @@ async function send(path, { method = "GET", body, signal }, key) {
   const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
   if (response.ok) return response;
   const content = await response.json().catch(() => null);
-  throw new ApiError(response.status, content?.error?.message ?? `${method} ${path} returned ${response.status}`);
+  throw new ApiError(response.status, content?.error?.message ?? `${method} ${path} returned ${response.status}`, content?.error?.code);
 }
 
-/** The response of a successful request. If the server rejects the key, a dialog requests another one. */
+/** The response of a successful request. If the server rejects the key, a dialog asks for another one; without it the error is
+ * thrown. */
 export async function call(path, options = {}) {
   for (;;) {
     const key = apiKey();
@@ -28,7 +30,7 @@ export async function call(path, options = {}) {
     } catch (error) {
       if (error.status !== 401) throw error;
       // The user may have entered a key during this request: try it first
-      if (apiKey() === key) await requestKey(key ? error.message : "Enter your API key.");
+      if (apiKey() === key && !(await requestKey(key ? error.message : "Enter your API key."))) throw error;
     }
   }
 }

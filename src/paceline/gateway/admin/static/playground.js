@@ -1,122 +1,185 @@
-// The section Playground: a chat. Every answer is generated with speculation, then without.
+// Starts the playground: the conversation, its composer, its chats and its settings.
 
-import { Answer } from "./answer.js";
-import { byId, element } from "./element.js";
-import * as format from "./format.js";
-import { model } from "./models.js";
-import { RUNS, verdict } from "./verdict.js";
+import { showChatList } from "./chat_list.js";
+import { allChats, newChat, openChat, removeChat, saveChat, select } from "./chats.js";
+import { startCopying } from "./copy.js";
+import { byId } from "./element.js";
+import { generate, messagesOf, newAnswer } from "./generate.js";
+import { removeKeys, showKeyButton } from "./keys.js";
+import { model, readModels } from "./models.js";
+import { showSettings, startSettings } from "./settings.js";
+import { startPanels } from "./panels.js";
+import { Turn } from "./turn.js";
 
-let messages = [];
-let running = null;
+let chat = openChat();
+let turns = [];
+let running = null; // the controller of the answer or comparison that runs
+let isColoured = localStorage.getItem("paceline.colours") === "on";
 
-const randomSeed = () => crypto.getRandomValues(new Uint32Array(1))[0];
+const conversation = byId("conversation");
+const message = byId("message");
+const panels = startPanels();
 
-function body(conversation, seed, isSpeculative) {
-  const temperature = byId("temperature").value;
-  return {
-    ...(model() === null ? {} : { model: model() }),
-    messages: conversation,
-    seed,
-    temperature: temperature === "" ? null : Number(temperature), // null: as the server recommends
-    max_completion_tokens: Number(byId("max-tokens").value),
-    speculation: { enabled: isSpeculative },
-  };
+const actions = { again: answerAgain, resume: continueAnswer, compare, new: startChat };
+const listActions = { onOpen: show, onRemove: remove };
+
+/** Shows a chat. Another one that is answered now is stopped. */
+function show(next) {
+  running?.abort();
+  chat = select(next);
+  turns = chat.turns.map((turn) => new Turn(turn, actions));
+  for (const turn of turns) turn.setColoured(isColoured);
+  conversation.replaceChildren(...turns.map((turn) => turn.place));
+  showSettings(chat.settings);
+  showEmpty();
+  panels.close();
+  scrollToEnd();
+  message.focus();
 }
 
-function setRunning(controller) {
-  running = controller;
-  byId("send").disabled = controller !== null;
-  byId("stop").hidden = controller === null;
+function showEmpty() {
+  byId("welcome").hidden = turns.length > 0;
+  document.title = chat.title ? `${chat.title} · Paceline` : "Paceline";
+  showChatList(chat, listActions);
 }
 
-/** Generates the two answers one after the other: in one batch they would share the steps and have no speed of their own. */
-async function turn(question) {
+function startChat() {
+  show(newChat(chat.settings));
+}
+
+function remove(removed) {
+  if (!confirm(`Delete the chat “${removed.title}”?`)) return;
+  removeChat(removed);
+  if (removed.id === chat.id) show(allChats()[0] ?? newChat());
+  else showChatList(chat, listActions);
+}
+
+function send(question) {
+  const turn = { question, answer: null };
+  chat.turns.push(turn);
+  const view = new Turn(turn, actions);
+  view.setColoured(isColoured);
+  turns.push(view);
+  conversation.append(view.place);
+  showEmpty();
+  answer(view);
+  scrollToEnd();
+}
+
+/** Generates a new answer to the question of a turn. */
+function answer(view) {
+  view.turn.answer = newAnswer(chat.settings, model());
+  return run(view, messagesOf(chat.settings.system, before(view)));
+}
+
+/** The turns before the answer of `view`, with its question. */
+const before = (view) => [...chat.turns.slice(0, turns.indexOf(view)), { question: view.turn.question, answer: null }];
+
+function answerAgain(view) {
+  if (!running) answer(view);
+}
+
+function continueAnswer(view) {
+  if (running) return;
+  view.turn.answer.limit = view.turn.answer.tokens + chat.settings.maxTokens;
+  view.turn.answer.settings.maxTokens = chat.settings.maxTokens;
+  const messages = messagesOf(chat.settings.system, before(view));
+  run(view, [...messages, { role: "assistant", content: view.turn.answer.text }]);
+}
+
+/** Generates the answer of a turn, from what `messages` have of it. */
+async function run(view, messages) {
+  const { answer } = view.turn;
+  const owner = chat;
+  await whileRunning(async (signal) => {
+    answer.finish = null;
+    view.restart();
+    saveChat(owner);
+    await generate(answer, messages, signal, () => follow(() => view.update()));
+    follow(() => view.show());
+    if (!saveChat(owner)) byId("announcement").textContent = "This browser has no room to store the chat.";
+    else byId("announcement").textContent = answer.finish === "error" ? answer.error.message : "The answer is complete.";
+  });
+  if (owner === chat) showEmpty();
+}
+
+function compare(view) {
+  if (running) return;
+  const system = chat.settings.system;
+  whileRunning((signal) => view.comparison.run(view.turn.answer, messagesOf(system, before(view)), signal));
+  view.comparison.place.scrollIntoView({ block: "nearest" });
+}
+
+/** Runs a task that the user can stop. */
+async function whileRunning(task) {
   const controller = new AbortController();
-  const seed = randomSeed();
-  const answers = [new Answer("speculative", "Speculative")];
-  if (byId("compare").checked) answers.push(new Answer("plain", "Plain"));
-  const line = element("p", { class: "verdict", role: "status" });
-  const place = element(
-    "div",
-    { class: "turn" },
-    element("p", { class: "question", textContent: question }),
-    element("div", { class: "answers" }, ...answers.map((answer) => answer.place)),
-    line,
-  );
-  byId("conversation").append(place);
-  place.scrollIntoView({ block: "nearest" });
-  const conversation = messages; // a new chat replaces `messages`
-  const length = conversation.push({ role: "user", content: question });
-  setRunning(controller);
-  const meters = () => {
-    const fastest = Math.max(...answers.map((answer) => answer.speed ?? 0));
-    answers.forEach((answer) => answer.fillMeter(fastest));
-  };
+  running = controller;
+  showRunning();
   try {
-    const request = (answer) => body(conversation.slice(0, length), seed, answer === answers[0]);
-    for (const answer of answers) await answer.stream(request(answer), controller.signal, meters);
-    byId("message").focus();
-    await compare(line, answers, request, controller.signal);
-  } catch {
-    // the answer shows the error
+    await task(controller.signal);
   } finally {
-    if (answers[0].text) conversation.push({ role: "assistant", content: answers[0].text });
-    else conversation.pop();
-    setRunning(null);
+    if (running === controller) running = null;
+    showRunning();
   }
 }
 
-/** Repeats both answers, without showing them, until their speeds can be compared. */
-async function compare(line, [speculative, plain], request, signal) {
-  if (!plain) {
-    byId("announcement").textContent = `Answered at ${format.speed(speculative.speed)} tokens per second.`;
-    return;
-  }
-  const speeds = { speculative: [speculative.speed], plain: [plain.speed] };
-  const state = { isSame: speculative.text === plain.text, drafted: speculative.drafted, ...speeds };
-  show(line, verdict(state));
-  if (!state.isSame || !state.drafted || speculative.speed === null) return;
-  for (let run = 1; run < RUNS; run += 1) {
-    for (const [name, shown] of [["speculative", speculative], ["plain", plain]]) {
-      const again = new Answer(name, shown.title);
-      await again.stream(request(shown), signal, () => {});
-      state[name].push(again.speed);
-      state.isSame &&= again.text === shown.text;
-    }
-    show(line, verdict(state));
-  }
+function showRunning() {
+  byId("send").hidden = running !== null;
+  byId("stop").hidden = running === null;
 }
 
-function show(line, { text, tone }) {
-  line.textContent = text;
-  line.className = `verdict ${tone}`;
+/** Changes the page, and stays at its end if the user was there. */
+function follow(change) {
+  const place = byId("scroll");
+  const isAtEnd = place.scrollHeight - place.scrollTop - place.clientHeight < 60;
+  change();
+  if (isAtEnd) requestAnimationFrame(scrollToEnd);
 }
 
-export function startPlayground() {
-  const message = byId("message");
-  byId("ask").addEventListener("submit", (event) => {
-    event.preventDefault();
-    const question = message.value.trim();
-    if (!question || running) return;
-    message.value = "";
-    turn(question);
-  });
-  message.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-    event.preventDefault();
-    byId("ask").requestSubmit();
-  });
-  byId("stop").addEventListener("click", () => running?.abort());
-  byId("reset").addEventListener("click", () => {
-    running?.abort();
-    messages = [];
-    byId("conversation").replaceChildren();
-    message.focus();
-  });
-  for (const example of byId("examples").children) {
-    example.addEventListener("click", () => {
-      message.value = example.textContent;
-      message.focus();
-    });
-  }
+function scrollToEnd() {
+  byId("scroll").scrollTop = byId("scroll").scrollHeight;
 }
+
+function setColoured(isOn) {
+  isColoured = isOn;
+  localStorage.setItem("paceline.colours", isOn ? "on" : "off");
+  byId("colours").setAttribute("aria-pressed", String(isOn));
+  byId("origins").hidden = !isOn;
+  follow(() => turns.forEach((turn) => turn.setColoured(isOn)));
+}
+
+byId("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const question = message.value.trim();
+  if (!question || running) return;
+  message.value = "";
+  send(question);
+});
+message.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  byId("ask").requestSubmit();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+  if (!panels.close()) running?.abort();
+});
+byId("stop").addEventListener("click", () => {
+  running?.abort();
+  message.focus();
+});
+byId("colours").addEventListener("click", () => setColoured(!isColoured));
+byId("new-chat").addEventListener("click", startChat);
+byId("forget-key").addEventListener("click", () => {
+  removeKeys();
+  showKeyButton();
+});
+for (const example of byId("examples").children) example.addEventListener("click", () => !running && send(example.textContent));
+startSettings((settings) => {
+  chat.settings = settings;
+  saveChat(chat, false);
+});
+startCopying(conversation, (button) => turns.find((turn) => turn.place.contains(button)).turn.answer.text);
+setColoured(isColoured);
+show(chat);
+readModels();

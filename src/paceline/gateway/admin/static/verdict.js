@@ -7,7 +7,7 @@ export const RUNS = 3;
 /** `tone` is good, bad or empty. `speculative` and `plain` are speeds of runs, in tokens per second. */
 export function verdict({ isSame, drafted, speculative, plain }) {
   if (!isSame) return { text: "The text differs: please report this as a bug.", tone: "bad" };
-  if (!drafted) return { text: "No guesses were made, so there is nothing to compare. The text is the same.", tone: "" };
+  if (!drafted) return { text: "No drafts were made, so there is nothing to compare. The text is the same.", tone: "" };
   const runs = Math.min(speculative.length, plain.length);
   if (runs < RUNS) return { text: `The same text. Measuring the speed again, ${runs} of ${RUNS} runs …`, tone: "" };
   const ratio = format.decimal(median(speculative) / median(plain), 2);

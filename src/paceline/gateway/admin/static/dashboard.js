@@ -1,11 +1,11 @@
-// Starts the page: polls the overview and updates all sections.
+// Starts the dashboard: polls the overview and updates all sections.
 
 import { call } from "./api.js";
 import { byId } from "./element.js";
 import { History } from "./history.js";
-import { apiKey, removeKeys } from "./keys.js";
+import { removeKeys, showKeyButton } from "./keys.js";
+import { showMissing } from "./missing.js";
 import { model, showModels } from "./models.js";
-import { startPlayground } from "./playground.js";
 import { showSwitches } from "./switches.js";
 import { showTraffic } from "./traffic.js";
 import { showWorkers } from "./workers.js";
@@ -34,7 +34,7 @@ async function poll(onReport, onError) {
       onReport(report);
     } catch (error) {
       onError(error);
-      if (error.status === 403) return;
+      if (error.status === 403 || error.status === 401) return;
     }
     await new Promise((resolve) => setTimeout(resolve, INTERVAL));
   }
@@ -44,7 +44,7 @@ function showState(text, tone) {
   const place = byId("state");
   if (place.textContent !== text) place.textContent = text;
   place.className = `state ${tone}`;
-  byId("forget-key").hidden = apiKey() === null;
+  showKeyButton();
 }
 
 function startAgain() {
@@ -60,6 +60,7 @@ function showReport(report) {
   const speculation = report.speculation.enabled ? `speculation on, ${drafts} draft${drafts === 1 ? "" : "s"} in the last minute` : "speculation off";
   showState(isReady ? speculation : "not ready", isReady ? "good" : "bad");
   showTraffic(report, history);
+  showMissing(report);
   showWorkers(report.workers, report.events);
   showSwitches(report);
 }
@@ -68,6 +69,8 @@ function showError(error) {
   if (error.status === 403) {
     for (const id of METRIC_SECTIONS) byId(id).hidden = true;
     showState("this key has no access to metrics", "");
+  } else if (error.status === 401) {
+    showState("needs an API key: reload this page", "bad");
   } else {
     showState(error.status ? error.message : "no connection, retrying", "bad");
   }
@@ -79,5 +82,4 @@ byId("forget-key").addEventListener("click", () => {
 });
 // A phone has no room for all charts at once
 if (matchMedia("(max-width: 40rem)").matches) byId("charts").open = false;
-startPlayground();
 poll(showReport, showError);
