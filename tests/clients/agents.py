@@ -4,6 +4,7 @@ Telemetry, updates and other traffic are switched off by the variables that the 
 """
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -19,6 +20,8 @@ from tests.clients.environments import FOLDER, client_environment
 MODEL = "local"
 """The model name that agents send."""
 KEY = "none"
+CONTEXT = 28_672
+"""Tokens of the served window: the longest prompt of an agent has about 20,000."""
 TRANSCRIPTS = FOLDER / "transcripts"
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
 
@@ -49,7 +52,9 @@ def aider(url: str, seconds: float, *options: str) -> Agent:
     command += ["--no-pretty", "--yes-always", "--no-suggest-shell-commands", "--timeout", str(seconds)]
     command += ["--test-cmd", f"{sys.executable} test_calc.py", "--auto-test", *options, "--message", "TASK", "calc.py"]
     variables = {"OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": KEY, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    return Agent("aider", command, variables)
+    # aider downloads the prices of models that this file does not name.
+    known = {f"openai/{MODEL}": {"litellm_provider": "openai", "mode": "chat", "max_input_tokens": CONTEXT}}
+    return Agent("aider", command, variables, {".aider.model.metadata.json": json.dumps(known)})
 
 
 def mini_swe_agent(url: str, seconds: float) -> Agent:
@@ -87,7 +92,8 @@ stream_idle_timeout_ms = {int(1000 * seconds)}
 def claude_code(url: str, seconds: float) -> Agent:
     command = [str(client_environment("claude-code") / "claude"), "-p", "TASK", "--allowedTools", "Write"]
     off = "DISABLE_TELEMETRY DISABLE_ERROR_REPORTING DISABLE_AUTOUPDATER CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"
-    variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": KEY, "API_TIMEOUT_MS": str(int(1000 * seconds))}
+    waits = ("API_TIMEOUT_MS", "CLAUDE_STREAM_FIRST_BYTE_TIMEOUT_MS", "CLAUDE_STREAM_IDLE_TIMEOUT_MS")
+    variables = {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": KEY, **dict.fromkeys(waits, str(int(1000 * seconds)))}
     return Agent("claude-code", command, variables | dict.fromkeys(off.split(), "1"))
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from paceline.model_files.tokenizer.gguf_tokenizer import load_tokenizer
+from tests.clients.agents import CONTEXT
 from tests.clients.scripted import save_tokenizer, scripted_server
 from tests.gateway.process import server_process
 
 QWEN = "qwen-coder-1.5b.gguf"
-QWEN_CONTEXT = 28_672
-"""Tokens: the longest prompt of an agent has about 20,000."""
+QWEN_START_SECONDS = 900.0
 
 
 def call(name: str, **arguments: str) -> str:
@@ -72,8 +72,8 @@ def qwen_url() -> Iterator[str]:
     file = Path(folder) / QWEN
     if not file.exists():
         pytest.skip(f"{file} is not there")
-    sizes = {"max_model_len": QWEN_CONTEXT, "kv_tokens": 2 * QWEN_CONTEXT, "any_model_name": True}
-    with server_process(model=str(file), **sizes) as process:
+    sizes = {"max_model_len": CONTEXT, "kv_tokens": 2 * CONTEXT, "any_model_name": True}
+    with server_process(start_seconds=QWEN_START_SECONDS, model=str(file), **sizes) as process:
         yield process.url
 
 

@@ -13,22 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.clients.environments import NODE_CLIENTS, client_environment
-from tests.clients.matrix import PROTOCOL, QWEN, record
+from tests.clients.matrix import LIBRARIES, PROTOCOL, QWEN, record
 
 pytestmark = pytest.mark.clients
 
 PROGRAMS = Path(__file__).parent / "programs"
-NAMES = {
-    "openai": "openai 3.51.0",
-    "anthropic": "anthropic 2.10.0",
-    "litellm": "LiteLLM 1.106.2",
-    "langchain": "langchain-openai 1.7.3",
-    "llama-index": "LlamaIndex openai-like 0.8.1",
-    "pydantic-ai": "pydantic-ai 2.68.0",
-    "ollama": "ollama 0.6.3",
-    "ai-sdk": "Vercel AI SDK 7.0.173",
-}
-"""The clients as docs/clients.md names them."""
 SECONDS = 900
 QWEN_SECONDS = 3600
 
@@ -58,16 +47,16 @@ def run_checks(client: str, url: str, kinds: list[str], folder: Path, seconds: f
     return found
 
 
-@pytest.mark.parametrize("client", NAMES)
+@pytest.mark.parametrize("client", LIBRARIES)
 def test_a_library_with_small_models(client: str, url: str, scripted_url: str, tmp_path: Path) -> None:
     found = run_checks(client, url, ["text", "schema"], tmp_path, SECONDS)
     found |= run_checks(client, scripted_url, ["tools"], tmp_path, SECONDS)
-    record(NAMES[client], PROTOCOL, found)
+    record(client, PROTOCOL, found)
     assert {name: error for name, error in found.items() if error} == {}
 
 
-@pytest.mark.parametrize("client", NAMES)
+@pytest.mark.parametrize("client", LIBRARIES)
 def test_a_library_with_qwen(client: str, qwen_url: str, tmp_path: Path) -> None:
     found = run_checks(client, qwen_url, ["text", "schema", "tools"], tmp_path, QWEN_SECONDS)
-    record(NAMES[client], QWEN, found)
+    record(client, QWEN, found)
     assert {name: error for name, error in found.items() if error and not error.startswith("ModelFault")} == {}

@@ -50,14 +50,14 @@ def cluster_process(file: Path, **config: Any) -> Iterator[Process]:
 
 
 @contextmanager
-def server_process(before: str = "", **config: Any) -> Iterator[Process]:
+def server_process(before: str = "", start_seconds: float = START_SECONDS, **config: Any) -> Iterator[Process]:
     """`before` is Python code that the process runs first."""
-    with _started([json.dumps({**SMALL, **config})], before) as process:
+    with _started([json.dumps({**SMALL, **config})], before, start_seconds) as process:
         yield process
 
 
 @contextmanager
-def _started(arguments: list[str], before: str = "") -> Iterator[Process]:
+def _started(arguments: list[str], before: str = "", start_seconds: float = START_SECONDS) -> Iterator[Process]:
     popen = subprocess.Popen(
         [sys.executable, "-c", before + CODE, *arguments],
         stdin=subprocess.DEVNULL,
@@ -70,7 +70,7 @@ def _started(arguments: list[str], before: str = "") -> Iterator[Process]:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=lambda: lines.put(popen.stdout.readline()), daemon=True).start()  # type: ignore[union-attr]
     try:
-        words = lines.get(timeout=START_SECONDS).split()
+        words = lines.get(timeout=start_seconds).split()
         assert words[:1] == ["READY"], popen.stderr.read()
         yield Process(words[1], popen)
     finally:

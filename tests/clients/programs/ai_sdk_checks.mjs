@@ -33,6 +33,7 @@ function called(names) {
 }
 
 function told(text) {
+  if (!text) throw new ModelFault("the model calls the tool again in place of an answer");
   if (!text.includes("17")) throw new ModelFault(`the model does not use the result: ${JSON.stringify(text.slice(0, 80))}`);
 }
 

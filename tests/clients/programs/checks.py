@@ -20,6 +20,9 @@ CITY_QUESTION = "Name a large city of Italy, and its country."
 WEATHER = "sunny, 17 degrees"
 TOKENS = 64
 
+LOOPS = ("GraphRecursionError", "UsageLimitExceeded", "WorkflowRuntimeError")
+"""Errors of libraries whose loop the model does not end."""
+
 _checks: list[tuple[str, str, Callable[[], Any]]] = []
 
 
@@ -62,8 +65,10 @@ def called(names: list[str], arguments: Any = None) -> None:
 
 def told(text: str | None) -> None:
     """The answer has the tool's result."""
-    if "17" not in (text or ""):
-        raise ModelFault(f"the model does not use the result: {(text or '')[:80]!r}")
+    if not text:
+        raise ModelFault("the model calls the tool again in place of an answer")
+    if "17" not in text:
+        raise ModelFault(f"the model does not use the result: {text[:80]!r}")
 
 
 def is_city(city: Any, country: Any) -> None:
@@ -86,6 +91,8 @@ def _error_of(function: Callable[[], Any]) -> str:
         if inspect.iscoroutine(result):
             asyncio.run(result)
     except Exception as error:
+        if type(error).__name__ in LOOPS:
+            return "ModelFault: the model calls the tool again and again"
         if not isinstance(error, ModelFault):
             traceback.print_exc()
         return f"{type(error).__name__}: {error}"[:400]

@@ -61,7 +61,7 @@ def predict_and_call() -> None:
 @check("tools", "`FunctionAgent`: loop with a tool")
 async def agent() -> None:
     loop = FunctionAgent(tools=[get_weather], llm=model())
-    answer = await loop.run(WEATHER_QUESTION)
+    answer = await loop.run(WEATHER_QUESTION, max_iterations=6)
     called([call.tool_name for call in answer.tool_calls])
     told(answer.response.content)
 

@@ -25,6 +25,7 @@ from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.usage import UsageLimits
 
 
 class Place(BaseModel):
@@ -55,7 +56,7 @@ async def answer(model: Model) -> None:
 
 async def loop(model: Model) -> None:
     agent = Agent(model, tools=[get_weather], model_settings=SETTINGS)  # type: ignore[arg-type]
-    result = await agent.run(WEATHER_QUESTION)
+    result = await agent.run(WEATHER_QUESTION, usage_limits=UsageLimits(request_limit=6))
     parts = [part for message in result.all_messages() for part in message.parts]
     called([part.tool_name for part in parts if isinstance(part, ToolCallPart)])
     told(result.output)
