@@ -78,6 +78,17 @@ def test_reason_of_an_exit_is_logged(code: str, reason: str, tmp_path: Path, cap
     assert f"a exited with {reason}" in caplog.text
 
 
+def test_a_worker_starts_where_its_log_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.log").mkdir()
+    one = supervisor(tmp_path)
+    one.start()
+    try:
+        assert set(one.pids) == {"a", "b"}
+        assert "a has no log file" in caplog.text
+    finally:
+        one.stop()
+
+
 def test_worker_without_log_is_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     code = f"from pathlib import Path; [log.unlink(missing_ok=True) for log in Path({str(tmp_path)!r}).glob('a.log')]; exit(4)"
     one = supervisor(tmp_path, code, VirtualClock())

@@ -211,10 +211,18 @@ class ProcessPools:
         self._poll()
 
     def run(self, stop: threading.Event) -> None:
-        """Follow the desired state until `stop` is set, then stop all workers."""
+        """Follow the desired state until `stop` is set, then stop all workers. A full disk, or too many files or processes,
+        ends no worker: what failed is tried again."""
+        problem = ""
         try:
             while not stop.wait(POLL):
-                self._poll()
+                try:
+                    self._poll()
+                    problem = ""
+                except OSError as error:
+                    if str(error) != problem:
+                        problem = str(error)
+                        logger.error("the workers cannot be supervised: %s; it is tried again", error)
         finally:
             self.stop()
 
@@ -228,8 +236,8 @@ class ProcessPools:
             logger.error("%s; the workers stay as they are", error)
         members = self._pools.poll(self._desired)
         if members != self._written:
-            self._written = members
             self._folder.write(members)
+            self._written = members
 
 
 def _listening(spec: WorkerSpec) -> WorkerSpec:

@@ -50,9 +50,7 @@ class DesiredFile:
         return self.read()
 
     def write(self, state: DesiredState) -> None:
-        with tempfile.NamedTemporaryFile("wb", dir=self._path.parent, prefix=f".{DESIRED}.", delete=False) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(state)))
-        Path(file.name).replace(self._path)
+        _replace(self._path, msgspec.json.format(msgspec.json.encode(state)))
 
     def edit(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
         """Replace the state by the result of `change` and return it. A lock keeps concurrent commands from losing a change."""
@@ -61,6 +59,18 @@ class DesiredFile:
             state = change(self.read())
             self.write(state)
             return state
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Replace the file atomically. If that fails, for example because the disk is full, the old file alone stays."""
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+        except OSError:
+            Path(file.name).unlink()
+            raise
+    Path(file.name).replace(path)
 
 
 def _default_base() -> Path:
@@ -135,20 +145,21 @@ class StateFolder:
 
     def write(self, members: Sequence[Member]) -> None:
         document = {"pid": os.getpid(), "members": [asdict(member) for member in members]}
-        with tempfile.NamedTemporaryFile("w", dir=self.path, prefix=".state.", delete=False) as file:
-            json.dump(document, file, indent=1)
-        Path(file.name).replace(self.path / "state.json")
+        _replace(self.path / "state.json", json.dumps(document, indent=1).encode())
 
     def read(self) -> ClusterState | None:
-        """The current state. It is None without a supervisor."""
-        if not self._is_held():
-            return None
+        """The current state. It is None without a supervisor. Raises if the folder cannot be read now, for example because this
+        process has too many open files: that says nothing about the workers."""
         try:
+            if not self._is_held():
+                return None
             document = json.loads((self.path / "state.json").read_text("utf-8"))
             members = ({**member, "life": WorkerLife(**member["life"])} for member in document["members"])
             return ClusterState(document["pid"], tuple(Member(**member) for member in members))
-        except (OSError, ValueError, KeyError, TypeError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
             return None
+        except OSError as error:
+            raise PacelineError(f"the state folder {self.path} cannot be read: {error.strerror}") from None
 
     def members(self) -> Sequence[Member]:
         """Implements `Directory`. It is empty without a supervisor."""
@@ -176,10 +187,8 @@ class StateFolder:
 
     def _is_held(self) -> bool:
         try:
-            with (self.path / "lock").open("a") as lock:
+            with (self.path / "lock").open() as lock:  # for reading: the disk may be full or read-only
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        except OSError:
-            return False
         return False

@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
 
 from paceline.core.child import ChildProcess, RestartedChild, exit_text
 from paceline.core.clock import Clock, WallClock
@@ -209,9 +210,18 @@ class Supervisor:
         for file in (spec.error_file, spec.address_file):
             if file is not None:
                 Path(file).unlink(missing_ok=True)
-        path = self._log(spec)
-        with nullcontext(self._output) if path is None else path.open("ab") as log:
+        with self._open_log(spec) as log:
             return ChildProcess(self._command(spec), stdout=log, stderr=log)
+
+    def _open_log(self, spec: WorkerSpec) -> AbstractContextManager[int | IO[bytes]]:
+        """The worker's log. If the file cannot be written it is `output`: no log is no reason not to restart a worker."""
+        path = self._log(spec)
+        if path is not None:
+            try:
+                return path.open("ab")
+            except OSError as error:
+                logger.warning("%s has no log file: %s", spec.name, error)
+        return nullcontext(self._output)
 
     def _reason(self, worker: _Worker) -> str:
         """The error that ended the worker, in parentheses. Empty if the error is not known."""
