@@ -5,8 +5,9 @@
 # make fuzz        inputs of every reader of foreign bytes, for an hour, led by coverage; ARGS="--minutes 5 --target codec"
 # make sanitize    the C kernels and the compiled modules under AddressSanitizer and UBSan; needs gcc with libasan
 # make test-poison  requests made to harm a server, beside 16 streams; checks texts and times
-# make chaos       a cluster under faults for 10 minutes: no stream lost or different, nothing leaked; ARGS="--seed 1"
-# make soak        the same for an hour with few faults
+# make chaos       a cluster under two faults at a time for 30 minutes: no stream lost or different, nothing leaked; ARGS="--seed 1"
+# make soak        a cluster that is scaled and whose draft is swapped for an hour: no stream lost or different, memory stays flat
+# make attack      all attacks on one server at once for 10 minutes, while 200 streams run; ARGS="--minutes 1"
 # make test-gpu    the tests that run kernels, on this machine's GPU; needs torch, triton and pytest, but no installation
 # make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
 # make test-clients  libraries, load generators and coding agents against servers; installs them into build/clients, and writes the table of
@@ -36,7 +37,7 @@ GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --inclu
 # Processes that the tests start read the compiled modules of those before them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-failed test-poison test-exact fuzz sanitize test-slow test-gpu test-browser test-clients test-vllm check compiled test-compiled wheel clean test-all examples docs chaos soak
+.PHONY: serve test test-failed test-poison test-exact fuzz sanitize test-slow test-gpu test-browser test-clients test-vllm check compiled test-compiled wheel clean test-all examples docs chaos soak attack
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
@@ -71,10 +72,13 @@ test-poison: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n0 -s -m '' tests/poison
 
 chaos: $(VENV)/.ready-dev
-	$(BIN)/python benchmarks/trust/chaos.py $(ARGS)
+	PYTHONPATH=. $(BIN)/python benchmarks/trust/chaos.py $(ARGS)
 
 soak: $(VENV)/.ready-dev
-	$(BIN)/python benchmarks/trust/chaos.py --minutes 60 --every 120 $(ARGS)
+	PYTHONPATH=. $(BIN)/python benchmarks/trust/soak.py $(ARGS)
+
+attack: $(VENV)/.ready-dev
+	PYTHONPATH=. $(BIN)/python benchmarks/trust/attack.py $(ARGS)
 
 test-gpu:
 	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pytest -n 8 -p no:benchmark -W ignore::pytest.PytestConfigWarning --durations 10 $(GPU_TESTS)

@@ -1,165 +1,160 @@
-"""The faults of `chaos.py`: killed, stopped and frozen processes, slow links, full disks, clock jumps."""
+"""The faults of `chaos.py`, two at a time: killed and suspended processes, networks, disks, clocks, poison requests."""
 
-import asyncio
+import itertools
 import os
 import random
 import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-CLOCK_PATCH = '''"""Adds the offset in the file CHAOS_CLOCK to the wall clock of this process."""
-import os, time
+from chaos_cluster import GATEWAY, Cluster
+from chaos_links import FAIR, Weather
 
-_path, _time, _time_ns = os.environ["CHAOS_CLOCK"], time.time, time.time_ns
-
-
-def _offset():
-    try:
-        with open(_path) as file:
-            return float(file.read() or 0)
-    except (OSError, ValueError):
-        return 0.0
-
-
-time.time = lambda: _time() + _offset()
-time.time_ns = lambda: _time_ns() + int(_offset() * 1e9)
-'''
-DISK_SECONDS, LINK_SECONDS = 3.0, 4.0
-
-
-class Link:
-    """A TCP proxy in front of a worker, which delays every read by `delay` seconds."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self.delay = 0.0
-        self._to = host, port
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._thread.start()
-        serve = asyncio.start_server(self._forward, "127.0.0.1", 0)
-        server = asyncio.run_coroutine_threadsafe(serve, self._loop).result()
-        self.address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-
-    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            their_reader, their_writer = await asyncio.open_connection(*self._to)
-        except OSError:
-            writer.close()
-            return
-        await asyncio.gather(self._copy(reader, their_writer), self._copy(their_reader, writer))
-
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                if self.delay:
-                    await asyncio.sleep(self.delay)
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+SECONDS = 4.0
+"""Length of a fault of a network or a disk."""
+WEATHERS = {
+    "delay": Weather(delay=0.1),
+    "no bytes to the server": Weather(stops_requests=True),
+    "no bytes from the server": Weather(stops_answers=True),
+    "no bytes": Weather(stops_requests=True, stops_answers=True),
+    "cut": Weather(is_cut=True),
+}
+REPEAT = "repeated connection"
+KILLS = (GATEWAY, "target", "draft", "prefill")
+Pair = tuple[str, str]
+NO_KILLS = 5
+"""Times of a pair without a killed process in a round: after others a process must start."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One fault. The times are of `time.monotonic`."""
+    """Two faults in the same second. The times are of `time.monotonic`."""
 
-    fault: str
+    pair: Pair
     where: str
     start: float
     end: float
 
 
 class Faults:
-    """Makes one random fault after the other. `pids` returns the workers' process ids by name; `gateway` is a process id."""
+    """Makes pairs of faults. One thread calls all methods."""
 
     def __init__(
-        self,
-        seed: int,
-        pids: Callable[[], dict[str, int]],
-        gateway: int,
-        links: dict[str, Link],
-        clock: Path,
-        poison: Callable[[random.Random], str],
-        every: float,
+        self, seed: int, cluster: Cluster, clock: Path, read_only: Path, poison: Callable[[random.Random], str]
     ) -> None:
-        """`every`: mean seconds between faults."""
-        self.events: list[Event] = []
-        self.kinds = {
-            "kill": self._kill,
-            "stop": self._stop,
-            "slow link": self._slow,
-            "full disk": self._fill,
-            "clock jump": self._jump,
-            "gateway freeze": self._freeze,
-            "poison": poison,
-        }
-        if not links:  # workers on Ray are reached at their own addresses
-            del self.kinds["slow link"]
         self._rng = random.Random(seed)
-        self._pids, self._gateway, self._links, self._clock, self._every = pids, gateway, links, clock, every
+        self._cluster, self._clock, self._read_only = cluster, clock, read_only
+        self._kinds: dict[str, Callable[[str, random.Random], str]] = {
+            **{f"kill {role}": self._kill for role in KILLS if self._names(role)},
+            "suspend": self._suspend,
+            "network": self._network,
+            "disk": self._disk,
+            "clock": self._jump,
+            "poison": lambda victim, rng: poison(rng),
+        }
+        self._order: list[Pair] = []
 
-    def run(self, until: float) -> None:
-        """Makes faults until that time. Each fault of the list happens once before one repeats."""
-        order: list[str] = []
-        while time.monotonic() < until:
-            order = order or self._rng.sample(list(self.kinds), len(self.kinds))
-            name, start = order.pop(), time.monotonic()
-            where = self.kinds[name](self._rng)
-            self.events.append(Event(name, where, start, time.monotonic()))
-            print(f"{start:10.1f}  {name}: {where}", flush=True)
-            time.sleep(max(0.0, min(self._rng.expovariate(1 / self._every), until - time.monotonic())))
+    def keep(self, kinds: Sequence[str]) -> None:
+        """Makes faults of these kinds only."""
+        self._kinds = {kind: self._kinds[kind] for kind in kinds}
 
-    def _kill(self, rng: random.Random) -> str:
-        name, pid = self._any(rng)
+    @property
+    def pairs(self) -> list[Pair]:
+        """All pairs, also of a fault with itself where there are two victims."""
+        twice = [(kind, kind) for kind in ("kill target", "suspend", "network", "disk") if kind in self._kinds]
+        return [*itertools.combinations(self._kinds, 2), *twice]
+
+    def make(self) -> Event:
+        """Makes the next pair, once its victims are ready. In each round all pairs happen in a random order."""
+        if not self._order:
+            self._order = [pair for pair in self.pairs for _ in range(1 if _is_kill(pair) else NO_KILLS)]
+            self._rng.shuffle(self._order)
+        pair, victims = self._order.pop(), list[str]()
+        for kind in pair:
+            role = kind.removeprefix("kill ") if kind.startswith("kill ") else ""
+            names = [name for name in self._names(role) if name not in victims]
+            victims.append(self._rng.choice(names))
+        self._cluster.wait_ready(victims)
+        start, places = time.monotonic(), ["", ""]
+        threads = [
+            threading.Thread(target=self._make, args=(places, i, pair[i], victims[i], self._rng.random()))
+            for i in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return Event(pair, " and ".join(places), start, time.monotonic())
+
+    def _make(self, places: list[str], i: int, kind: str, victim: str, seed: float) -> None:
+        rng = random.Random(seed)
+        time.sleep(rng.uniform(0.0, 1.0))
+        places[i] = self._kinds[kind](victim, rng)
+
+    def _names(self, role: str) -> list[str]:
+        """The gateway and the workers of a role, or of all roles."""
+        return sorted(name for name in {GATEWAY, *self._cluster.names} if name.startswith(role))
+
+    def _kill(self, victim: str, rng: random.Random) -> str:
+        self._signal(victim, signal.SIGKILL)
+        return f"kill {victim}"
+
+    def _suspend(self, victim: str, rng: random.Random) -> str:
+        """Longer than the silence after which a worker is suspected and, in half of the cases, a gateway is dropped."""
+        seconds = rng.choice((3.0, 13.0) if victim == GATEWAY else (1.0, 5.0))
+        pid = self._signal(victim, signal.SIGSTOP)
+        time.sleep(seconds)
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        return name
+            os.kill(pid, signal.SIGCONT)
+        return f"suspend {victim} for {seconds:g} s"
 
-    def _stop(self, rng: random.Random) -> str:
-        name, pid = self._any(rng)
-        return f"{name} for {self._pause(pid, rng.uniform(1.0, 6.0)):.1f} s"
+    def _network(self, victim: str, rng: random.Random) -> str:
+        """Separates two processes that are connected, or a client and the gateway."""
+        edges = [(link, source) for link in self._cluster.links for source in link.sources]
+        if not edges:
+            return "no connection"
+        link, source = rng.choice(edges)
+        kind = rng.choice((*WEATHERS, REPEAT))
+        if kind == REPEAT:
+            count = link.repeat(source, SECONDS)
+            return f"{count} {kind}s of {source} to {link.name}"
+        link.set(source, WEATHERS[kind])
+        time.sleep(SECONDS)
+        link.set(source, FAIR)
+        return f"{kind} between {source} and {link.name}"
 
-    def _freeze(self, rng: random.Random) -> str:
-        return f"for {self._pause(self._gateway, rng.uniform(3.0, 15.0)):.1f} s"
-
-    def _slow(self, rng: random.Random) -> str:
-        name, delay = rng.choice(sorted(self._links)), rng.choice((0.01, 0.05, 0.2))
-        self._links[name].delay = delay
-        time.sleep(LINK_SECONDS)
-        self._links[name].delay = 0.0
-        return f"{name} by {delay:g} s"
-
-    def _fill(self, rng: random.Random) -> str:
-        """A file size limit of 0: every write to a file fails, as on a full disk."""
-        name, pid = self._any(rng)
-        with suppress(ProcessLookupError):
+    def _disk(self, victim: str, rng: random.Random) -> str:
+        pid = self._cluster.pids()[victim]
+        if rng.random() < 0.5:
+            mark = self._read_only / str(pid)
+            mark.touch()
+            time.sleep(SECONDS)
+            mark.unlink()
+            return f"read-only disk of {victim}"
+        with suppress(ProcessLookupError):  # a limit of 0 bytes for files: every write fails, as on a full disk
             before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, before[1]))
-            time.sleep(DISK_SECONDS)
+            time.sleep(SECONDS)
             resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-        return name
+        return f"full disk of {victim}"
 
-    def _jump(self, rng: random.Random) -> str:
+    def _jump(self, victim: str, rng: random.Random) -> str:
         offset = rng.choice((-86_400.0, -60.0, 60.0, 86_400.0, 10 * 365 * 86_400.0))
         self._clock.write_text(str(offset))
         time.sleep(1.0)
-        return f"by {offset:g} s"
+        return f"clock jump by {offset:g} s"
 
-    def _any(self, rng: random.Random) -> tuple[str, int]:
-        return rng.choice(sorted(self._pids().items()))
-
-    @staticmethod
-    def _pause(pid: int, seconds: float) -> float:
+    def _signal(self, victim: str, number: int) -> int:
+        pid = self._cluster.pids()[victim]
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-            time.sleep(seconds)
-            os.kill(pid, signal.SIGCONT)
-        return seconds
+            os.kill(pid, number)
+        return pid
+
+
+def _is_kill(pair: Pair) -> bool:
+    return any(kind.startswith("kill ") for kind in pair)

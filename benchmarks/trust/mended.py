@@ -1,8 +1,8 @@
 """Attacks on one server that a defect once let through: peak memory, seconds, and what a neighbour saw.
 
-    python benchmarks/trust/mended.py               # all of them, each against a server of its own
-    python benchmarks/trust/mended.py trailers      # one
-    PYTHONPATH=OTHER/src python benchmarks/trust/mended.py   # the code of another checkout
+    PYTHONPATH=src:. python benchmarks/trust/mended.py             # all of them, each against a server of its own
+    PYTHONPATH=src:. python benchmarks/trust/mended.py trailers    # one
+    PYTHONPATH=OTHER/src:. python benchmarks/trust/mended.py       # the code of another checkout
 
 Each attack meets a `paceline serve` with the embedded model on a free port of this machine and two API keys, of an attacker
 and of a neighbour. The neighbour reads a seeded stream again and again, and another process calls `/health`. Prints a line of a
@@ -54,7 +54,12 @@ class Server(NamedTuple):
     pid: int
     attacker: str
     """API key of the attacker."""
-    neighbour: str
+    neighbours: tuple[str, ...]
+    """API keys of the others."""
+
+    @property
+    def neighbour(self) -> str:
+        return self.neighbours[0]
 
     def connect(self) -> socket.socket:
         return socket.create_connection((self.host, self.port), timeout=60)
@@ -133,6 +138,11 @@ def send_for(server: Server, head: bytes, part: bytes, seconds: float = 3.4) -> 
 
 
 def long_prompts(server: Server) -> str:
+    send_long_prompts(server)
+    return f"busy for {busy_seconds(server.pid):.1f} s after the last client has gone"
+
+
+def send_long_prompts(server: Server) -> str:
     """100 bodies of 66 prompts of 60,000 letters, whose clients leave after three seconds."""
     body = json.dumps({"prompt": ["a" * 60_000] * 66, "max_tokens": 1}).encode()
     head = server.head("/v1/completions", f"Content-Length: {len(body)}")
@@ -146,7 +156,7 @@ def long_prompts(server: Server) -> str:
             client.recv(1000)
 
     together([send] * 100)
-    return f"busy for {busy_seconds(server.pid):.1f} s after the last client has gone"
+    return ""
 
 
 def large_bodies(server: Server) -> str:
@@ -353,14 +363,16 @@ def run_local(name: str) -> str:
 
 
 @contextmanager
-def server_with_keys() -> Iterator[Server]:
-    """A server with the keys of the attacker and the neighbour."""
+def server_with_keys(num_neighbours: int = 1, **config: Any) -> Iterator[Server]:
+    """A server with the keys of the attacker and the neighbours."""
     with tempfile.TemporaryDirectory(prefix="mended-") as folder:
         path = Path(folder) / "keys.json"
-        attacker, neighbour = (KeyFile(str(path)).add(name) for name in ("attacker", "neighbour"))
-        with server_process(**LIMITS, max_waiting=64, api_keys=str(path), log_level="error") as process:
+        names = ("attacker", *(f"neighbour-{number}" for number in range(num_neighbours)))
+        attacker, *neighbours = (KeyFile(str(path)).add(name) for name in names)
+        settings = {**LIMITS, "max_waiting": 64, "api_keys": str(path), "log_level": "error", **config}
+        with server_process(**settings) as process:
             parts = urlsplit(process.url)
-            yield Server(parts.hostname or "", parts.port or 0, process.popen.pid, attacker, neighbour)
+            yield Server(parts.hostname or "", parts.port or 0, process.popen.pid, attacker, tuple(neighbours))
 
 
 @contextmanager
