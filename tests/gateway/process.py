@@ -26,7 +26,8 @@ config = load_gateway_config(Path(sys.argv[2]) if sys.argv[2:] else None, {}, js
 sys.exit(serve(config, ready))
 """
 SMALL = {"port": 0, "kv_tokens": 4096, "max_model_len": 1024, "max_num_seqs": 8, "log_level": "warning"}
-START_SECONDS = 120
+START_SECONDS = 600
+"""A process that dies is noticed at once; a busy machine may start one slowly."""
 
 
 @dataclass
