@@ -32,6 +32,9 @@ def check_error_object(path: str, response: Any) -> None:
         assert set(body["error"]) == {"type", "message"}
         return
     assert set(body) == {"error"}
+    if path.startswith("/api/"):
+        assert isinstance(body["error"], str)
+        return
     assert set(body["error"]) == {"message", "type", "param", "code"}
     assert isinstance(body["error"]["message"], str)
 

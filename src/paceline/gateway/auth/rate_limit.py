@@ -12,7 +12,7 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from paceline.core.errors import InvalidConfig
 from paceline.gateway.api.errors import BadRequest, RateLimited
@@ -89,6 +89,17 @@ BODY_BYTES_PER_TOKEN = 8
 WRONG_KEYS_PER_MINUTE = 30
 MAX_ADDRESSES = 10_000
 """Addresses with wrong keys that are remembered; the one that was longest without a wrong key is forgotten first."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowanceLeft:
+    """What is left of one minute's allowance."""
+
+    unit: str
+    limit: int
+    remaining: int
+    reset_seconds: float
+    """Seconds until all of it is available."""
 
 
 class Account:
@@ -168,6 +179,14 @@ class RateLimits:
         charge.take(now)
         return charge
 
+    def left(self, key: ApiKey) -> list[AllowanceLeft]:
+        """What is left of the allowances of the key: requests and tokens, if it has such limits."""
+        if key.limits == KeyLimits():
+            return []
+        account, now = self._account(key), self._clock()
+        allowances = (("requests", account.requests), ("tokens", account.tokens))
+        return [_left(unit, allowance, now) for unit, allowance in allowances if allowance is not None]
+
     def give_back(self, charge: BodyCharge) -> None:
         charge.give_back(self._clock())
 
@@ -214,6 +233,12 @@ def _share(limits: KeyLimits, count: int) -> KeyLimits:
     """One gateway's share of the limits."""
     values = {name: None if value is None else max(1, value // count) for name, value in asdict(limits).items()}
     return limits if count == 1 else KeyLimits(**values)
+
+
+def _left(unit: str, allowance: Allowance, now: float) -> AllowanceLeft:
+    limit = int(allowance.per_minute)
+    seconds = allowance.wait_seconds(limit, now)
+    return AllowanceLeft(unit, limit, max(0, int(round(limit - seconds * limit / 60.0, 6))), seconds)
 
 
 def _allowance(per_minute: int | None, now: float) -> Allowance | None:

@@ -25,6 +25,7 @@ from paceline.gateway.api.completion_bodies import CompletionBody, DetokenizeBod
 from paceline.gateway.api.errors import ApiError, BadRequest, to_api_error
 from paceline.gateway.api.messages import conversation_length
 from paceline.gateway.api.messages_bodies import MessagesBody
+from paceline.gateway.api.ollama_bodies import OllamaChatBody, OllamaGenerateBody, OllamaShowBody
 from paceline.gateway.api.responses_bodies import ResponsesBody
 from paceline.gateway.api.translated import TranslatedBody
 from paceline.gateway.bodies.errors import not_json, translated, validation_error
@@ -109,6 +110,9 @@ def _depth(brackets: bytes) -> int:
 NICE = 5
 """Priority of the process below that of the server: about a quarter of a processor that the engine uses."""
 SCHEMAS: Mapping[str, type[Body]] = {
+    "/api/chat": OllamaChatBody,
+    "/api/generate": OllamaGenerateBody,
+    "/api/show": OllamaShowBody,
     "/v1/messages": MessagesBody,
     "/v1/messages/count_tokens": MessagesBody,
     "/v1/responses": ResponsesBody,

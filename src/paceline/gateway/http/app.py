@@ -36,8 +36,9 @@ from paceline.gateway.admin import (
     plan_routes,
 )
 from paceline.gateway.api.responses import ErrorBody
-from paceline.gateway.auth import Access
+from paceline.gateway.auth import Access, RateLimits
 from paceline.gateway.bodies import BodyLimits, BodyProcess, max_values
+from paceline.gateway.http.headers import LIMIT_HEADERS, REQUEST_ID, ResponseHeaders
 from paceline.gateway.http.middleware import (
     AuthMiddleware,
     BodyMiddleware,
@@ -48,6 +49,7 @@ from paceline.gateway.http.middleware import (
 )
 from paceline.gateway.http.overload import OverloadManager, memory_limit
 from paceline.gateway.messages import messages_routes
+from paceline.gateway.ollama import ollama_routes
 from paceline.gateway.openai import ModelServices, generation_routes, install_error_handlers, model_routes
 from paceline.gateway.responses import responses_routes
 from paceline.gateway.sessions import Gateway, ServedModels
@@ -120,7 +122,16 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class Application(FastAPI):
-    """FastAPI without its own validation error in the OpenAPI document: this server sends `ErrorBody` instead."""
+    """FastAPI with the headers of every response, and without its own validation error in the OpenAPI document: this server
+    sends `ErrorBody` instead."""
+
+    def __init__(self, limits: RateLimits, **options: Any) -> None:
+        self._limits = limits
+        super().__init__(**options)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """The headers are added outside of all middleware, so that the response to a bug has them too."""
+        return ResponseHeaders(super().build_middleware_stack(), self._limits)
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
@@ -141,6 +152,7 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
     large = BodyProcess(limits, models.first.charge_cpu)
     overload = _overload_manager(models, overviews, large)
     app = Application(
+        models.first.limits,
         title="Paceline",
         version=VERSION,
         redirect_slashes=False,
@@ -205,6 +217,7 @@ def _include_routes(app: FastAPI, models: ServedModels, overviews: Mapping[str, 
     app.include_router(model_routes(services))
     app.include_router(responses_routes(services))
     app.include_router(messages_routes(services))
+    app.include_router(ollama_routes(services))
     app.include_router(health_routes(models))
     app.include_router(overview_routes(models, overviews))
     app.include_router(dashboard_routes())
@@ -240,7 +253,7 @@ def _add_middleware(
             allow_origins=origins,
             allow_methods=("GET", "POST", "PATCH", "DELETE"),
             allow_headers=("*",),
-            expose_headers=("Retry-After",),
+            expose_headers=("Retry-After", REQUEST_ID, *LIMIT_HEADERS),
         )
     app.add_middleware(OriginMiddleware, origins=origins, metrics=metrics)
     hosts = parse_hosts(config.allowed_hosts)

@@ -8,12 +8,13 @@ if TYPE_CHECKING:
     from paceline.gateway.openai.error_handlers import install_error_handlers
     from paceline.gateway.openai.parts import AnswerPart, Event, PartsAnswer
     from paceline.gateway.openai.routes import generation_routes, model_routes
-    from paceline.gateway.openai.service import ChatStart, ModelServices, new_id
+    from paceline.gateway.openai.service import ChatStart, ModelService, ModelServices, new_id
 
 __all__ = [
     "AnswerPart",
     "ChatStart",
     "Event",
+    "ModelService",
     "ModelServices",
     "PartsAnswer",
     "generation_routes",
@@ -28,6 +29,6 @@ __getattr__ = lazy_face(
         "error_handlers": "install_error_handlers",
         "parts": "Event AnswerPart PartsAnswer",
         "routes": "generation_routes model_routes",
-        "service": "ChatStart ModelServices new_id",
+        "service": "ChatStart ModelService ModelServices new_id",
     },
 )

@@ -59,7 +59,7 @@ class PartsAnswer(ABC):
         options = start.body.stream_options or StreamOptions()
         self._position = StreamPosition(1) if options.resumable else None
         self._is_begun = False
-        self._may_begin_with_space = not start.context.tokenizer.is_byte_level
+        self._may_begin_with_space = not (start.continues_prompt or start.context.tokenizer.is_byte_level)
         self.parts: list[AnswerPart] = []
         self.token_ids: list[int] = []
         self.num_reasoning_tokens = 0

@@ -53,6 +53,8 @@ class ChatStart:
     """Makes the parser of a choice."""
     custom: frozenset[str]
     """Names of the tools whose input is a text."""
+    continues_prompt: bool = False
+    """Whether the text follows the prompt's text. If not, it does not begin with the space of a SentencePiece token."""
 
 
 class ModelService:
@@ -95,14 +97,24 @@ class ModelService:
         )
 
     async def chat(
-        self, answer_id: str, body: ChatBody, http: HttpRequest, new_answer: Callable[[ChatStart], SentAnswer]
+        self,
+        answer_id: str,
+        body: ChatBody,
+        http: HttpRequest,
+        new_answer: Callable[[ChatStart], SentAnswer],
+        text: str | None = None,
     ) -> Response:
-        """Encodes the messages and generates the next one. `new_answer` makes the answer, with the id `answer_id`."""
+        """Encodes the messages and generates the next one. `new_answer` makes the answer, with the id `answer_id`. With `text`,
+        the answer continues that text in place of the messages."""
         session = RequestSession.open(self.gateway, http, body)
         session.check_limits(1, body.n or 1)
         answer_form = output_constraint(body)
         tool_use = ToolUse.from_body(body, answer_form)
-        prompt = truncate_prompt(await self.encode_chat(body, http), body, self.target.max_model_len)
+        if text is None:
+            prompt = await self.encode_chat(body, http)
+        else:
+            prompt = await self.encoder.encode_text(owner_of(http.scope), text)
+        prompt = truncate_prompt(prompt, body, self.target.max_model_len)
         constraint = tool_use.json_schema if tool_use else answer_form
         markers = self._format.markers(tool_use is not None)
         needs_special = constraint is None and not self._special_texts.isdisjoint(markers)
@@ -123,7 +135,8 @@ class ModelService:
         prompt_end = self.tokenizer.decode(prompt[-PROMPT_END:], skip_special=False)
         new_parser = partial(answer_parser, self._format, tool_use, prompt_end, constraint is not None)
         custom = tool_use.custom_names if tool_use else frozenset[str]()
-        answer = new_answer(ChatStart(answer_id, requests, self.context, body, new_parser, custom))
+        start = ChatStart(answer_id, requests, self.context, body, new_parser, custom, text is not None)
+        answer = new_answer(start)
         return await respond(session, answer, body, http)
 
     async def count_tokens(self, body: ChatBody, http: HttpRequest) -> int:
