@@ -11,7 +11,7 @@ import pytest
 from tests.gateway.process import Process, server_process
 
 MODEL = "smollm2"
-ASK = [{"role": "user", "content": "What is the weather in Rome?"}]
+ASK: Any = [{"role": "user", "content": "What is the weather in Rome?"}]
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 12}},
@@ -38,7 +38,7 @@ def test_the_openai_client_continues_a_response(server: Process) -> None:
         assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
         (call,) = first.output
         assert call.parsed_arguments.keys() == {"city"}
-        result = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
+        result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "Sunny."}
         second = client.responses.create(
             model=MODEL, previous_response_id=first.id, input=[result], tools=tools, max_output_tokens=8
         )

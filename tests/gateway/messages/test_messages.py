@@ -166,6 +166,30 @@ def test_the_system_prompt_and_system_messages() -> None:
     assert "<|im_start|>system\nEnvironment<|im_end|>" in texts[0]
 
 
+def test_a_template_that_takes_one_system_message_gets_one() -> None:
+    template = (
+        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}"
+        "{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    server = served(tokenizer=byte_tokenizer(template))
+    late = {"role": "system", "content": "Environment"}
+    ask(server, [HI, late, {"role": "assistant", "content": "ok"}, late, HI], system="Be.")
+    assert prompt_of(server) == "[system]Be.[user]hi\n\nEnvironment[assistant]ok[user]Environment\n\nhi"
+
+
+def test_a_stream_continues_after_an_event() -> None:
+    server = served()
+    body = body_of(stream=True, stream_options={"resumable": True})
+    blocks = server.post(PATH, body).text.strip().split("\n\n")
+    at = [number for number, block in enumerate(blocks) if block.startswith("id: ")][1]
+    last = blocks[at].splitlines()[0].removeprefix("id: ")
+    rest = server.post(PATH, body, headers={"last-event-id": last}).text.strip().split("\n\n")
+    assert [block.splitlines()[-2:] for block in rest][:-2] == [block.splitlines()[-2:] for block in blocks[at + 1 :]][
+        :-2
+    ]
+    assert rest[-1].endswith('data: {"type":"message_stop"}')
+
+
 def test_an_answer_continues_a_last_message_of_the_assistant() -> None:
     server = served()
     answer = ask(server, [HI, {"role": "assistant", "content": "The"}])

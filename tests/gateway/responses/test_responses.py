@@ -273,6 +273,19 @@ def test_a_response_is_kept_for_its_key_until_it_is_deleted() -> None:
     assert refusal(server, [{**reference, "id": "msg_1"}])[0] == 404
 
 
+def test_a_stream_continues_after_an_event() -> None:
+    server = served()
+    body = {"input": "hi", "stream": True, "stream_options": {"resumable": True}}
+    blocks = server.post(PATH, body).text.strip().split("\n\n")
+    at = [number for number, block in enumerate(blocks) if block.startswith("id: ")][1]
+    last = blocks[at].splitlines()[0].removeprefix("id: ")
+    rest = server.post(PATH, body, headers={"last-event-id": last}).text.strip().split("\n\n")
+    assert [block.splitlines()[-2] for block in rest] == [block.splitlines()[-2] for block in blocks[at + 1 :]]
+    final, again = (json.loads(block.splitlines()[-1].removeprefix("data: ")) for block in (blocks[-1], rest[-1]))
+    assert final["response"]["output"] == again["response"]["output"]
+    assert final["response"]["id"] == again["response"]["id"]
+
+
 def test_store_false_keeps_nothing() -> None:
     server = served()
     answer = ask(server, store=False)

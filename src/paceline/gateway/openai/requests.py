@@ -67,6 +67,20 @@ def _message_as_text(message: dict[str, Any]) -> dict[str, Any]:
     return {**{name: value for name, value in message.items() if name != "tool_calls"}, "content": content}
 
 
+def with_system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages for a template that takes one system message, at the start, and users and assistants in turn. Agents send
+    several, also later ones: those become parts of the user's messages."""
+    merged: list[dict[str, Any]] = []
+    for message in messages:
+        is_start = all(other["role"] == "system" for other in merged)
+        role = "user" if message["role"] == "system" and not is_start else message["role"]
+        if merged and merged[-1]["role"] == role and role in ("system", "user"):
+            merged[-1] = {**merged[-1], "content": f"{merged[-1]['content']}\n\n{message['content']}"}
+        else:
+            merged.append({**message, "role": role})
+    return merged
+
+
 THREAD_CHARS = 8192
 """Prompt length in characters from which tokenization runs on another thread, so that streams continue."""
 THREAD_MESSAGES = 64
@@ -165,6 +179,21 @@ class PromptEncoder:
         tool_values = template_tools(tools)
         if MISTRAL_CALLS in (self._tokenizer.chat_template or ""):
             values = [_with_short_ids(value) for value in values]
+        try:
+            return self._render_values(values, tool_values, add_generation_prompt, variables)
+        except InvalidRequest:
+            merged = with_system_first(values)
+            if merged == values:
+                raise
+            return self._render_values(merged, tool_values, add_generation_prompt, variables)
+
+    def _render_values(
+        self,
+        values: list[dict[str, Any]],
+        tool_values: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
         if self._template_has_tools:
             parsed = [_with_parsed_arguments(value) for value in values]
             try:
