@@ -114,7 +114,7 @@ def test_trees_in_graph_steps_are_deeper() -> None:
 
 @pytest.mark.parametrize(
     ("device", "gigabytes", "window"),
-    [("cpu", 80, 131_072), ("cpu", 24, 65_536), ("cpu", 8, 32_768), ("cuda", 80, 131_072), ("cuda", 8, 65_536)],
+    [("cpu", 80, 131_072), ("cpu", 24, 65_536), ("cpu", 8, 16_384), ("cuda", 80, 131_072), ("cuda", 8, 65_536)],
 )
 def test_the_window_is_the_models_own_if_its_cache_fits(
     device: str, gigabytes: int, window: int, monkeypatch: pytest.MonkeyPatch
