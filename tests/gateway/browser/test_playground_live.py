@@ -6,7 +6,7 @@ The tests of one size share a page. Those with the mark `pictures` save the pict
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -24,12 +24,12 @@ DOCS = Path(__file__).parents[3] / "docs"
 CODE = "Write a Python function that returns the first n Fibonacci numbers."
 TABLE = "Make a table of five countries and their capitals."
 TIDES = "Explain why the sea has tides."
-SPECULATION = {"depth": "fixed", "max_depth": 3}
+SPECULATION: dict[str, Any] = {"speculation.depth": "fixed", "speculation.max_depth": 3}
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with server_process(max_model_len=2048, kv_tokens=8192, speculation=SPECULATION) as server:
+    with server_process(max_model_len=2048, kv_tokens=8192, **SPECULATION) as server:
         yield f"{server.url}/"
 
 
