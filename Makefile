@@ -12,6 +12,8 @@
 # make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
 # make test-clients  libraries, load generators and coding agents against servers; installs them into build/clients, and writes the table of
 #                  docs/clients.md; MODELS=FOLDER has qwen-coder-1.5b.gguf, which is tested too
+# make test-real   published checkpoints against transformers, with and without drafts; MODELS=FOLDER has their GGUF files,
+#                  which tests/real/conftest.py names; those that are not there are skipped
 # make test-vllm   the plugin in vLLM's CPU build; installs it into build/vllm
 # make test-all    check, test, test-exact, test-slow, examples and docs, one after the other
 # make examples    runs the scripts of examples/
@@ -37,7 +39,7 @@ GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --inclu
 # Processes that the tests start read the compiled modules of those before them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-failed test-poison test-exact fuzz sanitize test-slow test-gpu test-browser test-clients test-vllm check compiled test-compiled wheel clean test-all examples docs chaos soak attack
+.PHONY: serve test test-failed test-poison test-exact fuzz sanitize test-slow test-gpu test-browser test-clients test-real test-vllm check compiled test-compiled wheel clean test-all examples docs chaos soak attack
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
@@ -89,6 +91,9 @@ test-browser: $(VENV)/.ready-dev
 test-clients: $(VENV)/.ready-dev
 	TORCH_INDEX=$(TORCH_INDEX) MODELS=$(abspath $(MODELS)) $(BIN)/python -m pytest -n0 -m clients -rs --timeout 7200 tests/clients
 	$(BIN)/python -m tests.clients.matrix
+
+test-real: $(VENV)/.ready-dev
+	MODELS=$(abspath $(MODELS)) $(BIN)/python -m pytest -n0 -s -m real -rs --timeout 3600 tests/real
 
 test-vllm: $(VENV)/.ready-dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m pytest -n0 -m 'vllm or not vllm' -rs --timeout 7200 tests/vllm
