@@ -1,4 +1,4 @@
-"""A deadline holds against a client that does not read its stream."""
+"""Streams of clients that do not read, and of requests that wait long for their first token."""
 
 import json
 import socket
@@ -9,12 +9,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
 
 from paceline.gateway.auth.rate_limit import ConnectionLimits
 from paceline.gateway.http.protocol import LimitedProtocol
+from paceline.gateway.openai import response
 from tests.gateway.fakes import served
 
 
@@ -53,3 +55,40 @@ def test_a_client_that_reads_nothing_holds_nothing_after_its_deadline(caplog: py
                 received += part
         assert b"[DONE]" not in received
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 16}),
+    ],
+)
+def test_a_stream_that_waits_for_its_first_token_gets_comments(
+    path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(response, "KEEP_ALIVE_SECONDS", 0.001)
+    server = served(text=lambda _: "Yes", hold=True)
+    request = {"stream": True} | body
+    with listening(server.app) as port, httpx.stream("POST", f"http://127.0.0.1:{port}{path}", json=request) as stream:
+        assert stream.status_code == 200
+        lines = stream.iter_lines()
+        assert next(lines) == ": keep-alive"
+        server.target.release()
+        events = [line for line in lines if line.startswith("data: ")]
+    assert "Yes" in "".join(events)
+
+
+def test_a_failure_before_the_first_comment_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = served(text=lambda _: "Yes", hold=True)
+    body = {"prompt": "Hi", "stream": True, "timeout": 0.01}
+    with listening(server.app) as port:
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).status_code == 408
+    monkeypatch.setattr(response, "KEEP_ALIVE_SECONDS", 0.001)
+    with listening(server.app) as port:
+        late = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body)
+    assert late.status_code == 200
+    assert late.text.startswith(": keep-alive\n\n")
+    assert "timeout" in late.text

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from paceline.core.output import StepOutput
 from paceline.core.request import ValidatedRequest
@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 LAST_EVENT_SECONDS = 1.0
 """Time after the deadline in which the client may still read its error."""
+KEEP_ALIVE_SECONDS = 15.0
+"""Silence after which a stream of events gets a comment, which clients skip: they and proxies give up on silent connections."""
+KEEP_ALIVE = b": keep-alive\n\n"
+_EVENTS = b"text/event-stream"
 STREAM_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
@@ -115,34 +119,29 @@ class GenerationResponse(Response):
                 await asyncio.sleep(0)  # the server learns of it in the next turn of the loop
 
     async def _stream(self, send: Send) -> None:
-        """Sends the HTTP status with the first token that the client lacks, so that an earlier failure can set its own."""
-        is_started = False
+        """Sends the HTTP status with the first token that the client lacks, or with the first comment, so that an earlier
+        failure can set its own."""
+        stream = _SentStream(send, self._answer.content_type)
         try:
-            async for outputs in self._session.outputs():
-                body = self._answer.chunks(outputs)
-                if not is_started and (body or not self._answer.is_before_event):
-                    await send(self._start())
-                    is_started = True
-                if body:
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            async with stream.kept_alive():
+                async for outputs in self._session.outputs():
+                    body = self._answer.chunks(outputs)
+                    if body or not self._answer.is_before_event:
+                        await stream.add(body)
             await self._session.finish_audit()
         except ClientDisconnected as error:
             self._session.record_error(error)
             return
         except Exception as error:
-            if not is_started:
+            if not stream.is_started:
                 raise
             self._session.record_error(error)
             api_error = to_api_error(error)
             if api_error.status >= 500:
                 extra = {"request_id": self._answer.id}
                 logger.error("a stream ended with an error: %s", error, exc_info=api_error is not error, extra=extra)
-            await send({"type": "http.response.body", "body": self._answer.failure(api_error), "more_body": True})
-        await send({"type": "http.response.body", "body": self._answer.end, "more_body": False})
-
-    def _start(self) -> Message:
-        headers = [(b"content-type", self._answer.content_type), *STREAM_HEADERS]
-        return {"type": "http.response.start", "status": 200, "headers": headers}
+            await stream.add(self._answer.failure(api_error))
+        await stream.end(self._answer.end)
 
     @asynccontextmanager
     async def _watch_client(self, receive: Receive) -> AsyncIterator[None]:
@@ -160,6 +159,50 @@ class GenerationResponse(Response):
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+
+
+class _SentStream:
+    """Sends the messages of a streamed response, which two tasks add, one after the other."""
+
+    def __init__(self, send: Send, content_type: bytes) -> None:
+        self._send, self._content_type = send, content_type
+        self.is_started, self._is_silent, self._lock = False, True, asyncio.Lock()
+
+    async def add(self, body: bytes) -> None:
+        """Sends `body`, after the HTTP status if that was not sent yet."""
+        self._is_silent = False
+        async with self._lock:
+            if not self.is_started:
+                self.is_started = True
+                headers = [(b"content-type", self._content_type), *STREAM_HEADERS]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            if body:
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def end(self, body: bytes) -> None:
+        async with self._lock:
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncIterator[None]:
+        """Sends comments into a stream of events while the block sends nothing."""
+        if not self._content_type.startswith(_EVENTS):
+            yield
+            return
+        task = asyncio.create_task(self._send_comments())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _send_comments(self) -> None:
+        while True:
+            self._is_silent = True
+            await asyncio.sleep(KEEP_ALIVE_SECONDS)
+            if self._is_silent:
+                await self.add(KEEP_ALIVE)
 
 
 async def respond(session: RequestSession, answer: SentAnswer, body: GenerationBody, http: HttpRequest) -> Response:
