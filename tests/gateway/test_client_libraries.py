@@ -73,23 +73,23 @@ def test_the_anthropic_client_sends_a_result_back(server: Process) -> None:
 
 
 def test_the_ollama_client_sends_a_result_back(server: Process) -> None:
-    client = ollama.Client(host=server.url, timeout=SECONDS)
-    assert [model.model for model in client.list().models] == [MODEL]
-    assert "completion" in client.show(MODEL).capabilities
-    options = {"num_predict": 6, "temperature": 0}
-    parts = list(client.chat(model=MODEL, messages=ASK, options=options, stream=True))
-    assert "".join(part.message.content for part in parts)
-    assert (parts[-1].done, parts[-1].eval_count) == (True, 6)
-    answer = client.chat(model=MODEL, messages=ASK, format=SCHEMA, options={"num_predict": 60})
-    assert "city" in answer.message.content
-    call = {"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
-    tool = {"type": "function", "function": {"name": "get_weather", "description": "w", "parameters": SCHEMA}}
-    turns = [
-        *ASK,
-        {"role": "assistant", "tool_calls": [call]},
-        {"role": "tool", "content": "Sunny.", "tool_name": "get_weather"},
-    ]
-    assert client.chat(model=MODEL, messages=turns, tools=[tool], options=options).message.content
-    assert client.generate(model=MODEL, prompt="1 2 3 4", raw=True, options=options).response
-    with pytest.raises(ollama.ResponseError, match="no route /api/embed"):
-        client.embed(model=MODEL, input="hi")
+    with ollama.Client(host=server.url, timeout=SECONDS) as client:
+        assert [model.model for model in client.list().models] == [MODEL]
+        assert "completion" in client.show(MODEL).capabilities
+        options = {"num_predict": 6, "temperature": 0}
+        parts = list(client.chat(model=MODEL, messages=ASK, options=options, stream=True))
+        assert "".join(part.message.content for part in parts)
+        assert (parts[-1].done, parts[-1].eval_count) == (True, 6)
+        answer = client.chat(model=MODEL, messages=ASK, format=SCHEMA, options={"num_predict": 60})
+        assert "city" in answer.message.content
+        call = {"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
+        tool = {"type": "function", "function": {"name": "get_weather", "description": "w", "parameters": SCHEMA}}
+        turns = [
+            *ASK,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "content": "Sunny.", "tool_name": "get_weather"},
+        ]
+        assert client.chat(model=MODEL, messages=turns, tools=[tool], options=options).message.content
+        assert client.generate(model=MODEL, prompt="1 2 3 4", raw=True, options=options).response
+        with pytest.raises(ollama.ResponseError, match="no route /api/embed"):
+            client.embed(model=MODEL, input="hi")
