@@ -1,6 +1,5 @@
 """docs/from_vllm.md claims only what runs: its Python lines, with the embedded model."""
 
-import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,4 +16,4 @@ def test_the_lines_for_python_run(capsys: pytest.CaptureFixture[str]) -> None:
     exec(code.replace('LLM("MODEL", speculative_model="DRAFT", ', given))
     printed = capsys.readouterr().out
     assert printed.count("\n") >= 4
-    assert isinstance(json.loads("{" + printed.rpartition("{")[2])["fish"], str)
+    assert printed.rstrip().endswith(('"cod"', '"trout"'))

@@ -6,6 +6,7 @@ An engine with a tiny model and a cache of 51 MB. The cache is allocated at the 
 page is first written. `heap` is what the allocator has given out, `free heap` what it keeps for later.
 """
 
+import argparse
 import ctypes
 import mmap
 import random
@@ -78,6 +79,7 @@ def show(name: object, engine: Engine) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     engine = tiny_engine(tiny_model(), kv_tokens=100_000, max_num_seqs=32, max_batched_tokens=1024)
     print("| round | resident, MB | cache | heap | free heap | other |\n|---|---|---|---|---|---|", flush=True)
     show("start", engine)

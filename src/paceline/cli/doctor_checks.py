@@ -57,6 +57,7 @@ EXTRAS = {
     "jinja2": ("chat", "chat templates"),
     "llguidance": ("grammar", "JSON schemas"),
     "huggingface_hub": ("hub", "models by their Hugging Face id"),
+    "gguf": ("gguf", "GGUF files with types below 4 bits"),
     "fastapi": ("server", "the server"),
     "uvicorn": ("server", "the server"),
     "prometheus_client": ("server", "metrics"),

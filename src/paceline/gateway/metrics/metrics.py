@@ -231,6 +231,14 @@ class Metrics:
             ["model", "stage"],
             registry=self.registry,
         )
+        self._memory = {
+            name: Gauge(name, text, ["model"], registry=self.registry)
+            for name, text in (
+                ("paceline_gateway_memory_bytes", "Memory of the gateway and its helpers."),
+                ("paceline_gateway_memory_limit_bytes", "Limit of that memory."),
+                ("paceline_overload_stage", "Stage of the gateway's memory, 0 to 3."),
+            )
+        }
         self._lock = threading.Lock()
         self._category_names = Categories()
         self._categories: dict[str, _Category] = {}
@@ -259,12 +267,8 @@ class Metrics:
 
     def add_memory(self, used: Callable[[], int], limit: int, stage: Callable[[], int]) -> None:
         """Adds the gateway's memory in bytes and its stage, read at every scrape."""
-        for name, text, value in (
-            ("paceline_gateway_memory_bytes", "Memory of the gateway and its helpers.", used),
-            ("paceline_gateway_memory_limit_bytes", "Limit of that memory.", lambda: limit),
-            ("paceline_overload_stage", "Stage of the gateway's memory, 0 to 3.", stage),
-        ):
-            Gauge(name, text, ["model"], registry=self.registry).labels(self.model).set_function(value)
+        for gauge, value in zip(self._memory.values(), (used, lambda: limit, stage), strict=True):
+            gauge.labels(self.model).set_function(value)
 
     def record_overload(self, stage: OverloadStage) -> None:
         """Counts the beginning of a stage."""

@@ -60,10 +60,8 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
     if path.is_file():
         if path.suffix != ".gguf":
             raise UnsupportedModel(f"{path} is not a .gguf file: for safetensors give the folder")
-        return path
-    files = [
-        file for file in sorted(path.glob("*.gguf")) if not re.search(r"-(?!00001)\d{5}-of-\d{5}\.gguf$", file.name)
-    ]
+        return gguf_parts(path)[0]
+    files = sorted(path.glob("*.gguf"))
     if files and not (path / "config.json").is_file():
         if files != gguf_parts(files[0]):
             raise UnsupportedModel(
