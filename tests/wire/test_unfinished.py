@@ -17,12 +17,23 @@ FRAME = b"\x03" + (1 << 16).to_bytes(8, "big") + bytes(1 << 16)
 """A long frame that another one follows."""
 
 
+def _receive(client: socket.socket, count: int) -> bytes:
+    received = b""
+    while len(received) < count:
+        part = client.recv(count - len(received))
+        assert part, "the connection was closed in its handshake"
+        received += part
+    return received
+
+
 def attack(address: str, most: int) -> int:
     """Sends frames of one message until the connection is cut, at most `most` bytes. Returns the bytes."""
     parts, sent = urlsplit(address), 0
     with socket.create_connection((parts.hostname, parts.port), timeout=30) as client:
         client.sendall(GREETING)
         client.sendall(b"\x04" + bytes([len(READY)]) + READY)
+        _receive(client, len(GREETING))
+        _receive(client, _receive(client, 2)[1])  # frames before the peer is ready would be an error of the protocol
         try:
             while sent < most:
                 client.sendall(FRAME)

@@ -392,7 +392,7 @@ def test_the_page_paints_and_takes_a_message_before_the_server_answers(open_page
 def test_keyboard_control(open_page: Open) -> None:
     server = served("Hello")
     page = open_page(server)
-    assert page.focused() == "message"
+    page.until(lambda: page.focused() == "message")
     page.press("H", "i")
     page.driver.switch_to.active_element.send_keys("\ue008\ue007\ue000")  # Shift and Enter
     page.press("y", "o", "enter")
