@@ -44,6 +44,17 @@ def test_a_text(path: str) -> None:
     assert answer["created_at"].endswith("Z")
 
 
+@pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}])
+def test_a_body_is_json_whatever_its_type(headers: dict[str, str]) -> None:
+    """`curl -d` says that it sends a form."""
+    body = json.dumps({"model": "fake", "stream": False, "messages": [HI]})
+    response = served("Hello").call("POST", CHAT, content=body, headers=headers)
+    assert response.status_code == 200, response.text
+    assert response.json()["message"]["content"] == "Hello"
+    refused = served("Hello").call("POST", CHAT, content="model=fake", headers=headers)
+    assert refused.status_code == 400
+
+
 @pytest.mark.parametrize("path", [CHAT, GENERATE])
 def test_a_stream_is_the_default(path: str) -> None:
     *parts, last = lines(post(served(), path))

@@ -1,9 +1,11 @@
 """The routes of Ollama's API: /api/chat, /api/generate, /api/tags, /api/show, /api/ps and /api/version."""
 
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
@@ -48,8 +50,22 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+class _JsonRoute(APIRoute):
+    """Reads every body as JSON, as Ollama does: `curl -d` and some clients send JSON under another content type."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
+            scope = {**request.scope, "headers": [*others, (b"content-type", b"application/json")]}
+            return await handle(Request(scope, request.receive))
+
+        return handle_json
+
+
 def ollama_routes(services: ModelServices) -> APIRouter:
-    router = APIRouter(tags=["ollama"], responses=ERRORS)
+    router = APIRouter(tags=["ollama"], responses=ERRORS, route_class=_JsonRoute)
     started = utc_now()
 
     def service_of(name: str | None) -> ModelService:
