@@ -54,10 +54,16 @@ def test_a_library_that_splits_k_is_noticed() -> None:
     from paceline.kernels.gpu.products import compare
 
     outputs, inputs = SHAPES["down"]
-    x, weight = draw(64, inputs), DenseWeight(draw(outputs, inputs, seed=1))
-    assert compare(x, weight, None, torch.bfloat16)
+    weight = DenseWeight(draw(outputs, inputs, seed=1))
+
+    def unequal() -> list[int]:
+        """Numbers of rows for which the library has other bits. Its version decides where it splits."""
+        counts = 48, 64, 96, 128, 192, 256
+        return [count for count in counts if not compare(draw(count, inputs), weight, None, torch.bfloat16)]
+
+    in_one_part = unequal()
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (True, True)
-    assert not compare(x, weight, None, torch.bfloat16)
+    assert set(unequal()) - set(in_one_part)
     assert differing(lambda rows: dense_linear(rows, weight.values), draw(2048, inputs), (33, 64, 128, 2048))
 
 
@@ -95,7 +101,8 @@ def test_squares_of_the_norm() -> None:
 @pytest.mark.usefixtures("in_one_part")
 @pytest.mark.parametrize("is_planted", [False, True])
 def test_experts(is_planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the order of a row's experts depends on the number of rows, as with atomics."""
+    """Planted: the order of a row's experts depends on the number of rows, as with atomics. The sum is in float32, so that
+    this shows in float32 outputs; bf16 rounds it away nearly always."""
     from paceline.kernels.formats.experts import Experts, Routing
     from paceline.kernels.gpu.experts import feed
 
@@ -116,5 +123,6 @@ def test_experts(is_planted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(feed, "route", turned)
     counts = (1, 3, 8, 9, 16, 17, 64, 65, 128, 513, 1024)
-    found = differing(lambda rows: feed.feed_experts(rows, experts), draw(1024, width), counts)
+    x = draw(1024, width).float() if is_planted else draw(1024, width)
+    found = differing(lambda rows: feed.feed_experts(rows, experts), x, counts)
     assert found == ([1, 3, 8, 9, 16] if is_planted else [])

@@ -25,9 +25,9 @@ def zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.bfloat16)
 
 
-def compile_pass(rows: int, splits: int, is_tree: bool) -> None:
+def compile_pass(rows: int, splits: int, is_tree: bool, cache_dtype: torch.dtype = torch.bfloat16) -> None:
     """One layer and the head, 512 wide, heads of 128."""
-    ids, norm, cache = torch.zeros(rows, dtype=torch.int64), zeros(512), zeros(4, 16, 1, 128)
+    ids, norm, cache = torch.zeros(rows, dtype=torch.int64), zeros(512), zeros(4, 16, 1, 128).to(cache_dtype)
     angles = torch.zeros(64, 64)
     hidden, normed = embed(ids, zeros(64, 512), norm, 1e-5)
     q = qkv_rotary_store(normed, DenseWeight(zeros(768, 512)), None, angles, angles, ids, ids, cache, cache, 4)
@@ -79,6 +79,7 @@ def compile_experts(rows: int, dtype: torch.dtype | Kind, activation: Activation
 if __name__ == "__main__":
     compile_pass(rows=1, splits=4, is_tree=False)
     compile_pass(rows=8, splits=1, is_tree=True)
+    compile_pass(rows=8, splits=1, is_tree=True, cache_dtype=torch.float8_e4m3fn)
     compile_experts(80, torch.int8, "silu", biases=False)
     compile_experts(8, torch.bfloat16, "clamped_swiglu", biases=True)
     compile_experts(1, "mxfp4", "clamped_swiglu", biases=True)

@@ -28,3 +28,11 @@ def test_the_kernels_of_a_pass_compile_without_a_gpu(tmp_path: Path) -> None:
             "_sort",
         ]
     )
+    # Products of 16 keys at a time: a width of 4 would take every other pair of 32
+    layouts = [text for kernel in ("attention_kernel", "tree_kernel") for text in read_layouts(tmp_path, kernel)]
+    assert len(layouts) > 3
+    assert all("kWidth = 2" in layout and "kWidth = 4" not in layout for layout in layouts)
+
+
+def read_layouts(folder: Path, kernel: str) -> list[str]:
+    return [file.read_text() for file in folder.rglob(f"{kernel}.ttgir")]

@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 
 from paceline.kernels.gpu.attention.order import NO_KEYS, join
-from paceline.kernels.gpu.launch import hashed
+from paceline.kernels.gpu.launch import IS_INTERPRETED, hashed
+
+_ASM = tl.constexpr(not IS_INTERPRETED)
 
 
 @hashed
@@ -31,6 +33,21 @@ def rows_of(tile, starts, num_sequences, most_rows, ROWS: tl.constexpr, SEARCH: 
 
 @hashed
 @triton.jit
+def converted(values, dtype: tl.constexpr):
+    """Values of a cache in the type that the tensor cores read.
+
+    HAZARD: the compiler orders the products of a small tile by the width of the loads that its operands come from. Products of
+    8-bit values would be added in another order than in a large tile. It does not look behind an operation with side effects.
+    """
+    if _ASM and dtype == tl.bfloat16 and values.dtype != tl.bfloat16:
+        return tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [values.to(dtype)], dtype=tl.bfloat16, is_pure=False, pack=2
+        )
+    return values.to(dtype)
+
+
+@hashed
+@triton.jit
 def load_slots(
     keys,
     values,
@@ -49,9 +66,8 @@ def load_slots(
     slot = page.to(tl.int64) * PAGE + index % PAGE
     at = (slot * (KV_HEADS * WIDTH))[:, None] + lane[None, :]
     is_kept = is_stored[:, None] & (lane < WIDTH)[None, :]
-    key = tl.load(keys + at, mask=is_kept, other=0.0).to(dtype)
-    value = tl.load(values + at, mask=is_kept, other=0.0).to(dtype)
-    return key, value
+    key, value = tl.load(keys + at, mask=is_kept, other=0.0), tl.load(values + at, mask=is_kept, other=0.0)
+    return converted(key, dtype), converted(value, dtype)
 
 
 @hashed
@@ -72,11 +88,11 @@ def load_whole_slots(
     slot = tl.load(table + index // PAGE).to(tl.int64) * PAGE + index % PAGE
     at = (slot * (KV_HEADS * WIDTH))[:, None] + lane[None, :]
     if WIDTH != PADDED:
-        key = tl.load(keys + at, mask=(lane < WIDTH)[None, :], other=0.0).to(dtype)
-        value = tl.load(values + at, mask=(lane < WIDTH)[None, :], other=0.0).to(dtype)
+        key = tl.load(keys + at, mask=(lane < WIDTH)[None, :], other=0.0)
+        value = tl.load(values + at, mask=(lane < WIDTH)[None, :], other=0.0)
     else:
-        key, value = tl.load(keys + at).to(dtype), tl.load(values + at).to(dtype)
-    return key, value
+        key, value = tl.load(keys + at), tl.load(values + at)
+    return converted(key, dtype), converted(value, dtype)
 
 
 @hashed
