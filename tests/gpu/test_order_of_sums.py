@@ -62,6 +62,7 @@ def test_a_library_that_splits_k_is_noticed() -> None:
         return [count for count in counts if not compare(draw(count, inputs), weight, None, torch.bfloat16)]
 
     in_one_part = unequal()
+    torch.backends.cuda.preferred_blas_library("cublas")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (True, True)
     assert set(unequal()) - set(in_one_part)
     assert differing(lambda rows: dense_linear(rows, weight.values), draw(2048, inputs), (33, 64, 128, 2048))
