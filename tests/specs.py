@@ -1,14 +1,46 @@
 """Descriptions of models for tests, changed by the names of `flat_spec`."""
 
+from dataclasses import replace
 from typing import Any
 
 from paceline.models.families.flat import flat_spec
+from paceline.kernels.rope import FrequencyFactors
 from paceline.models.families.spec import DecoderSpec
 
 
 def changed(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
     """A model like `spec` with other values of arguments of `flat_spec`."""
     return flat_spec(**flat_fields(spec) | changes)
+
+
+def resized(spec: DecoderSpec, vocab_size: int, hidden_size: int, head_dim: int, ffn_size: int) -> DecoderSpec:
+    """The same layers in other sizes."""
+    layers = (
+        replace(
+            layer,
+            attention=replace(layer.attention, head_dim=head_dim),
+            ffn=replace(layer.ffn, width=ffn_size),
+        )
+        for layer in spec.layers
+    )
+    rotary = (
+        replace(
+            turning,
+            size=head_dim,
+            num_rotated=None if turning.num_rotated is None else turning.num_rotated * head_dim // turning.size,
+            scaling=None if isinstance(turning.scaling, FrequencyFactors) else turning.scaling,
+        )
+        for turning in spec.rotary
+    )
+    return replace(
+        spec, vocab_size=vocab_size, hidden_size=hidden_size, layers=tuple(layers), rotary=tuple(rotary)
+    )
+
+
+def with_heads(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
+    """The same model with another attention in all layers."""
+    layers = (replace(layer, attention=replace(layer.attention, **changes)) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))
 
 
 def flat_fields(spec: DecoderSpec) -> dict[str, Any]:

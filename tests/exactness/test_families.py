@@ -23,11 +23,11 @@ from tests.exactness.suite import check_identical, mixed_requests, plain_text
 from tests.fakes import TINY, MixedDepth, draft_model, random_tree, request, run, tiny_engine, tiny_model
 from tests.heads import LayerSkip
 from tests.models.tiny import ROW_OF, spec
-from tests.specs import changed
+from tests.specs import resized
 
 VOCAB = TINY.vocab_size
 FAMILIES: dict[str, DecoderSpec] = {
-    name: changed(spec(row), vocab_size=VOCAB, hidden_size=32, head_dim=16, ffn_size=32)
+    name: resized(spec(row), vocab_size=VOCAB, hidden_size=32, head_dim=16, ffn_size=32)
     for name, row in ROW_OF.items()
     if row is not None
 }

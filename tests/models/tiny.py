@@ -3,6 +3,7 @@
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
     GptOssConfig,
@@ -75,6 +76,14 @@ FAMILIES = {
     ),
     "qwen3-moe": lambda: Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=32, norm_topk_prob=True),
     "qwen3-moe-plain-weights": lambda: Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16, norm_topk_prob=False),
+    "gemma2": lambda: Gemma2Config(
+        **_SHAPE | {"tie_word_embeddings": True},
+        head_dim=32,
+        sliding_window=8,
+        query_pre_attn_scalar=24,
+        attn_logit_softcapping=1.5,
+        final_logit_softcapping=2.0,
+    ),
     "gemma3": lambda: Gemma3TextConfig(
         **_SHAPE | {"tie_word_embeddings": True},
         head_dim=32,

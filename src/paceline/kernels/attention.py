@@ -1,7 +1,7 @@
 """Attention of the rows of one pass over the paged cache, as `AttentionLayout` describes it.
 
 A sliding `window` limits a row to its last visible tokens, itself included. `sinks` add a score without a value to the softmax
-of each head. Sums run over the visible tokens in order, not over cache positions: in the native kernel, a node of a tree has
+of each head. A `cap` limits scores to less than it, as cap * tanh(score / cap). Sums run over the visible tokens in order, not over cache positions: in the native kernel, a node of a tree has
 the same bits as the same path in a chain.
 """
 
@@ -25,11 +25,12 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     sinks: Tensor | None = None,  # [H]
+    cap: float | None = None,
 ) -> Tensor:
     """q [T, H, hd], caches [blocks, BLOCK_SIZE, KV, hd], which contain the keys and values of these rows -> [T, H * hd]."""
     rows, heads, width = q.shape
     if width % HEAD_MULTIPLE or not native.supports(q) or key_cache.dtype is not torch.float32:
-        return paged_attention_reference(q, key_cache, value_cache, layout, scale, window, sinks)
+        return paged_attention_reference(q, key_cache, value_cache, layout, scale, window, sinks, cap)
     starts, context_lens, tables, ancestors = layout.starts, layout.context_lens, layout.block_tables, layout.ancestors
     assert starts.dtype is context_lens.dtype is tables.dtype is torch.int32
     assert tables.is_contiguous()
@@ -56,6 +57,7 @@ def paged_attention(
         width,
         window or 0,
         scale,
+        cap or 0.0,
     )
     return out
 
@@ -68,6 +70,7 @@ def paged_attention_reference(
     scale: float,
     window: int | None = None,
     sinks: Tensor | None = None,
+    cap: float | None = None,
 ) -> Tensor:
     heads, kv_heads, width = q.shape[1], key_cache.shape[2], q.shape[2]
     starts, contexts = layout.starts.tolist(), layout.context_lens.tolist()
@@ -80,6 +83,8 @@ def paged_attention_reference(
         values = take(value_cache, blocks).view(-1, kv_heads, width)[:length].float()
         queries = q[rows].float().unflatten(1, (kv_heads, heads // kv_heads))  # [R, KV, G, hd]
         scores = torch.einsum("rkgd,lkd->kgrl", queries, keys) * scale
+        if cap is not None:
+            scores = cap * (scores / cap).tanh()
         ancestors = None if layout.ancestors is None else layout.ancestors[rows]
         scores = scores.masked_fill(~_visible(context, length, ancestors, window, q.device), float("-inf"))
         if sinks is not None:

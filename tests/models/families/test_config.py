@@ -75,7 +75,6 @@ def test_rope_is_read_from_both_formats_of_transformers() -> None:
         (MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step"),
         (MOE | {"num_experts_per_tok": 9}, "9 of 8 experts"),
         (MOE | {"moe_intermediate_size": 40}, "width of 40"),
-        (GEMMA | {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
         (GEMMA | {"hidden_activation": "gelu"}, "hidden_activation"),
         (GEMMA | {"layer_types": ["chunked_attention"] * 32}, "chunked_attention"),
         (GPT_OSS | {"swiglu_limit": 6.0}, "swiglu_limit"),

@@ -1,5 +1,6 @@
 """A pass with the GPU kernels equals the pass on the CPU."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from paceline.models.runner.runner import BatchInputs, ModelRunner, Span, build_
 from tests.kernels.gpu.cases import DEVICE
 from tests.kernels.gpu.test_four_bit import packed
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
-from tests.specs import changed
+from tests.specs import changed, with_heads
 
 SHALLOW = changed(SHAPE, num_layers=1)
+CAPPED = with_heads(changed(SHALLOW, attention_scale=1.0), score_cap=2.0)
 FAMILIES = {
     "llama": SHAPE,
     "tied": changed(SHALLOW, tie_embeddings=True, num_heads=2, num_kv_heads=2),
@@ -28,6 +30,7 @@ FAMILIES = {
     "qwen3_moe": changed(
         SHALLOW, hidden_size=64, ffn_size=32, qk_norm=True, num_experts=4, experts_per_token=2, normalizes_experts=False
     ),
+    "gemma2": replace(CAPPED, logit_cap=0.5),
     "gemma3_text": changed(
         SHAPE,
         sliding_window=5,
@@ -88,8 +91,9 @@ def test_spans_of_different_lengths(family: str) -> None:
 
 
 @pytest.mark.usefixtures("_either_path")
-def test_a_tree_and_a_chain_in_one_batch() -> None:
-    check(SHALLOW, [Span([2], 0, tokens(5), 0)], [tree([2], 5), Span([8, 1], 0, tokens(3), 1)])
+@pytest.mark.parametrize("config", [SHALLOW, CAPPED], ids=["plain", "capped"])
+def test_a_tree_and_a_chain_in_one_batch(config: DecoderSpec) -> None:
+    check(config, [Span([2], 0, tokens(5), 0)], [tree([2], 5), Span([8, 1], 0, tokens(3), 1)])
 
 
 @pytest.mark.interpreted

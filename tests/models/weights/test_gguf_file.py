@@ -59,7 +59,7 @@ def _gguf_name(name: str, family: str) -> str:
     if name in _TOP:
         return _TOP[name]
     _, _, layer, *middle, kind = name.split(".")
-    names = _NAMES | _GEMMA_NAMES if family == "gemma3_text" else _NAMES
+    names = _NAMES | _GEMMA_NAMES if family in ("gemma2", "gemma3_text") else _NAMES
     return f"blk.{layer}.{names['.'.join(middle)]}.{kind}"
 
 
@@ -90,7 +90,7 @@ def write_gguf(
     model: PreTrainedModel,
     kind: Type = Type.F32,
     extra: Callable[[gguf.GGUFWriter], None] | None = None,
-    **fields: int,
+    **fields: int | float,
 ) -> None:
     """Write `model` as the converter of llama.cpp does: adjacent rotary pairs for llama, scaling of Llama 3 as factors."""
     config = model.config
@@ -110,7 +110,7 @@ def write_gguf(
     head_dim = model.model.layers[0].self_attn.head_dim
     writer.add_key_length(head_dim)
     for key, value in fields.items():
-        writer.add_uint32(key, value)
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
     if extra is not None:
         extra(writer)
     if isinstance(scaling, Llama3Scaling):
@@ -163,6 +163,15 @@ def test_fused_weights_and_two_sets_of_frequencies(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", reference, extra=add_rope, **{"phi3.rope.dimension_count": 8})
     _check(tmp_path / "tiny.gguf", reference)
     assert open_gguf(tmp_path / "tiny.gguf").config.max_position == 256
+
+
+def test_gemma_2(tmp_path: Path) -> None:
+    """The factor of scores is not in the header."""
+    caps = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
+    reference = build("gemma2", query_pre_attn_scalar=32, **caps)
+    fields = {"attention.sliding_window": 8, **caps}
+    write_gguf(tmp_path / "tiny.gguf", reference, **{f"gemma2.{key}": value for key, value in fields.items()})
+    _check(tmp_path / "tiny.gguf", reference)
 
 
 def test_gemma_3(tmp_path: Path) -> None:

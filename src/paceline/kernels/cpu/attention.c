@@ -28,7 +28,7 @@ typedef struct {
     const float *sinks;       /* [H] or NULL */
     const row_block *blocks;
     int64_t max_blocks, heads, kv_heads, width, window;
-    float scale;
+    float scale, cap; /* cap 0: none */
     int64_t heads_per_task;
     const int_input *rounded; /* for the product after attention; NULL: none */
 } attention_job;
@@ -100,11 +100,13 @@ static void dot(const attention_job *j, const float *q, const float *keys, const
 }
 
 /* Replace scores [from, to) by e^(score - peak), and the rest of their vectors by 0. Returns the sum. `sink`: one more score, or
- * NULL. */
-static float exponentials(float *scores, int64_t from, int64_t to, const float *sink) {
+ * NULL. `cap`: of the scores, or 0. */
+static float exponentials(float *scores, int64_t from, int64_t to, const float *sink, float cap) {
     const int64_t first = from / WIDE * WIDE, end = rounded(to);
     for (int64_t i = first; i < from; i++) scores[i] = scores[from];
     for (int64_t i = to; i < end; i++) scores[i] = scores[from];
+    if (cap > 0.0f)
+        for (int64_t i = first; i < end; i += LANES) vf_store(scores + i, vf_tanh(vf_load(scores + i) / cap) * cap);
     vf most = vf_load(scores + first);
     wide sum = {{{0}}};
     for (int64_t i = first; i < end; i += LANES) most = vf_max(most, vf_load(scores + i));
@@ -182,7 +184,7 @@ static void attend_group(const attention_job *j, const row_block *block, const v
         for (int64_t h = 0; h < group; h++) {
             dot(j, query + (r * j->heads + h) * width, keys, view->tail[r], view->to[r] - shared, SCORES(r, h, shared));
             totals[r][h] = exponentials(SCORES(r, h, view->base), view->from[r] - view->base, view->to[r] - view->base,
-                                        j->sinks ? j->sinks + head + h : NULL);
+                                        j->sinks ? j->sinks + head + h : NULL, j->cap);
             memset(out + (r * j->heads + h) * width, 0, (size_t)width * sizeof(float));
         }
     for (int64_t rank = view->base; rank < shared; rank += CHUNK) {
@@ -225,7 +227,7 @@ static void attend(const void *job, int64_t task) {
 void attend_and_round(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
                       const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, const int32_t *earlier,
                       const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads, int64_t kv_heads,
-                      int64_t width, int64_t window, float scale, const int_input *rounded) {
+                      int64_t width, int64_t window, float scale, float cap, const int_input *rounded) {
     row_block *blocks = scratch(SCRATCH_BLOCKS, rows * (int64_t)sizeof(row_block));
     int64_t count = 0, most = ROWS;
     if ((rows + ROWS - 1) / ROWS * heads < 2 * num_threads()) most = ROWS / 2; /* few rows: more tasks, for an even split */
@@ -233,17 +235,17 @@ void attend_and_round(const float *query, const float *keys, const float *values
         for (int64_t row = starts[s]; row < starts[s + 1]; row += most)
             blocks[count++] = (row_block){s, row, starts[s + 1] - row < most ? starts[s + 1] - row : most};
     attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, earlier, sinks, blocks,
-                         max_blocks, heads, kv_heads, width, window, scale, heads / kv_heads, rounded};
+                         max_blocks, heads, kv_heads, width, window, scale, cap, heads / kv_heads, rounded};
     if (count * kv_heads < 4 * num_threads()) job.heads_per_task = 1; /* too few tasks for an even split */
     parallel(attend, &job, count * (heads / job.heads_per_task));
 }
 
-/* window 0: no window. earlier: rows of each sequence that earlier passes stored after its context */
+/* window 0: no window. cap 0: no cap of scores. earlier: rows of each sequence that earlier passes stored after its context */
 EXPORT void paceline_attention(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
                                const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors,
                                const int32_t *earlier, const float *sinks, int64_t rows, int64_t sequences,
                                int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t width, int64_t window,
-                               float scale) {
+                               float scale, float cap) {
     attend_and_round(query, keys, values, out, starts, context_lens, tables, ancestors, earlier, sinks, rows, sequences,
-                     max_blocks, heads, kv_heads, width, window, scale, NULL);
+                     max_blocks, heads, kv_heads, width, window, scale, cap, NULL);
 }

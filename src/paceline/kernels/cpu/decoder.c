@@ -57,7 +57,7 @@ EXPORT void paceline_decoder(const decoder_t *d, const layer_t *layers, const pa
         in = d->width % BLOCK ? NULL : next_input(&r, l->output, rows);
         attend_and_round(query, l->keys, l->values, attended, p->starts, p->context_lens, p->tables, p->ancestors,
                          p->earlier, l->sinks, rows, p->sequences, p->max_blocks, d->heads, d->kv_heads, d->width,
-                         l->window, d->scale, in);
+                         l->window, d->scale, d->cap, in);
         multiply(l->output, in, attended, l->output_bias, out, rows);
         in = l->experts ? NULL : next_input(&r, l->gate_up, rows);
         add(d, p, out, l->attention_norm, l->post_attention_norm, in);

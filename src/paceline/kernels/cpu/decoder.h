@@ -13,7 +13,7 @@ void paceline_rotary(const float *qkv, const float *cos, const float *sin, float
 void paceline_attention(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
                         const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, const int32_t *earlier,
                         const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads,
-                        int64_t kv_heads, int64_t width, int64_t window, float scale);
+                        int64_t kv_heads, int64_t width, int64_t window, float scale, float cap);
 
 /* As above, in the calling thread: one head; `out` of a norm may be `x` */
 void normalize(const float *x, const float *weight, float *out, int64_t width, float eps);
@@ -24,7 +24,7 @@ void norm_and_round(const float *x, const float *residual, const float *weight, 
 void attend_and_round(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
                       const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, const int32_t *earlier,
                       const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads, int64_t kv_heads,
-                      int64_t width, int64_t window, float scale, const int_input *rounded);
+                      int64_t width, int64_t window, float scale, float cap, const int_input *rounded);
 
 /* NULL: the architecture has no such weight */
 typedef struct {
@@ -40,7 +40,7 @@ typedef struct {
 
 typedef struct {
     int64_t num_layers, hidden_size, ffn_size, heads, kv_heads, width, activation;
-    float eps, scale;
+    float eps, scale, cap; /* of attention scores; cap 0: none */
 } decoder_t;
 
 typedef struct {

@@ -44,7 +44,7 @@ class Decoder(ctypes.Structure):
             (name, c_int64)
             for name in ("num_layers", "hidden_size", "ffn_size", "heads", "kv_heads", "width", "activation")
         ),
-        *((name, c_float) for name in ("eps", "scale")),
+        *((name, c_float) for name in ("eps", "scale", "cap")),
     )
 
 
@@ -76,6 +76,7 @@ class DecoderShape:
     rms_eps: float
     scale: float
     """Factor of attention scores."""
+    score_cap: float | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +122,7 @@ class DecoderLayers:
             NUMBERS[shape.activation],
             shape.rms_eps,
             shape.scale,
+            shape.score_cap or 0.0,
         )
         self.table = (_Layer * len(layers))(*(_addresses(layer) for layer in layers))
 

@@ -47,7 +47,7 @@ _ARGUMENTS = {
     "paceline_route": [c_void_p] * 3 + [c_int64] * 4,
     "paceline_experts": [c_void_p] * 3 + [c_int64],
     "paceline_rotary": [c_void_p] * 7 + [c_int64] * 4,
-    "paceline_attention": [c_void_p] * 10 + [c_int64] * 7 + [c_float],
+    "paceline_attention": [c_void_p] * 10 + [c_int64] * 7 + [c_float] * 2,
     "paceline_copy_slots": [c_void_p, c_int64] + [c_void_p] * 2 + [c_int64] * 2,
     "paceline_copy_rows": [c_void_p, c_int64] * 2 + [c_int64] + [c_void_p] * 2 + [c_int64] * 2,
     "paceline_decoder": [c_void_p] * 3,

@@ -153,3 +153,17 @@ INLINE vf vf_exp(vf x) {
     vi exponent = ((vi)shifted - 0x4B400000) << 23;
     return (vf)((vi)p + exponent);
 }
+
+/* A polynomial near 0, where 1 - 2 / (e^2x + 1) would lose digits */
+INLINE vf vf_tanh(vf x) {
+    const vf square = x * x;
+    vf p = vf_of(-5.70498872745e-3f);
+    p = vf_fma(p, square, vf_of(2.06390887954e-2f));
+    p = vf_fma(p, square, vf_of(-5.37397155531e-2f));
+    p = vf_fma(p, square, vf_of(1.33314422036e-1f));
+    p = vf_fma(p, square, vf_of(-3.33332819422e-1f));
+    p = vf_fma(p * square, x, x);
+    const vf far = 1.0f - 2.0f / (vf_exp(x + x) + 1.0f);
+    const vi is_near = square < 0.390625f; /* 0.625^2 */
+    return (vf)(((vi)p & is_near) | ((vi)far & ~is_near));
+}

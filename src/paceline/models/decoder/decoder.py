@@ -101,15 +101,17 @@ class DecoderWeights(nn.Module):
     @property
     def has_plain_logits(self) -> bool:
         """Whether the logits are the unchanged output of the head."""
-        return True
+        return self.config.has_plain_logits
 
     def logits(self, normed: Tensor) -> Tensor:
         """[R, V] float32 from [R, D] hidden states after the final norm."""
         return self.expand_logits(linear(normed, self.head).float())
 
     def expand_logits(self, logits: Tensor) -> Tensor:
-        """[R, V] from the head's output, which covers a part of V in a draft with a reduced vocabulary."""
-        return logits
+        """[R, V] from the head's output, which covers a part of V in a draft with a reduced vocabulary. The output may be
+        changed in place."""
+        cap = self.config.logit_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 class Layer:

@@ -119,15 +119,15 @@ class _GpuRows:
 
     def attend(self, q: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
         (keys, values), spec, layout, plan = cache, layer.spec, self.layout, self.plan
-        scale, window, sinks = spec.attention.scale, spec.window, layer.sinks
+        scale, cap, window, sinks = spec.attention.scale, spec.attention.score_cap, spec.window, layer.sinks
         long_prompts = layout.long_prompts
         if long_prompts:
-            is_plain = window is None and sinks is None and layout.ancestors is None
+            is_plain = window is None and sinks is None and cap is None and layout.ancestors is None
             long_prompts = long_prompts if is_plain and supports_prompts(q.dtype, keys) else ()
             plan = replace(plan, most_rows=LONG_ROWS) if long_prompts else plan
         out = paged_attention(
             q, keys, values, layout.starts, layout.context_lens, layout.block_tables, plan,
-            scale, layout.ancestors, window, self.attention_out, self.first_row, sinks,
+            scale, layout.ancestors, window, self.attention_out, self.first_row, sinks, cap,
         )  # fmt: skip
         for prompt in long_prompts:
             attend_long_prompt(q, keys, values, layout.block_tables, prompt, scale, out)

@@ -157,7 +157,7 @@ class TorchOps(ComposedOps):
 
     def attend(self, q: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
         spec = layer.spec
-        return paged_attention(q, *cache, self.layout, spec.attention.scale, spec.window, layer.sinks)
+        return paged_attention(q, *cache, self.layout, spec.attention.scale, spec.window, layer.sinks, spec.attention.score_cap)
 
     def feed(self, normed: Tensor, layer: Layer) -> Tensor:
         if layer.experts is not None:
@@ -246,6 +246,7 @@ def native_layer(layer: Layer, next_norm: Tensor, cache: LayerCache) -> tuple[De
         layer.spec.ffn.activation,
         config.rms_eps,
         heads.scale,
+        heads.score_cap,
     )
     weights = LayerWeights(
         packed[0],

@@ -72,9 +72,16 @@ class Fields:
         has_qk_norm: bool = False,
         has_sinks: bool = False,
         score_scale: float | None = None,
+        score_cap: float | None = None,
     ) -> Heads:
         sizes = self.num_heads, self.num_kv_heads, self.head_dim
-        return Heads(*sizes, score_scale, has_bias, has_output_bias, has_qk_norm, has_sinks)
+        return Heads(*sizes, score_scale, has_bias, has_output_bias, has_qk_norm, has_sinks, score_cap)
+
+    def cap(self, key: str, default: float | None = None) -> float | None:
+        """A limit of scores or logits. None if the file has a null, or nothing and no `default`."""
+        if (default is None or key in self.config) and key not in self.values:
+            return None
+        return self.values.number(key, 1e-3, 1e6, default)
 
     def dense(self, activation: Activation = "silu") -> DenseFeedForward:
         return DenseFeedForward(self.values.count("intermediate_size", WIDTH), activation)
@@ -137,6 +144,7 @@ class Fields:
         layer_rotary: Sequence[int] | None = None,
         norms: Norms = "pre",
         embedding_scale: float = 1.0,
+        logit_cap: float | None = None,
         ties_by_default: bool = False,
     ) -> DecoderSpec:
         """A model whose layers are alike but for their window and rotary embedding. Without `layer_rotary`, layers with a
@@ -154,6 +162,7 @@ class Fields:
             layers=make_layers(heads, ffn, norms, windows, layer_rotary),
             tie_embeddings=self.ties(ties_by_default),
             embedding_scale=embedding_scale,
+            logit_cap=logit_cap,
             bos_id=self.values.token_id(self.bos_key),
             eos_ids=self.values.token_ids(self.eos_key),
         )

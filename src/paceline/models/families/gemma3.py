@@ -30,8 +30,6 @@ def gemma3(fields: Fields) -> DecoderSpec:
     fields.require(
         ("hidden_activation", "gelu_pytorch_tanh", "an activation other than gelu_pytorch_tanh"),
         ("attention_bias", False, "an attention bias"),
-        ("attn_logit_softcapping", None, "a soft cap of attention scores"),
-        ("final_logit_softcapping", None, "a soft cap of logits"),
         ("use_bidirectional_attention", False, "bidirectional attention"),
     )
     values = fields.values
@@ -40,13 +38,16 @@ def gemma3(fields: Fields) -> DecoderSpec:
     scaled_by = fields.hidden_size / fields.num_heads if fields.num_layers == _LAYERS_OF_27B else fields.head_dim
     return fields.decoder(
         fields.heads(
-            has_qk_norm=True, score_scale=values.number("query_pre_attn_scalar", 1e-3, 1e6, scaled_by) ** -0.5
+            has_qk_norm=True,
+            score_scale=values.number("query_pre_attn_scalar", 1e-3, 1e6, scaled_by) ** -0.5,
+            score_cap=fields.cap("attn_logit_softcapping"),
         ),
         fields.dense("gelu_tanh"),
         fields.windows(range(period - 1, fields.num_layers, period)),
         _rotary(fields),
         norms="pre_and_post",
         embedding_scale=fields.hidden_size**0.5,
+        logit_cap=fields.cap("final_logit_softcapping"),
     )
 
 

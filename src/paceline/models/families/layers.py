@@ -49,6 +49,8 @@ class Heads:
     """Whether each head of q and k has an RMS norm before the rotation."""
     has_sinks: bool = False
     """Whether the softmax of a head has one more score, without a value."""
+    score_cap: float | None = None
+    """If not None, a score s becomes cap * tanh(s / cap)."""
 
     def __post_init__(self) -> None:
         if self.num % self.num_kv:

@@ -36,6 +36,9 @@ class DecoderSpec:
     layers: tuple[LayerSpec, ...]
     tie_embeddings: bool = False
     embedding_scale: float = 1.0
+    """Factor of the embedding before layer 0."""
+    logit_cap: float | None = None
+    """If not None, a logit x becomes cap * tanh(x / cap)."""
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -50,6 +53,11 @@ class DecoderSpec:
                     f"experts of {self.hidden_size} inputs and a width of {ffn.width} are not supported: "
                     f"both must be multiples of {EXPERT_MULTIPLE}"
                 )
+
+    @property
+    def has_plain_logits(self) -> bool:
+        """Whether the logits are the unchanged output of the head."""
+        return self.logit_cap is None
 
     @property
     def num_layers(self) -> int:

@@ -19,6 +19,7 @@ from paceline.kernels.gpu.attention.order import (
     empty_state,
     finish,
     join,
+    squash,
 )
 from paceline.kernels.gpu.attention.states import (
     join_stored,
@@ -59,7 +60,8 @@ def attention_kernel(
     most_rows,
     slot_stride,  # rows times heads
     group_slots,  # slots of groups; those of parts follow
-    scale,  # log2(e) included
+    scale,  # log2(e) and the cap included
+    squashing,  # what `squash` multiplies scores by
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -67,6 +69,7 @@ def attention_kernel(
     WINDOW: tl.constexpr,
     TREE: tl.constexpr,
     SINKS: tl.constexpr,
+    CAPPED: tl.constexpr,
     PAGE: tl.constexpr,
     SEARCH: tl.constexpr,
     TILE: tl.constexpr,
@@ -127,14 +130,14 @@ def attention_kernel(
         top, norm, total, group_top, group_norm, group_total, all_top, all_norm, all_total = _attend(
             top, norm, total, group_top, group_norm, group_total, all_top, all_norm, all_total,
             query, keys, values, table, begin, whole_end, begin, stop, own, span, part_slot, states, sums, at, is_live,
-            slot_stride, scale, KV_HEADS, WIDTH, PADDED, WINDOW, PAGE, TILE, SPLITS, False,
+            slot_stride, scale, squashing, KV_HEADS, WIDTH, PADDED, WINDOW, CAPPED, PAGE, TILE, SPLITS, False,
         )  # fmt: skip
     else:
         whole_end = begin
     top, norm, total, group_top, group_norm, group_total, all_top, all_norm, all_total = _attend(
         top, norm, total, group_top, group_norm, group_total, all_top, all_norm, all_total,
         query, keys, values, table, whole_end, stop, begin, stop, own, span, part_slot, states, sums, at, is_live,
-        slot_stride, scale, KV_HEADS, WIDTH, PADDED, WINDOW, PAGE, TILE, SPLITS, True,
+        slot_stride, scale, squashing, KV_HEADS, WIDTH, PADDED, WINDOW, CAPPED, PAGE, TILE, SPLITS, True,
     )  # fmt: skip
 
     group = (stop - 1) // GROUP_KEYS
@@ -227,10 +230,12 @@ def _attend(
     is_live,
     slot_stride,
     scale,
+    squashing,
     KV_HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -247,6 +252,7 @@ def _attend(
         else:
             key, value = load_whole_slots(keys, values, table, index, query.dtype, KV_HEADS, WIDTH, PADDED, PAGE)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee")  # [TILE, CHUNK_KEYS]
+        scores = squash(scores, squashing, CAPPED)
         if MASKED:
             is_visible = index[None, :] <= own[:, None]
             if WINDOW > 0:

@@ -39,6 +39,23 @@ def empty_state(TILE: tl.constexpr, PADDED: tl.constexpr):
 
 @hashed
 @triton.jit
+def squash(scores, factor, CAPPED: tl.constexpr):
+    """tanh(scores * factor) if there is a cap of the scores: the cap is a part of `scale` then."""
+    if not CAPPED:
+        return scores
+    x = scores * factor
+    square = x * x
+    near = tl.fma(square, tl.full(x.shape, -5.70498872745e-3, tl.float32), 2.06390887954e-2)
+    near = tl.fma(square, near, -5.37397155531e-2)
+    near = tl.fma(square, near, 1.33314422036e-1)
+    near = tl.fma(square, near, -3.33332819422e-1)
+    near = tl.fma(near * square, x, x)
+    far = 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2_E)) + 1.0)
+    return tl.where(square < 0.390625, near, far)
+
+
+@hashed
+@triton.jit
 def add_chunk(top, norm, total, scores, value, scale):
     """The state after the keys of one chunk. Scores of keys that a row does not attend to are -inf."""
     top, norm, total = raise_top(top, norm, total, tl.max(scores, 1), scale)

@@ -38,6 +38,7 @@ def paged_attention(
     out: Tensor | None = None,  # [T, H * hd]
     first_row: int = 0,
     sinks: Tensor | None = None,  # [H]: one more score of each head, without a value
+    cap: float | None = None,  # of scores
 ) -> Tensor:
     """Returns [T, H * hd], for the layout described by `AttentionLayout`. Rows from `starts[S]` on are not written. Earlier
     passes have computed the first `first_row` rows of each sequence's tree; this pass continues after them."""
@@ -60,13 +61,15 @@ def paged_attention(
             least_rows=part.least_rows,
             most_rows=part.most_rows,
             slot_stride=part.num_rows * heads,
-            scale=scale * LOG2_E.value,
+            scale=(scale if cap is None else cap) * LOG2_E.value,
+            squashing=0.0 if cap is None else scale / cap,
             KV_HEADS=key_cache.shape[2],
             GROUP=heads // key_cache.shape[2],
             WIDTH=width,
             PADDED=triton.next_power_of_2(width),
             WINDOW=window or 0,
             SINKS=sinks is not None,
+            CAPPED=cap is not None,
             PAGE=BLOCK_SIZE,
             SEARCH=part.search,
             **PDL,

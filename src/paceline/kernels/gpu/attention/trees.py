@@ -20,6 +20,7 @@ from paceline.kernels.gpu.attention.order import (
     finish,
     join,
     raise_top,
+    squash,
 )
 from paceline.kernels.gpu.attention.states import join_stored, load_slots, node_position, nth_bit, rows_of
 from paceline.kernels.gpu.launch import gdc_launch, gdc_wait
@@ -48,13 +49,15 @@ def tree_kernel(
     least_rows,
     most_rows,
     slot_stride,
-    scale,  # log2(e) included
+    scale,  # log2(e) and the cap included
+    squashing,  # what `squash` multiplies scores by
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     PADDED: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    CAPPED: tl.constexpr,
     PAGE: tl.constexpr,
     SEARCH: tl.constexpr,
     TILE: tl.constexpr,
@@ -115,7 +118,7 @@ def tree_kernel(
     for chunk in range(begin, context // CHUNK_KEYS * CHUNK_KEYS, CHUNK_KEYS):
         index = chunk + tl.arange(0, CHUNK_KEYS)
         key, value = load_slots(keys, values, table, index, index < context, query.dtype, KV_HEADS, WIDTH, PADDED, PAGE)
-        scores = _scores(query, key, index[None, :], own, index[None, :] < context, WINDOW)
+        scores = _scores(query, key, index[None, :], own, index[None, :] < context, squashing, WINDOW, CAPPED)
         top, norm, total = add_chunk(top, norm, total, scores, value, scale)
 
     in_chunk = tl.arange(0, CHUNK_KEYS)
@@ -130,7 +133,7 @@ def tree_kernel(
             group_top, group_norm, group_total = empty_state(TILE, PADDED)
         index = chunk + in_chunk
         key, value = load_slots(keys, values, table, index, index < stored, query.dtype, KV_HEADS, WIDTH, PADDED, PAGE)
-        scores = _scores(query, key, index[None, :], own, index[None, :] < stored, WINDOW)
+        scores = _scores(query, key, index[None, :], own, index[None, :] < stored, squashing, WINDOW, CAPPED)
         highest = tl.max(scores, 1)
         step_0 = tl.maximum(chunk, stored)
         num_steps = (tl.minimum(chunk + CHUNK_KEYS, end) - step_0 + STEP_KEYS - 1) // STEP_KEYS
@@ -142,7 +145,7 @@ def tree_kernel(
                 keys, values, table, ancestors, start, num_rows, context, first_row, node, place, row, query.dtype,
                 KV_HEADS, WIDTH, PADDED, PAGE,
             )  # fmt: skip
-            own_scores = _scores(query, own_key, place[None, :], own, is_own, WINDOW)
+            own_scores = _scores(query, own_key, place[None, :], own, is_own, squashing, WINDOW, CAPPED)
             highest = tl.maximum(highest, tl.max(own_scores, 1))
         top, norm, total = raise_top(top, norm, total, highest, scale)
         norm, total = add_weights(top, norm, total, scores, value, scale)
@@ -153,7 +156,7 @@ def tree_kernel(
                 keys, values, table, ancestors, start, num_rows, context, first_row, node, place, row, query.dtype,
                 KV_HEADS, WIDTH, PADDED, PAGE,
             )  # fmt: skip
-            own_scores = _scores(query, own_key, place[None, :], own, is_own, WINDOW)
+            own_scores = _scores(query, own_key, place[None, :], own, is_own, squashing, WINDOW, CAPPED)
             norm, total = add_weights(top, norm, total, own_scores, own_value, scale)
 
     group_top, group_norm, group_total = join(group_top, group_norm, group_total, top, norm, total, scale)
@@ -166,12 +169,13 @@ def tree_kernel(
 
 
 @triton.jit
-def _scores(query, key, place, own, is_own, WINDOW: tl.constexpr):
+def _scores(query, key, place, own, is_own, squashing, WINDOW: tl.constexpr, CAPPED: tl.constexpr):
     """Scores of keys at the positions `place` [1, N]; -inf where a row does not attend to them."""
     is_visible = is_own & (place <= own[:, None])
     if WINDOW > 0:
         is_visible &= own[:, None] - place < WINDOW
-    return tl.where(is_visible, tl.dot(query, tl.trans(key), input_precision="ieee"), float("-inf"))
+    scores = squash(tl.dot(query, tl.trans(key), input_precision="ieee"), squashing, CAPPED)
+    return tl.where(is_visible, scores, float("-inf"))
 
 
 @triton.jit
