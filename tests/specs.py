@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from paceline.models.families.flat import flat_spec
 from paceline.kernels.rope import FrequencyFactors
+from paceline.models.families.flat import flat_spec
 from paceline.models.families.spec import DecoderSpec
 
 
@@ -32,15 +32,16 @@ def resized(spec: DecoderSpec, vocab_size: int, hidden_size: int, head_dim: int,
         )
         for turning in spec.rotary
     )
-    return replace(
-        spec, vocab_size=vocab_size, hidden_size=hidden_size, layers=tuple(layers), rotary=tuple(rotary)
-    )
+    return replace(spec, vocab_size=vocab_size, hidden_size=hidden_size, layers=tuple(layers), rotary=tuple(rotary))
 
 
 def with_heads(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
     """The same model with another attention in all layers."""
-    layers = (replace(layer, attention=replace(layer.attention, **changes)) for layer in spec.layers)
-    return replace(spec, layers=tuple(layers))
+    return with_layers(spec, attention=replace(spec.heads, **changes))
+
+
+def with_layers(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
+    return replace(spec, layers=tuple(replace(layer, **changes) for layer in spec.layers))
 
 
 def flat_fields(spec: DecoderSpec) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from paceline.kernels.cpu import native
 from paceline.models.decoder.decoder import ForwardOutput
 from paceline.models.decoder.forward import DecoderModel
+from paceline.models.decoder.ops import native_calls
 from paceline.models.loading.load import build_model, open_checkpoint
 from paceline.models.runner.runner import ModelRunner, Span, early_exit
 from tests.kernels.cases import needs_native
@@ -54,6 +55,20 @@ def test_one_call_has_the_bits_of_many(family: str, tmp_path: Path) -> None:
             torch.equal(whole.hidden_by_layer[layer], parts.hidden_by_layer[layer]) for layer in whole.hidden_by_layer
         )
         assert all(torch.equal(a, b) for a, b in zip(whole_cache, parts_cache, strict=True))
+
+
+NATIVE_PARTS = {
+    "ministral3": (False, False),
+    **dict.fromkeys(("gemma2", "gemma3", "granite", "granite4"), (True, False)),
+}
+"""Whether all layers, and a whole pass, are a native call, where not both are."""
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo3", *NATIVE_PARTS])
+def test_what_native_calls_lack_is_computed_in_parts(family: str, tmp_path: Path) -> None:
+    model = load(family, tmp_path)
+    calls = native_calls(model, ModelRunner(model, 2).cache)
+    assert (calls.layers is not None, calls.whole is not None) == NATIVE_PARTS.get(family, (True, True))
 
 
 def test_bits_do_not_depend_on_blocks_of_rows_and_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

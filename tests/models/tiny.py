@@ -7,9 +7,14 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     GptOssConfig,
+    GraniteConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedModel,
     Qwen2Config,
@@ -58,6 +63,12 @@ def _partial(share: float) -> dict[str, object]:
 
 
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_FACTORS = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.4,
+    "logits_scaling": 8.0,
+}
 _LAYER_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 FAMILIES = {
@@ -94,6 +105,31 @@ FAMILIES = {
             "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
+    ),
+    "olmo2": lambda: Olmo2Config(**_SHAPE, pad_token_id=0),
+    "olmo3": lambda: Olmo3Config(
+        **_SHAPE,
+        pad_token_id=0,
+        sliding_window=8,
+        layer_types=_LAYER_KINDS,
+        rope_parameters={"full_attention": _YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+    "ministral3": lambda: Ministral3Config(
+        **_SHAPE,
+        head_dim=32,
+        pad_token_id=0,
+        rope_parameters=_YARN
+        | {"original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.5},
+    ),
+    "granite": lambda: GraniteConfig(**_SHAPE, **_FACTORS),
+    "granite4": lambda: GraniteMoeHybridConfig(
+        **_SHAPE,
+        **_FACTORS,
+        shared_intermediate_size=96,
+        num_local_experts=0,
+        layer_types=["attention"] * 3,
+        position_embedding_type="rope",
+        mamba_n_heads=4,
     ),
     "gpt-oss": lambda: GptOssConfig(
         **_SHAPE,

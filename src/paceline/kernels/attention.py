@@ -1,8 +1,8 @@
 """Attention of the rows of one pass over the paged cache, as `AttentionLayout` describes it.
 
 A sliding `window` limits a row to its last visible tokens, itself included. `sinks` add a score without a value to the softmax
-of each head. A `cap` limits scores to less than it, as cap * tanh(score / cap). Sums run over the visible tokens in order, not over cache positions: in the native kernel, a node of a tree has
-the same bits as the same path in a chain.
+of each head. A `cap` turns a score s into cap * tanh(s / cap). Sums run over the visible tokens in order, not over cache
+positions: in the native kernel, a node of a tree has the same bits as the same path in a chain.
 """
 
 import torch

@@ -58,6 +58,23 @@ def norm_heads_reference(
         part.copy_(rms_norm_reference(part, weight, eps))
 
 
+def norm_joined_heads(
+    qkv: Tensor, q_weight: Tensor, k_weight: Tensor, num_heads: int, num_kv_heads: int, eps: float
+) -> None:
+    """qkv [T, (H + 2 KV) hd]: the norm of all heads of q, and that of all heads of k, in place."""
+    if not native.supports(qkv):
+        queries, keys, _ = qkv.split([len(q_weight), len(k_weight), len(k_weight)], 1)
+        for part, weight in ((queries, q_weight), (keys, k_weight)):
+            part.copy_(rms_norm_reference(part, weight, eps))
+        return
+    assert qkv.is_contiguous()
+    assert q_weight.dtype is k_weight.dtype is torch.float32
+    rows, width = qkv.shape[0], len(q_weight) // num_heads
+    native.library().for_rows(rows).paceline_joined_head_norm(  # type: ignore[union-attr]  # supports() checked it
+        qkv.data_ptr(), q_weight.data_ptr(), k_weight.data_ptr(), rows, num_heads, num_kv_heads, width, eps
+    )
+
+
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)

@@ -107,6 +107,11 @@ def rotary_table(
     return cos, sin
 
 
+def query_factors(beta: float, period: int, num_positions: int) -> Tensor:
+    """1 + beta * ln(1 + floor(p / period)) of each position p, [num_positions] float32."""
+    return (1 + beta * (torch.arange(num_positions) // period).double().log1p()).float()
+
+
 def rotary_table_bytes(head_dim: int, num_positions: int) -> int:
     """Bytes of the tables of cos and sin."""
     return 4 * head_dim * num_positions

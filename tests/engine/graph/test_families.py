@@ -9,7 +9,11 @@ from tests.exactness.test_families import FAMILIES
 from tests.fakes import draft_model, request, run, tiny_engine, tiny_model
 from tests.kernels.gpu.cases import DEVICE
 
-SPECIAL = [name for name, config in FAMILIES.items() if config.experts is not None or config.norms != "pre"]
+SPECIAL = [
+    name
+    for name, config in FAMILIES.items()
+    if config.experts is not None or config.norms != "pre" or config.heads.query_scale or config.residual_scale != 1
+]
 
 
 @pytest.mark.interpreted

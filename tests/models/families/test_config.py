@@ -88,7 +88,7 @@ def test_unsupported_features_are_rejected_by_name(change: dict, named: str) -> 
 
 
 def test_an_unknown_architecture_is_rejected_first() -> None:
-    with pytest.raises(UnsupportedModel, match=r"'gemma3'.*llama, mistral, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModel, match=r"'gemma3'.*llama, .*mistral, .*qwen2, qwen3"):
         read_config({"model_type": "gemma3", "text_config": {}})
     with pytest.raises(UnsupportedModel, match="unknown"):
         read_config({})
@@ -166,7 +166,7 @@ def test_gguf_metadata() -> None:
     [
         ({"general.architecture": "phi2"}, "phi2"),
         ({"qwen2.expert_count": 8}, "experts"),
-        ({"qwen2.rope.scaling.type": "yarn"}, "yarn"),
+        ({"qwen2.rope.scaling.type": "longrope"}, "longrope"),
         ({"qwen2.rope.dimension_count": 32}, "dimension_count"),
     ],
 )

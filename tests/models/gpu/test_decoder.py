@@ -1,6 +1,6 @@
 """A pass with the GPU kernels equals the pass on the CPU."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -11,13 +11,14 @@ from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu import linear
 from paceline.models.decoder import gpu_ops as gpu_decoder
 from paceline.models.decoder.gpu_ops import gpu_forward
+from paceline.models.families.layers import DenseFeedForward, Heads, LayerSpec, QueryScale
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner import runner as runner_module
 from paceline.models.runner.runner import BatchInputs, ModelRunner, Span, build_inputs
 from tests.kernels.gpu.cases import DEVICE
 from tests.kernels.gpu.test_four_bit import packed
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
-from tests.specs import changed, with_heads
+from tests.specs import changed, with_heads, with_layers
 
 SHALLOW = changed(SHAPE, num_layers=1)
 CAPPED = with_heads(changed(SHALLOW, attention_scale=1.0), score_cap=2.0)
@@ -31,6 +32,9 @@ FAMILIES = {
         SHALLOW, hidden_size=64, ffn_size=32, qk_norm=True, num_experts=4, experts_per_token=2, normalizes_experts=False
     ),
     "gemma2": replace(CAPPED, logit_cap=0.5),
+    "olmo3": with_layers(with_heads(SHAPE, has_joined_qk_norm=True), norms="post"),
+    "ministral3": with_heads(SHALLOW, query_scale=QueryScale(0.5, 8)),
+    "granite": replace(SHALLOW, embedding_scale=6.0, residual_scale=0.3, logit_scale=0.2),
     "gemma3_text": changed(
         SHAPE,
         sliding_window=5,
@@ -74,6 +78,49 @@ def check(
     for mine, other in zip(ours.cache, theirs.cache, strict=True):
         for part in range(2):
             close(mine[part], other[part])
+
+
+_OF_HEADS = {
+    "num": 4,
+    "num_kv": 3,
+    "head_dim": 32,
+    "score_scale": 0.3,
+    "has_bias": True,
+    "has_output_bias": True,
+    "has_qk_norm": True,
+    "has_sinks": True,
+    "score_cap": 2.0,
+    "has_joined_qk_norm": True,
+    "query_scale": QueryScale(0.5, 8),
+}
+_FUSED = {"num", "num_kv", "head_dim", "score_scale", "has_bias", "has_sinks", "score_cap"}
+"""What the fused kernels compute, or leave to the kernel of attention, which all models have."""
+_OF_MODEL = {
+    "tie_embeddings": True,
+    "embedding_scale": 6.0,
+    "residual_scale": 0.3,
+    "logit_scale": 0.2,
+    "logit_cap": 3.0,
+}
+
+
+def test_features_that_fused_kernels_lack_go_to_the_general_ones() -> None:
+    """Every field of a description is in this test, so that a new one cannot be left out of a fused pass unseen."""
+    assert _OF_HEADS.keys() == {field.name for field in fields(Heads)}
+    sizes = {"architecture", "vocab_size", "hidden_size", "rms_eps", "max_position", "bos_id", "eos_ids"}
+    assert _OF_MODEL.keys() | sizes | {"rotary", "layers"} == {field.name for field in fields(DecoderSpec)}
+    assert {field.name for field in fields(LayerSpec)} == {"attention", "ffn", "norms", "window", "rotary"}
+    is_plain = gpu_decoder._is_plain
+    assert is_plain(SHALLOW)
+    for name, value in _OF_HEADS.items():
+        config = with_heads(SHALLOW, **{"num": 3, "num_kv": 1, name: value} if name != "num" else {"num": 4})
+        assert is_plain(config) == (name in _FUSED), name
+    for name, value in _OF_MODEL.items():  # embedding and logits are computed outside the layers
+        assert is_plain(replace(SHALLOW, **{name: value})) == (name != "residual_scale"), name
+    assert not is_plain(with_layers(SHALLOW, norms="post"))
+    assert not is_plain(with_layers(SHALLOW, ffn=DenseFeedForward(56, "gelu_tanh")))
+    assert is_plain(with_layers(SHALLOW, window=5))
+    assert not is_plain(replace(SHALLOW, rotary=2 * SHALLOW.rotary))
 
 
 @pytest.fixture(params=["few rows", "many rows"])

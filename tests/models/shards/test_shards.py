@@ -11,12 +11,12 @@ from torch import Tensor
 from paceline.core.errors import InvalidConfig
 from paceline.kernels.formats.quantized import Quantization
 from paceline.models.loading.load import build_model, open_checkpoint
-from paceline.models.shards.shards import Shard, ShardedWeights, check_split, shard_config
+from paceline.models.shards.shards import Shard, ShardedWeights, check_split, shard_config, split_obstacle
 from tests.fakes import TINY
 from tests.models.paged import PagedRunner, relative_error
 from tests.models.tiny import FAMILIES, build, spec
 from tests.models.weights.test_gguf_file import write_gguf
-from tests.specs import changed
+from tests.specs import changed, with_heads
 
 IDS = [3, 17, 99, 4, 150, 62, 8]
 
@@ -56,7 +56,7 @@ def run_whole(folder: Path, quantization: Quantization | None = None) -> Tensor:
     return PagedRunner(model).step({0: IDS}, state_layers=(last,)).hidden_by_layer[last]
 
 
-@pytest.mark.parametrize("family", [row for row in FAMILIES if spec(row).experts is None])
+@pytest.mark.parametrize("family", [row for row in FAMILIES if split_obstacle(spec(row)) is None])
 def test_two_ranks_equal_the_whole_model(family: str, tmp_path: Path) -> None:
     build(family).save_pretrained(tmp_path)
     whole = run_whole(tmp_path)
@@ -123,10 +123,12 @@ def test_shard_config() -> None:
     assert shard_config(large, 16).num_kv_heads == 1
 
 
-def test_experts_are_not_split() -> None:
+def test_what_ranks_cannot_share_is_named() -> None:
     experts = changed(TINY, architecture="qwen3_moe", num_experts=4, experts_per_token=2)
     check_split(experts, 1)
     with pytest.raises(InvalidConfig, match="bias on the output"):
         check_split(changed(TINY, output_bias=True), 2)
+    with pytest.raises(InvalidConfig, match="a norm of all heads"):
+        check_split(with_heads(TINY, has_joined_qk_norm=True), 2)
     with pytest.raises(InvalidConfig, match="experts \\(qwen3_moe\\) run on one device"):
         check_split(experts, 2)

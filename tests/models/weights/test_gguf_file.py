@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from transformers import PreTrainedModel
 
 from paceline.core.errors import UnsupportedModel
-from paceline.kernels.rope import Llama3Scaling
+from paceline.kernels.rope import Llama3Scaling, YarnScaling
 from paceline.model_files.hub import find_checkpoint
 from paceline.model_files.metadata import GGUFReader
 from paceline.models.decoder.forward import DecoderModel
@@ -48,6 +48,14 @@ _GEMMA_NAMES = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_OLMO_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_NAMES_OF = {
+    **dict.fromkeys(("gemma2", "gemma3_text"), _NAMES | _GEMMA_NAMES),
+    **dict.fromkeys(("olmo2", "olmo3"), _NAMES | _OLMO_NAMES),
+}
 _TOP = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -59,8 +67,7 @@ def _gguf_name(name: str, family: str) -> str:
     if name in _TOP:
         return _TOP[name]
     _, _, layer, *middle, kind = name.split(".")
-    names = _NAMES | _GEMMA_NAMES if family in ("gemma2", "gemma3_text") else _NAMES
-    return f"blk.{layer}.{names['.'.join(middle)]}.{kind}"
+    return f"blk.{layer}.{_NAMES_OF.get(family, _NAMES)['.'.join(middle)]}.{kind}"
 
 
 def _tensors(model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
@@ -94,8 +101,7 @@ def write_gguf(
 ) -> None:
     """Write `model` as the converter of llama.cpp does: adjacent rotary pairs for llama, scaling of Llama 3 as factors."""
     config = model.config
-    architecture = families()[config.model_type].gguf
-    assert architecture is not None
+    architecture = families()[config.model_type].gguf or "olmo2"  # OLMo 3 has the name of OLMo 2
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -105,7 +111,8 @@ def write_gguf(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_array("general.tags", ["a", "bc", ""])
-    theta, scaling = rope_from_hf(config.to_dict())
+    rope = config.to_dict()["rope_parameters"]
+    theta, scaling = rope_from_hf({"rope_parameters": rope.get("full_attention", rope)})
     writer.add_rope_freq_base(theta)
     head_dim = model.model.layers[0].self_attn.head_dim
     writer.add_key_length(head_dim)
@@ -113,6 +120,12 @@ def write_gguf(
         (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
     if extra is not None:
         extra(writer)
+    if isinstance(scaling, YarnScaling):
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling.factor)
+        writer.add_rope_scaling_orig_ctx_len(scaling.original_max_position)
+        writer.add_rope_scaling_yarn_beta_fast(scaling.beta_fast)
+        writer.add_rope_scaling_yarn_beta_slow(scaling.beta_slow)
     if isinstance(scaling, Llama3Scaling):
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         writer.add_tensor("rope_freqs.weight", (frequencies / scaling(frequencies)).float().numpy())
@@ -163,6 +176,32 @@ def test_fused_weights_and_two_sets_of_frequencies(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", reference, extra=add_rope, **{"phi3.rope.dimension_count": 8})
     _check(tmp_path / "tiny.gguf", reference)
     assert open_gguf(tmp_path / "tiny.gguf").config.max_position == 256
+
+
+@pytest.mark.parametrize("family", ["olmo2", "olmo3"])
+def test_olmo(family: str, tmp_path: Path) -> None:
+    def add_windows(writer: gguf.GGUFWriter) -> None:
+        if family == "olmo3":
+            writer.add_sliding_window(8)
+            writer.add_array("olmo2.attention.sliding_window_pattern", [True, False, True])
+
+    reference = build(family)
+    write_gguf(tmp_path / "tiny.gguf", reference, extra=add_windows)
+    _check(tmp_path / "tiny.gguf", reference)
+
+
+def test_ministral_3(tmp_path: Path) -> None:
+    reference = build("ministral3")
+    fields = {"rope.scaling.yarn_log_multiplier": 1.0, "attention.temperature_scale": 0.5}
+    write_gguf(tmp_path / "tiny.gguf", reference, **{f"mistral3.{key}": value for key, value in fields.items()})
+    _check(tmp_path / "tiny.gguf", reference)
+
+
+def test_granite(tmp_path: Path) -> None:
+    reference = build("granite")
+    fields = {"embedding_scale": 12.0, "residual_scale": 0.22, "attention.scale": 0.4, "logit_scale": 8.0}
+    write_gguf(tmp_path / "tiny.gguf", reference, **{f"granite.{key}": value for key, value in fields.items()})
+    _check(tmp_path / "tiny.gguf", reference)
 
 
 def test_gemma_2(tmp_path: Path) -> None:

@@ -26,11 +26,12 @@ static void multiply(const weight_t *w, const int_input *in, const float *x, con
     else paceline_linear(w, x, bias, out, rows);
 }
 
-/* hidden += norm(out), and normed = norm(hidden); out_norm NULL: no norm of `out` */
+/* hidden += norm(out), and normed = norm(hidden); NULL: no norm */
 static void add(const decoder_t *d, const pass_t *p, float *out, const float *out_norm, const float *norm,
                 const int_input *rounded) {
     if (out_norm) paceline_rms_norm(out, NULL, out_norm, out, NULL, p->rows, d->hidden_size, d->eps);
-    norm_and_round(out, p->hidden, norm, p->normed, p->hidden, p->rows, d->hidden_size, d->eps, rounded);
+    norm_and_round(out, p->hidden, norm, p->normed, p->hidden, p->rows, d->hidden_size, d->eps, d->residual_scale,
+                   rounded);
 }
 
 EXPORT void paceline_decoder(const decoder_t *d, const layer_t *layers, const pass_t *p) {
@@ -51,7 +52,9 @@ EXPORT void paceline_decoder(const decoder_t *d, const layer_t *layers, const pa
             product_heads(d, l, p, in, query);
         } else {
             multiply(l->qkv, in, p->normed, l->qkv_bias, qkv, rows);
-            if (l->q_norm) paceline_head_norm(qkv, l->q_norm, l->k_norm, rows, d->heads, d->kv_heads, d->width, d->eps);
+            if (l->q_norm)
+                (d->joins_norms ? paceline_joined_head_norm : paceline_head_norm)(qkv, l->q_norm, l->k_norm, rows, d->heads,
+                                                                                 d->kv_heads, d->width, d->eps);
             paceline_rotary(qkv, cos, sin, query, l->keys, l->values, p->slots, rows, d->heads, d->kv_heads, d->width);
         }
         in = d->width % BLOCK ? NULL : next_input(&r, l->output, rows);

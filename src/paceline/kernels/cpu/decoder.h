@@ -8,6 +8,8 @@ void paceline_rms_norm(const float *x, const float *residual, const float *weigh
                        int64_t width, float eps);
 void paceline_head_norm(float *qkv, const float *q_weight, const float *k_weight, int64_t rows, int64_t heads,
                         int64_t kv_heads, int64_t width, float eps);
+void paceline_joined_head_norm(float *qkv, const float *q_weight, const float *k_weight, int64_t rows, int64_t heads,
+                               int64_t kv_heads, int64_t width, float eps);
 void paceline_rotary(const float *qkv, const float *cos, const float *sin, float *query, float *keys, float *values,
                      const int64_t *slots, int64_t rows, int64_t heads, int64_t kv_heads, int64_t width);
 void paceline_attention(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
@@ -20,7 +22,7 @@ void normalize(const float *x, const float *weight, float *out, int64_t width, f
 void rotate(const float *x, const float *cos, const float *sin, float *restrict out, int64_t half);
 /* As above, and round the results for the product after them; rounded NULL: none */
 void norm_and_round(const float *x, const float *residual, const float *weight, float *out, float *sum, int64_t rows,
-                    int64_t width, float eps, const int_input *rounded);
+                    int64_t width, float eps, float factor, const int_input *rounded);
 void attend_and_round(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
                       const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, const int32_t *earlier,
                       const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads, int64_t kv_heads,
@@ -40,7 +42,9 @@ typedef struct {
 
 typedef struct {
     int64_t num_layers, hidden_size, ffn_size, heads, kv_heads, width, activation;
+    int64_t joins_norms;   /* q_norm and k_norm are of all heads together */
     float eps, scale, cap; /* of attention scores; cap 0: none */
+    float residual_scale;  /* of what attention and feed-forward layer add to the hidden state */
 } decoder_t;
 
 typedef struct {

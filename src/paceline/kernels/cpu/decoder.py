@@ -42,9 +42,18 @@ class Decoder(ctypes.Structure):
     _fields_ = (
         *(
             (name, c_int64)
-            for name in ("num_layers", "hidden_size", "ffn_size", "heads", "kv_heads", "width", "activation")
+            for name in (
+                "num_layers",
+                "hidden_size",
+                "ffn_size",
+                "heads",
+                "kv_heads",
+                "width",
+                "activation",
+                "joins_norms",
+            )
         ),
-        *((name, c_float) for name in ("eps", "scale", "cap")),
+        *((name, c_float) for name in ("eps", "scale", "cap", "residual_scale")),
     )
 
 
@@ -77,6 +86,9 @@ class DecoderShape:
     scale: float
     """Factor of attention scores."""
     score_cap: float | None
+    joins_norms: bool
+    """Whether the norms of q and k are of all heads together."""
+    residual_scale: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,8 +109,8 @@ class LayerWeights:
     sinks: Tensor | None
     attention_norm: Tensor | None
     feed_forward_norm: Tensor | None
-    post_attention_norm: Tensor
-    next_norm: Tensor
+    post_attention_norm: Tensor | None
+    next_norm: Tensor | None
     keys: Tensor
     values: Tensor
     window: int | None
@@ -120,9 +132,11 @@ class DecoderLayers:
             shape.num_kv_heads,
             shape.head_dim,
             NUMBERS[shape.activation],
+            shape.joins_norms,
             shape.rms_eps,
             shape.scale,
             shape.score_cap or 0.0,
+            shape.residual_scale,
         )
         self.table = (_Layer * len(layers))(*(_addresses(layer) for layer in layers))
 
@@ -184,8 +198,8 @@ def _addresses(layer: LayerWeights) -> _Layer:
         _address(layer.sinks),
         _address(layer.attention_norm),
         _address(layer.feed_forward_norm),
-        layer.post_attention_norm.data_ptr(),
-        layer.next_norm.data_ptr(),
+        _address(layer.post_attention_norm),
+        _address(layer.next_norm),
         layer.keys.data_ptr(),
         layer.values.data_ptr(),
         layer.window or 0,
@@ -229,7 +243,7 @@ class ModelWeights:
 
     embedding: PackedWeight  # [V, D]
     head: PackedWeight  # [V, D]
-    first_norm: Tensor  # [D]
+    first_norm: Tensor | None  # [D]
     rotary: Sequence[tuple[Tensor, Tensor]]
     """cos and sin of each rotary table, [max_position, hd / 2]."""
 
@@ -266,7 +280,7 @@ class DecoderPass:
             ctypes.addressof(layers.table),
             weights.embedding.address,
             weights.head.address,
-            weights.first_norm.data_ptr(),
+            _address(weights.first_norm),
             tables(*(cos.data_ptr() for cos, _ in weights.rotary)),
             tables(*(sin.data_ptr() for _, sin in weights.rotary)),
         )

@@ -38,7 +38,7 @@ static void finish_head(const void *data, int64_t head, int64_t block, int64_t f
 }
 
 int joins_heads(const decoder_t *d, const layer_t *l) {
-    return l->qkv->rounds_activations && d->width % TILE == 0 && d->width <= MAX_WIDTH;
+    return l->qkv->rounds_activations && d->width % TILE == 0 && d->width <= MAX_WIDTH && !d->joins_norms;
 }
 
 void product_heads(const decoder_t *d, const layer_t *l, const pass_t *p, const int_input *in, float *query) {

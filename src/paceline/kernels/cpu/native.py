@@ -43,6 +43,7 @@ _ARGUMENTS = {
     "paceline_embedding": [c_void_p] * 3 + [c_int64],
     "paceline_rms_norm": [c_void_p] * 5 + [c_int64] * 2 + [c_float],
     "paceline_head_norm": [c_void_p] * 3 + [c_int64] * 4 + [c_float],
+    "paceline_joined_head_norm": [c_void_p] * 3 + [c_int64] * 4 + [c_float],
     "paceline_gated": [c_void_p] * 2 + [c_int64] * 3,
     "paceline_route": [c_void_p] * 3 + [c_int64] * 4,
     "paceline_experts": [c_void_p] * 3 + [c_int64],

@@ -8,7 +8,7 @@ typedef struct {
     const float *x, *residual, *weight;
     float *out, *sum;
     int64_t rows, width, rows_per_task;
-    float eps;
+    float eps, factor;        /* of x before the residual is added */
     const int_input *rounded; /* for the product after the norm; NULL: none */
 } norm_job;
 
@@ -33,10 +33,11 @@ static void norm_row(const norm_job *j, int64_t row) {
     if (j->residual) {
         const float *residual = j->residual + row * j->width;
         float *sum = j->sum + row * j->width;
-        for (int64_t i = 0; i < j->width; i++) sum[i] = x[i] + residual[i];
+        for (int64_t i = 0; i < j->width; i++) sum[i] = x[i] * j->factor + residual[i];
         x = sum;
     }
-    normalize(x, j->weight, j->out + row * j->width, j->width, j->eps);
+    if (j->weight) normalize(x, j->weight, j->out + row * j->width, j->width, j->eps);
+    else memcpy(j->out + row * j->width, x, (size_t)j->width * sizeof(float));
     if (j->rounded) round_row(j->rounded, row, j->out + row * j->width);
 }
 
@@ -46,15 +47,15 @@ static void norm_rows(const void *job, int64_t task) {
 }
 
 void norm_and_round(const float *x, const float *residual, const float *weight, float *out, float *sum, int64_t rows,
-                    int64_t width, float eps, const int_input *rounded) {
-    norm_job job = {x, residual, weight, out, sum, rows, width, rows_per_task(rows), eps, rounded};
+                    int64_t width, float eps, float factor, const int_input *rounded) {
+    norm_job job = {x, residual, weight, out, sum, rows, width, rows_per_task(rows), eps, factor, rounded};
     parallel(norm_rows, &job, num_row_tasks(rows));
 }
 
-/* residual and sum NULL: plain norm */
+/* residual and sum NULL: plain norm. weight NULL: no norm, `out` is a copy */
 EXPORT void paceline_rms_norm(const float *x, const float *residual, const float *weight, float *out, float *sum,
                               int64_t rows, int64_t width, float eps) {
-    norm_and_round(x, residual, weight, out, sum, rows, width, eps, NULL);
+    norm_and_round(x, residual, weight, out, sum, rows, width, eps, 1.0f, NULL);
 }
 
 typedef struct {
@@ -78,4 +79,21 @@ EXPORT void paceline_head_norm(float *qkv, const float *q_weight, const float *k
                                int64_t kv_heads, int64_t width, float eps) {
     head_norm_job job = {qkv, q_weight, k_weight, rows, heads, kv_heads, width, rows_per_task(rows), eps};
     parallel(norm_heads, &job, num_row_tasks(rows));
+}
+
+static void norm_joined(const void *job, int64_t task) {
+    const head_norm_job *j = job;
+    const int64_t queries = j->heads * j->width, keys = j->kv_heads * j->width;
+    for (int64_t i = 0, row = task * j->rows_per_task; i < j->rows_per_task && row < j->rows; i++, row++) {
+        float *x = j->qkv + row * (queries + 2 * keys);
+        normalize(x, j->q_weight, x, queries, j->eps);
+        normalize(x + queries, j->k_weight, x + queries, keys, j->eps);
+    }
+}
+
+/* qkv [rows, (H + 2 KV) width]: the norm of all heads of q, and that of all heads of k, in place */
+EXPORT void paceline_joined_head_norm(float *qkv, const float *q_weight, const float *k_weight, int64_t rows, int64_t heads,
+                                      int64_t kv_heads, int64_t width, float eps) {
+    head_norm_job job = {qkv, q_weight, k_weight, rows, heads, kv_heads, width, rows_per_task(rows), eps};
+    parallel(norm_joined, &job, num_row_tasks(rows));
 }

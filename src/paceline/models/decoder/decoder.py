@@ -18,7 +18,7 @@ from paceline.kernels.formats.linear import DenseWeight, LinearWeight
 from paceline.kernels.formats.quantized import QuantizedWeight
 from paceline.kernels.formats.weights import Dense, FourBit, Weight, concat
 from paceline.kernels.linear import embedding_rows, linear, prepare
-from paceline.kernels.rope import rotary_table
+from paceline.kernels.rope import query_factors, rotary_table
 from paceline.models.families.layers import RoutedExperts
 from paceline.models.families.registry import family_of
 from paceline.models.families.spec import DecoderSpec
@@ -67,12 +67,19 @@ class DecoderWeights(nn.Module):
 
     def _set_norms_and_rotary_table(self, final_norm: Tensor) -> None:
         config = self.config
-        # The norm after each layer: the first norm of the next layer, and the final one after the last.
+        self.final_norm = final_norm
+        # The norm after each layer: the first norm of the next layer, if it has one, and the final one after the last.
         self.norms_after = [*(layer.input_norm for layer in self.layers[1:]), final_norm]
         tables = [rotary_table(r.size, r.theta, r.scaling, config.max_position, r.num_rotated) for r in config.rotary]
         # cos and sin of each table, [max_position, hd / 2] float32
         self.rotary = [(cos.to(self.device), sin.to(self.device)) for cos, sin in tables]
         self.cos, self.sin = self.rotary[0]
+        growth = config.heads.query_scale if config.layers else None
+        self.query_scale = None
+        """Factors of queries by position, [max_position]; None if they have none."""
+        if growth is not None:
+            factors = query_factors(growth.beta, growth.period, config.max_position)
+            self.query_scale = factors.to(self.device, self.dtype)
 
     @property
     def is_complete(self) -> bool:
@@ -110,15 +117,17 @@ class DecoderWeights(nn.Module):
     def expand_logits(self, logits: Tensor) -> Tensor:
         """[R, V] from the head's output, which covers a part of V in a draft with a reduced vocabulary. The output may be
         changed in place."""
-        cap = self.config.logit_cap
+        scale, cap = self.config.logit_scale, self.config.logit_cap
+        if scale != 1.0:
+            logits = logits.mul_(scale)
         return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
 
 class Layer:
     """Weights of a layer. Those that its architecture does not have are None, except `router`, which is not set."""
 
-    input_norm: Tensor
-    post_attention_norm: Tensor
+    input_norm: Tensor | None = None
+    post_attention_norm: Tensor | None = None
     """The norm before the feed-forward layer."""
     attention_norm: Tensor | None = None
     """The norm of the output of attention."""

@@ -43,7 +43,7 @@ class DecoderModel(DecoderWeights):
             )
         layers = None if after_layer is not None else self._native_calls(cache).layers
         where = self.rotary, positions, layout, self.config.rms_eps
-        ops = TorchOps(*where) if layers is None else CpuOps(layers, *where)
+        ops = TorchOps(*where, self.query_scale) if layers is None else CpuOps(layers, *where)
         inputs = DecoderInputs(tokens, cache, logit_rows, state_layers, last_hidden, after_layer)
         return forward_pass(self, inputs, ops)
 

@@ -63,14 +63,16 @@ def gpu_forward(
     where = model.rotary, model.config.rms_eps, positions, layout, plan, attention_out, logits_out
     if _is_plain(model.config) and model.layers[0].reduce is None:
         return forward_pass(model, inputs, FusedGpuOps(*where))
-    return forward_pass(model, inputs, GpuOps(*where))
+    return forward_pass(model, inputs, GpuOps(*where, query_scale=model.query_scale))
 
 
 def _is_plain(config: DecoderSpec) -> bool:
     """Whether the fused kernels compute all that the layers of a model do."""
     heads, ffn = config.heads, config.ffn
-    has_others = heads.has_qk_norm or heads.has_output_bias or config.norms != "pre" or config.experts is not None
-    return not has_others and ffn.activation == "silu" and len(config.rotary) == 1
+    has_norms = heads.has_qk_norm or heads.has_joined_qk_norm or config.norms != "pre"
+    has_others = heads.has_output_bias or heads.query_scale is not None or config.experts is not None
+    is_scaled = config.residual_scale != 1.0
+    return not (has_norms or has_others or is_scaled) and ffn.activation == "silu" and len(config.rotary) == 1
 
 
 class _GpuRows:
@@ -86,11 +88,14 @@ class _GpuRows:
         attention_out: Tensor | None = None,
         logits_out: Tensor | None = None,
         first_row: int = 0,
+        query_scale: Tensor | None = None,
     ) -> None:
-        """`rotary` has cos and sin [max_position, hd / 2] of each rotary table. `first_row` is as in `paged_attention`."""
+        """`rotary` has cos and sin [max_position, hd / 2] of each rotary table, `query_scale` the factors of queries
+        [max_position]. `first_row` is as in `paged_attention`."""
         self.rotary, self.rms_eps = rotary, rms_eps
         self.positions, self.layout, self.plan, self.first_row = positions, layout, plan, first_row
         self.attention_out, self.logits_out = attention_out, logits_out
+        self._query_scale = None if query_scale is None else query_scale[positions][:, None, None]
 
     def can_narrow(self, model: DecoderWeights) -> bool:
         layer = model.layers[-1]
@@ -111,11 +116,20 @@ class _GpuRows:
         layout, rotary = self.layout, self.rotary[layer.spec.rotary]
         norms = None
         if layer.q_norm is not None and layer.k_norm is not None:
-            norms = HeadNorms(layer.q_norm, layer.k_norm, self.rms_eps)
-        return rotate_and_store(
+            if layer.spec.attention.has_joined_qk_norm:
+                self._norm_joined_heads(qkv, layer.q_norm, layer.k_norm)
+            else:
+                norms = HeadNorms(layer.q_norm, layer.k_norm, self.rms_eps)
+        q = rotate_and_store(
             qkv, self.positions, *rotary, *cache, layout.starts, layout.context_lens, layout.block_tables,
             self.first_row, norms, before, bias,
         )  # fmt: skip
+        return q if self._query_scale is None else q * self._query_scale
+
+    def _norm_joined_heads(self, qkv: Tensor, q_weight: Tensor, k_weight: Tensor) -> None:
+        queries, keys, _ = qkv.split([len(q_weight), len(k_weight), len(k_weight)], 1)
+        for part, weight in ((queries, q_weight), (keys, k_weight)):
+            part.copy_(rms_norm(part.contiguous(), weight, self.rms_eps))
 
     def attend(self, q: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
         (keys, values), spec, layout, plan = cache, layer.spec, self.layout, self.plan
@@ -166,6 +180,7 @@ class FusedGpuOps(_GpuRows):
 
     def embed(self, model: DecoderWeights, tokens: Tensor) -> tuple[Tensor, GpuStates]:
         norm = model.layers[0].input_norm
+        assert norm is not None  # plain models have all norms
         if model.has_plain_embedding and isinstance(model.embedding, DenseWeight):
             return embed(tokens, model.embedding.values, norm, self.rms_eps)
         rows = model.embed(tokens)
@@ -196,10 +211,11 @@ class FusedGpuOps(_GpuRows):
             return gate_up(normed, layer.gate_up)
         return gated(product(normed.scaled, layer.gate_up), "silu", normed)
 
-    def add_fed(self, fed: Tensor, layer: Layer, hidden: Tensor, next_norm: Tensor) -> tuple[Tensor, GpuStates]:
+    def add_fed(self, fed: Tensor, layer: Layer, hidden: Tensor, next_norm: Tensor | None) -> tuple[Tensor, GpuStates]:
         return self._add(fed, layer.down, hidden, next_norm)
 
-    def _add(self, x: Tensor, weight: LinearWeight, hidden: Tensor, norm: Tensor) -> tuple[Tensor, GpuStates]:
+    def _add(self, x: Tensor, weight: LinearWeight, hidden: Tensor, norm: Tensor | None) -> tuple[Tensor, GpuStates]:
+        assert norm is not None
         if _is_few(hidden):
             return add_linear(x, weight, hidden, norm, self.rms_eps)
         return add_norm(product(x, weight), hidden, norm, self.rms_eps)
@@ -209,7 +225,7 @@ class FusedGpuOps(_GpuRows):
         return head_logits(model, self.final(model, states, None), self.logits_out)
 
     def final(self, model: DecoderWeights, hidden: Tensor, normed: object) -> Tensor:
-        return rms_norm(hidden, model.norms_after[-1], self.rms_eps)
+        return rms_norm(hidden, model.final_norm, self.rms_eps)
 
 
 def _is_few(hidden: Tensor) -> bool:

@@ -21,7 +21,7 @@ from paceline.kernels.formats.layout import AttentionLayout
 from paceline.kernels.formats.linear import LinearWeight
 from paceline.kernels.formats.packing import PackedWeight
 from paceline.kernels.linear import linear
-from paceline.kernels.rms_norm import add_rms_norm, norm_heads, rms_norm
+from paceline.kernels.rms_norm import add_rms_norm, norm_heads, norm_joined_heads, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.models.decoder.decoder import DecoderWeights, Layer
 
@@ -59,8 +59,8 @@ class Ops(Protocol[N]):
         """The inner values of the feed-forward layer [T, F], or the output of its experts [T, D]."""
         ...
 
-    def add_fed(self, fed: Tensor, layer: Layer, hidden: Tensor, next_norm: Tensor) -> tuple[Tensor, N]:
-        """`hidden` plus the output of the feed-forward layer, and the sum after `next_norm`."""
+    def add_fed(self, fed: Tensor, layer: Layer, hidden: Tensor, next_norm: Tensor | None) -> tuple[Tensor, N]:
+        """`hidden` plus the output of the feed-forward layer, and the sum after `next_norm`, if there is one."""
         ...
 
     def logits(self, model: DecoderWeights, hidden: Tensor, normed: N, rows: Tensor | None) -> Tensor:
@@ -108,8 +108,8 @@ class ComposedOps(ABC):
         """x + hidden, and the RMS norm of the sum."""
 
     def embed(self, model: DecoderWeights, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = model.embed(tokens)
-        return hidden, self.norm(hidden, model.layers[0].input_norm)
+        hidden, norm = model.embed(tokens), model.layers[0].input_norm
+        return hidden, hidden.clone() if norm is None else self.norm(hidden, norm)
 
     def project(self, normed: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
         return self.rotate_and_store(self.product(normed, layer.qkv, layer.qkv_bias), layer, cache)
@@ -118,16 +118,21 @@ class ComposedOps(ABC):
         output = self.product(attended, layer.output, layer.output_bias)
         return self._add(output, layer, layer.attention_norm, hidden, layer.post_attention_norm)
 
-    def add_fed(self, fed: Tensor, layer: Layer, hidden: Tensor, next_norm: Tensor) -> tuple[Tensor, Tensor]:
+    def add_fed(self, fed: Tensor, layer: Layer, hidden: Tensor, next_norm: Tensor | None) -> tuple[Tensor, Tensor]:
         output = fed if layer.experts is not None else self.product(fed, layer.down)
         return self._add(output, layer, layer.feed_forward_norm, hidden, next_norm)
 
     def _add(
-        self, output: Tensor, layer: Layer, output_norm: Tensor | None, hidden: Tensor, next_norm: Tensor
+        self, output: Tensor, layer: Layer, output_norm: Tensor | None, hidden: Tensor, next_norm: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         output = layer.sum_over_ranks(output)
         if output_norm is not None:
             output = self.norm(output, output_norm)
+        if layer.config.residual_scale != 1.0:
+            output = output * layer.config.residual_scale
+        if next_norm is None:
+            total = output + hidden
+            return total, total
         return self.add_norm(output, hidden, next_norm)
 
     def final(self, model: DecoderWeights, hidden: Tensor, normed: Tensor) -> Tensor:
@@ -138,10 +143,17 @@ class TorchOps(ComposedOps):
     """The operations on a CPU, and the reference of the other backends."""
 
     def __init__(
-        self, rotary: Sequence[tuple[Tensor, Tensor]], positions: Tensor, layout: AttentionLayout, rms_eps: float
+        self,
+        rotary: Sequence[tuple[Tensor, Tensor]],
+        positions: Tensor,
+        layout: AttentionLayout,
+        rms_eps: float,
+        query_scale: Tensor | None = None,
     ) -> None:
-        """`rotary` has cos and sin [max_position, hd / 2] of each rotary table."""
+        """`rotary` has cos and sin [max_position, hd / 2] of each rotary table, `query_scale` the factors of queries
+        [max_position]."""
         self.rotary = [(cos[positions], sin[positions]) for cos, sin in rotary]  # [T, hd / 2] each
+        self._query_scale = None if query_scale is None else query_scale[positions][:, None, None]
         self.layout, self._rms_eps = layout, rms_eps
 
     def product(self, x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
@@ -150,14 +162,18 @@ class TorchOps(ComposedOps):
     def rotate_and_store(self, qkv: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
         heads = layer.spec.attention
         if layer.q_norm is not None and layer.k_norm is not None:
-            norm_heads(qkv, layer.q_norm, layer.k_norm, heads.num, heads.num_kv, self._rms_eps)
-        return apply_rotary_and_store(
+            norm = norm_joined_heads if heads.has_joined_qk_norm else norm_heads
+            norm(qkv, layer.q_norm, layer.k_norm, heads.num, heads.num_kv, self._rms_eps)
+        q = apply_rotary_and_store(
             qkv, *self.rotary[layer.spec.rotary], *cache, self.layout.slots, heads.num, heads.num_kv
         )
+        return q if self._query_scale is None else q * self._query_scale
 
     def attend(self, q: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
         spec = layer.spec
-        return paged_attention(q, *cache, self.layout, spec.attention.scale, spec.window, layer.sinks, spec.attention.score_cap)
+        return paged_attention(
+            q, *cache, self.layout, spec.attention.scale, spec.window, layer.sinks, spec.attention.score_cap
+        )
 
     def feed(self, normed: Tensor, layer: Layer) -> Tensor:
         if layer.experts is not None:
@@ -229,13 +245,14 @@ def native_calls(model: DecoderWeights, cache: Sequence[LayerCache]) -> NativeCa
     return NativeCalls(layers, DecoderPass(layers, ModelWeights(packed[0], packed[1], first_norm, model.rotary)))
 
 
-def native_layer(layer: Layer, next_norm: Tensor, cache: LayerCache) -> tuple[DecoderShape, LayerWeights] | None:
+def native_layer(layer: Layer, next_norm: Tensor | None, cache: LayerCache) -> tuple[DecoderShape, LayerWeights] | None:
     """The layer as native calls read it. None if a part of it needs its own call."""
     config, heads, (keys, values) = layer.config, layer.spec.attention, cache
     matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
     packed = tuple(matrix for matrix in matrices if isinstance(matrix, PackedWeight))
     is_native = len(packed) == len(matrices) and (layer.experts is None or layer.experts.address is not None)
-    if not is_native or heads.head_dim % HEAD_MULTIPLE or layer.reduce is not None or keys.dtype is not float32:
+    is_known = heads.query_scale is None and heads.head_dim % HEAD_MULTIPLE == 0
+    if not (is_native and is_known) or layer.reduce is not None or keys.dtype is not float32:
         return None
     shape = DecoderShape(
         config.hidden_size,
@@ -247,6 +264,8 @@ def native_layer(layer: Layer, next_norm: Tensor, cache: LayerCache) -> tuple[De
         config.rms_eps,
         heads.scale,
         heads.score_cap,
+        heads.has_joined_qk_norm,
+        config.residual_scale,
     )
     weights = LayerWeights(
         packed[0],

@@ -69,7 +69,7 @@ def forward_layer(
     layer: Layer,
     hidden: Tensor,
     normed: N,
-    next_norm: Tensor,
+    next_norm: Tensor | None,
     cache: LayerCache,
     ops: Ops[N],
     rows: Tensor | None = None,

@@ -12,6 +12,7 @@ from paceline.models.families.layers import (
     FeedForward,
     Heads,
     Norms,
+    QueryScale,
     Rotary,
     RoutedExperts,
     Windows,
@@ -28,6 +29,7 @@ class Fields:
     """The values of one config.json. `require` refuses options that the forward pass does not support, by name."""
 
     bos_key, eos_key = "bos_token_id", "eos_token_id"
+    layer_types_key = "layer_types"
 
     def __init__(self, architecture: str, values: Metadata, config: Mapping[str, Any]) -> None:
         """`config` has the values as they are in the file."""
@@ -73,9 +75,34 @@ class Fields:
         has_sinks: bool = False,
         score_scale: float | None = None,
         score_cap: float | None = None,
+        has_joined_qk_norm: bool = False,
+        query_scale: QueryScale | None = None,
     ) -> Heads:
-        sizes = self.num_heads, self.num_kv_heads, self.head_dim
-        return Heads(*sizes, score_scale, has_bias, has_output_bias, has_qk_norm, has_sinks, score_cap)
+        return Heads(
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            score_scale,
+            has_bias,
+            has_output_bias,
+            has_qk_norm,
+            has_sinks,
+            score_cap,
+            has_joined_qk_norm,
+            query_scale,
+        )
+
+    def query_scale(self) -> QueryScale | None:
+        """The growth of queries with the position. None if the file has none."""
+        rope = self.values.section("rope_parameters")
+        if "llama_4_scaling_beta" not in rope:
+            return None
+        period = rope.count("original_max_position_embeddings", POSITIONS)
+        return QueryScale(rope.number("llama_4_scaling_beta", 0.0, 1e3), period)
+
+    def factor(self, key: str, default: float = 1.0) -> float:
+        """A multiplier of embeddings, residuals, scores or logits."""
+        return self.values.number(key, 1e-6, 1e6, default)
 
     def cap(self, key: str, default: float | None = None) -> float | None:
         """A limit of scores or logits. None if the file has a null, or nothing and no `default`."""
@@ -106,6 +133,22 @@ class Fields:
         """The rotary embedding of a part of the head: the share of config.json, or `default_share`."""
         return Rotary(self.head_dim, *rope_from_hf(self.config), int(self.head_dim * self._rotary_share(default_share)))
 
+    def rotary_by_window(self, default_theta: float, local_theta: float | None = None) -> tuple[Rotary, Rotary]:
+        """That of the layers without a window, and that of the layers with one, which has no scaling. Configurations without
+        a section for each kind of layer have one theta, or `local_theta` for the second."""
+        rope = self.values.section("rope_parameters")
+        kinds = ("full_attention", "sliding_attention")
+        if not any(kind in rope for kind in kinds):
+            full = self.rotary(default_theta)
+            return full, Rotary(self.head_dim, local_theta or full.theta)
+        full, local = (
+            Rotary(self.head_dim, *rope_from_hf({"rope_parameters": rope.raw(kind) or {}}, default))
+            for kind, default in zip(kinds, (default_theta, local_theta or default_theta), strict=True)
+        )
+        if local.scaling is not None:
+            raise UnsupportedModel("config.json has a rope scaling of the layers with a sliding window")
+        return full, local
+
     def _rotary_share(self, default: float = 1.0) -> float:
         key, rope = "partial_rotary_factor", self.values.section("rope_parameters")
         return rope.number(key, 0.0, 1.0, self.values.number(key, 0.0, 1.0, default))
@@ -118,22 +161,28 @@ class Fields:
         """Base of the rotary embedding of layers with a window, in a family that has two."""
         return self.values.number("rope_local_base_freq", 1.0, 1e12, 10000.0)
 
+    def has_window(self) -> bool:
+        return "sliding_window" in self.values
+
     def window(self, default: int | None = None) -> int:
         return self.values.count("sliding_window", POSITIONS, default)
 
     def windows(self, full_layers: Sequence[int] = (), default: int | None = None) -> Windows:
         """The window of config.json in all layers but `full_layers`, or but those that `layer_types` lists, if it is there."""
         window = self.window(default)
-        full = self.full_layers() if self.values.raw("layer_types") else full_layers
+        full = self.full_layers() if self.values.raw(self.layer_types_key) else full_layers
         return [None if number in full else window for number in range(self.num_layers)]
 
     def full_layers(self) -> tuple[int, ...]:
         """Layers without a window, from `layer_types`."""
-        kinds = self.values.array("layer_types", str, self.num_layers)
+        kinds = self.layer_types()
         unknown = sorted({*kinds} - {"full_attention", "sliding_attention"})
         if unknown:
             raise UnsupportedModel(f"config.json has layers of the type {unknown[0][:60]!r}, which is not supported")
         return tuple(number for number, kind in enumerate(kinds) if kind == "full_attention")
+
+    def layer_types(self) -> list[str]:
+        return self.values.array("layer_types", str, self.num_layers)
 
     def decoder(
         self,
@@ -144,6 +193,8 @@ class Fields:
         layer_rotary: Sequence[int] | None = None,
         norms: Norms = "pre",
         embedding_scale: float = 1.0,
+        residual_scale: float = 1.0,
+        logit_scale: float = 1.0,
         logit_cap: float | None = None,
         ties_by_default: bool = False,
     ) -> DecoderSpec:
@@ -162,6 +213,8 @@ class Fields:
             layers=make_layers(heads, ffn, norms, windows, layer_rotary),
             tie_embeddings=self.ties(ties_by_default),
             embedding_scale=embedding_scale,
+            residual_scale=residual_scale,
+            logit_scale=logit_scale,
             logit_cap=logit_cap,
             bos_id=self.values.token_id(self.bos_key),
             eos_ids=self.values.token_ids(self.eos_key),
@@ -174,11 +227,20 @@ class Fields:
         return self.values.flag("tie_word_embeddings", default)
 
 
+_GGUF_FACTORS = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
+
+
 class GGUFFields(Fields):
     """The values of a GGUF header, whose keys are without the architecture. Those that it does not have are in its tensors: the
     size of the vocabulary, whether the head is the embedding, and the scaling of the rotary embedding of Llama 3."""
 
     bos_key, eos_key = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
+    layer_types_key = "attention.sliding_window_pattern"
 
     def __init__(
         self,
@@ -201,6 +263,9 @@ class GGUFFields(Fields):
 
     def dense(self, activation: Activation = "silu") -> DenseFeedForward:
         return DenseFeedForward(self.values.count("feed_forward_length", WIDTH), activation)
+
+    def factor(self, key: str, default: float = 1.0) -> float:
+        return super().factor(_GGUF_FACTORS[key], default)
 
     def experts(
         self, activation: Activation = "silu", normalizes: bool = True, has_bias: bool = False
@@ -230,6 +295,10 @@ class GGUFFields(Fields):
     def local_theta(self) -> float:
         return self.values.number("rope.freq_base_swa", 1.0, 1e12, 10000.0)
 
+    def query_scale(self) -> QueryScale | None:
+        beta = self.values.number("attention.temperature_scale", 0.0, 1e3, 0.0)
+        return QueryScale(beta, self.original_positions()) if beta else None
+
     def _num_rotated(self, default: int) -> int:
         return self.values.count("rope.dimension_count", HEAD_DIM, default)
 
@@ -239,12 +308,20 @@ class GGUFFields(Fields):
             return theta, scaling_from_gguf(self.values)
         return theta, FrequencyFactors(self._factors, self.values.number("rope.scaling.attn_factor", 1e-3, 1e3, 1.0))
 
+    def has_window(self) -> bool:
+        return "attention.sliding_window" in self.values
+
     def window(self, default: int | None = None) -> int:
         return self.values.count("attention.sliding_window", POSITIONS, default)
 
+    def full_layers(self) -> tuple[int, ...]:
+        """Layers without a window, from `attention.sliding_window_pattern`."""
+        has_window = self.values.array("attention.sliding_window_pattern", bool, self.num_layers)
+        return tuple(number for number, windowed in enumerate(has_window) if not windowed)
+
     def chosen_windows(self, windows: Windows | None) -> Windows:
         """The window of the header in all layers, unless the family says which layers have it."""
-        if windows is None and "attention.sliding_window" in self.values:
+        if windows is None and self.has_window():
             return [self.window()] * self.num_layers
         return super().chosen_windows(windows)
 

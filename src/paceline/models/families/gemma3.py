@@ -1,10 +1,7 @@
 """Gemma 3, text only: windows in most layers, two rotary embeddings, four norms per layer, gelu, a scaled embedding."""
 
-from paceline.core.errors import UnsupportedModel
 from paceline.models.families.fields import LAYERS, Fields
-from paceline.models.families.layers import Rotary
 from paceline.models.families.registry import StoredForm, family
-from paceline.models.families.rope import rope_from_hf
 from paceline.models.families.spec import DecoderSpec
 
 _PERIOD = 6
@@ -44,23 +41,8 @@ def gemma3(fields: Fields) -> DecoderSpec:
         ),
         fields.dense("gelu_tanh"),
         fields.windows(range(period - 1, fields.num_layers, period)),
-        _rotary(fields),
+        fields.rotary_by_window(1e6, fields.local_theta()),
         norms="pre_and_post",
         embedding_scale=fields.hidden_size**0.5,
         logit_cap=fields.cap("final_logit_softcapping"),
     )
-
-
-def _rotary(fields: Fields) -> tuple[Rotary, Rotary]:
-    """That of the layers without a window, and that of the layers with one, which has no scaling."""
-    rope = fields.values.section("rope_parameters")
-    kinds = ("full_attention", "sliding_attention")
-    if not any(kind in rope for kind in kinds):
-        return fields.rotary(1e6), Rotary(fields.head_dim, fields.local_theta())
-    full, local = (
-        Rotary(fields.head_dim, *rope_from_hf({"rope_parameters": rope.raw(kind) or {}}, default))
-        for kind, default in zip(kinds, (1e6, 1e4), strict=True)
-    )
-    if local.scaling is not None:
-        raise UnsupportedModel("config.json has a rope scaling of the layers with a sliding window")
-    return full, local

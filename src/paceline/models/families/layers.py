@@ -8,8 +8,8 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.activation import Activation
 from paceline.kernels.rope import FrequencyFactors, RopeScaling
 
-Norms = Literal["pre", "pre_and_post"]
-"""Where a layer has RMS norms: before attention and the feed-forward layer, or also at the outputs of both."""
+Norms = Literal["pre", "pre_and_post", "post"]
+"""Where a layer has RMS norms: before attention and the feed-forward layer, also at the outputs of both, or there only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,14 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries at position p are multiplied by 1 + beta * ln(1 + floor(p / period)) after the rotation."""
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     """Attention of query heads to the cached keys and values of as many or fewer heads."""
 
@@ -51,6 +59,9 @@ class Heads:
     """Whether the softmax of a head has one more score, without a value."""
     score_cap: float | None = None
     """If not None, a score s becomes cap * tanh(s / cap)."""
+    has_joined_qk_norm: bool = False
+    """Whether q and k have an RMS norm over all their heads before the rotation."""
+    query_scale: QueryScale | None = None
 
     def __post_init__(self) -> None:
         if self.num % self.num_kv:

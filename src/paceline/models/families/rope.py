@@ -74,7 +74,21 @@ def scaling_from_gguf(fields: Metadata) -> RopeScaling | None:
         return None
     if kind == "linear":
         return LinearScaling(_factor(fields, "rope.scaling.factor"))
-    raise UnsupportedModel(f"rope scaling {kind[:60]!r} in a GGUF is not supported; supported: linear")
+    if kind == "yarn":
+        factor, all_dims = _factor(fields, "rope.scaling.factor"), "rope.scaling.yarn_log_multiplier"
+        magnitude = _yarn_magnitude(factor)
+        if all_dims in fields:
+            magnitude /= _yarn_magnitude(factor, fields.number(all_dims, 0.0, 1e3))
+        return YarnScaling(
+            factor,
+            beta_fast=fields.number("rope.scaling.yarn_beta_fast", 1e-3, 1e6, 32.0),
+            beta_slow=fields.number("rope.scaling.yarn_beta_slow", 1e-3, 1e6, 1.0),
+            original_max_position=fields.count(
+                "rope.scaling.original_context_length", 1 << 24, fields.count("context_length", 1 << 24)
+            ),
+            magnitude=fields.number("rope.scaling.attn_factor", 1e-3, 1e3, magnitude),
+        )
+    raise UnsupportedModel(f"rope scaling {kind[:60]!r} in a GGUF is not supported; supported: linear, yarn")
 
 
 def _factor(fields: Metadata, name: str) -> float:

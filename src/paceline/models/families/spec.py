@@ -37,6 +37,9 @@ class DecoderSpec:
     tie_embeddings: bool = False
     embedding_scale: float = 1.0
     """Factor of the embedding before layer 0."""
+    residual_scale: float = 1.0
+    """Factor of what attention and the feed-forward layer add to the hidden state."""
+    logit_scale: float = 1.0
     logit_cap: float | None = None
     """If not None, a logit x becomes cap * tanh(x / cap)."""
     bos_id: int | None = None
@@ -57,7 +60,7 @@ class DecoderSpec:
     @property
     def has_plain_logits(self) -> bool:
         """Whether the logits are the unchanged output of the head."""
-        return self.logit_cap is None
+        return self.logit_cap is None and self.logit_scale == 1.0
 
     @property
     def num_layers(self) -> int:

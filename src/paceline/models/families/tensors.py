@@ -59,9 +59,14 @@ def layer_pieces(hidden_size: int, layer: LayerSpec) -> tuple[PieceSpec, ...]:
             "attention_norm": "post_attention_layernorm",
             "feed_forward_norm": "post_feedforward_layernorm",
         }
+    if layer.norms == "post":
+        norms = {"attention_norm": "post_attention_layernorm", "feed_forward_norm": "post_feedforward_layernorm"}
     pieces = [_norm(attribute, name, hidden_size) for attribute, name in norms.items()]
     if heads.has_qk_norm:
         pieces += [_norm(f"{part}_norm", f"self_attn.{part}_norm", heads.head_dim) for part in "qk"]
+    if heads.has_joined_qk_norm:
+        sizes = (("q", heads.q_size), ("k", heads.kv_size))
+        pieces += [_norm(f"{part}_norm", f"self_attn.{part}_norm", size) for part, size in sizes]
     if heads.has_sinks:
         pieces.append(PieceSpec("sinks", (TensorSpec("self_attn.sinks", (heads.num,)),)))
     parts: tuple[tuple[str, int, Divided], ...] = (

@@ -79,7 +79,8 @@ def _is_llama(config: DecoderSpec) -> bool:
     plain = LayerSpec(
         Heads(heads.num, heads.num_kv, heads.head_dim), DenseFeedForward(ffn.width), window=config.layers[0].window
     )
-    return config.layers[0] == plain and [rotary.num_rotated for rotary in config.rotary] == [None]
+    is_scaled = config.embedding_scale != 1.0 or config.residual_scale != 1.0 or not config.has_plain_logits
+    return config.layers[0] == plain and [rotary.num_rotated for rotary in config.rotary] == [None] and not is_scaled
 
 
 class InflatedWeights:

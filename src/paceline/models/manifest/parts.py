@@ -62,7 +62,7 @@ def part_of(model: DecoderModel, part: int) -> dict[str, Piece]:
     tables: dict[str, Piece] = {"embedding": model.embedding}
     if not model.config.tie_embeddings:
         tables["head"] = model.head
-    return {**tables, "final_norm": model.norms_after[-1], **_vectors(model)}
+    return {**tables, "final_norm": model.final_norm, **_vectors(model)}
 
 
 class CheckpointParts:

@@ -40,16 +40,23 @@ def can_split(config: DecoderSpec, size: int) -> bool:
     return config.num_heads % size == 0 and config.ffn_size % size == 0 and shares_heads
 
 
+def split_obstacle(config: DecoderSpec) -> str | None:
+    """What the layers have that ranks cannot share. None if there is nothing."""
+    if config.experts is not None:
+        return "experts"
+    if config.heads.has_joined_qk_norm:  # a rank has some of the heads
+        return "a norm of all heads"
+    if config.heads.has_output_bias:  # every rank would add it
+        return "a bias on the output of attention"
+    return None
+
+
 def check_split(config: DecoderSpec, size: int) -> None:
     """Raise `InvalidConfig` unless heads and feed-forward layer can be split evenly over `size` ranks."""
-    if config.experts is not None and size > 1:
+    obstacle = split_obstacle(config)
+    if obstacle is not None and size > 1:
         raise InvalidConfig(
-            f"tensor_parallel_size {size}: models with experts ({config.architecture}) run on one device; use size 1"
-        )
-    if config.heads.has_output_bias and size > 1:  # every rank would add it
-        raise InvalidConfig(
-            f"tensor_parallel_size {size}: models with a bias on the output of attention ({config.architecture}) run on one "
-            "device; use size 1"
+            f"tensor_parallel_size {size}: models with {obstacle} ({config.architecture}) run on one device; use size 1"
         )
     if can_split(config, size):
         return

@@ -101,6 +101,11 @@ class _Renamed(_StoredUnchanged):
         self._stored_parts = dict(renamed)
         self._parts = re.compile("|".join(re.escape(part) for part in self._stored_parts))
 
+    def names(self) -> frozenset[str]:
+        parts = {stored: part for part, stored in self._stored_parts.items()}
+        pattern = re.compile("|".join(re.escape(part) for part in parts))
+        return frozenset(pattern.sub(lambda part: parts[part[0]], name) for name in self._stored.names())
+
     def shape(self, name: str) -> tuple[int, ...]:
         return self._stored.shape(self._stored_name(name))
 

@@ -52,6 +52,11 @@ _AROUND_PARTS = {
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 """Names of norms in families that have them before and after each part of a layer."""
+_AFTER_PARTS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+"""Names of norms in families that have them after each part of a layer only."""
 _EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down)_exps\.weight")
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight")
 _UNUSED = (*_FACTORS, "rope_factors_long.weight")
@@ -214,7 +219,8 @@ class GGUFWeights:
         return f"model.layers.{match[1]}.{role}.{match[3]}"
 
     def _roles(self) -> dict[str, str]:
-        return _IN_LAYER | _AROUND_PARTS if self._config.norms == "pre_and_post" else _IN_LAYER
+        norms = {"pre": {}, "pre_and_post": _AROUND_PARTS, "post": _AFTER_PARTS}[self._config.norms]
+        return _IN_LAYER | norms
 
     def _place(self, name: str) -> _Place:
         if name not in self._places:

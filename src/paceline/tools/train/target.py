@@ -129,7 +129,7 @@ def can_train(config: DecoderSpec) -> bool:
     plain = Heads(heads.num, heads.num_kv, heads.head_dim, has_bias=heads.has_bias, has_qk_norm=heads.has_qk_norm)
     layers = {LayerSpec(plain, DenseFeedForward(config.ffn_size), window=layer.window) for layer in config.layers}
     turns_whole_heads = [rotary.num_rotated for rotary in config.rotary] == [None]
-    is_plain = config.embedding_scale == 1.0 and config.has_plain_logits
+    is_plain = config.embedding_scale == config.residual_scale == 1.0 and config.has_plain_logits
     return layers == set(config.layers) and is_plain and turns_whole_heads
 
 
