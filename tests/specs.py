@@ -5,6 +5,7 @@ from typing import Any
 
 from paceline.kernels.rope import FrequencyFactors
 from paceline.models.families.flat import flat_spec
+from paceline.models.families.layers import RoutedExperts
 from paceline.models.families.spec import DecoderSpec
 
 
@@ -42,6 +43,14 @@ def with_heads(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
 
 def with_layers(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
     return replace(spec, layers=tuple(replace(layer, **changes) for layer in spec.layers))
+
+
+def with_scored_experts(spec: DecoderSpec) -> DecoderSpec:
+    """The same model with experts as in GLM-4.5 in all layers but the first."""
+    experts = RoutedExperts(
+        num=4, per_token=2, width=32, scoring="sigmoid", has_choice_bias=True, scale=1.5, shared_width=40
+    )
+    return replace(spec, layers=(spec.layers[0], *(replace(layer, ffn=experts) for layer in spec.layers[1:])))
 
 
 def flat_fields(spec: DecoderSpec) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.cpu import native
 from paceline.kernels.experts import feed_experts, feed_experts_reference, route, route_reference
 from paceline.kernels.formats.activation import Activation
-from paceline.kernels.formats.experts import Experts, Routing
+from paceline.kernels.formats.experts import Experts, Routing, Scoring
 from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.formats.packing import PackedWeight
 from paceline.kernels.formats.quantized import quantize
@@ -36,17 +36,26 @@ def make(
     return Experts(routing, activation, *packed, *vectors), Experts(routing, activation, *dense, *vectors)
 
 
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("is_normalized", [True, False])
-def test_routing_equals_the_reference(is_normalized: bool) -> None:
+def test_routing_equals_the_reference(is_normalized: bool, scoring: Scoring) -> None:
     logits = torch.randn(40, 20, generator=generator(4)) * 3
     logits[:, 7] = logits[:, 3]  # equal logits: the first expert comes first
     logits[5] = 0.0
-    routing = Routing(20, 6, is_normalized)
+    routing = Routing(20, 6, is_normalized, scoring)
     (ids, weights), (expected_ids, expected) = route(logits, routing), route_reference(logits, routing)
     assert torch.equal(ids, expected_ids)
     assert ids[5].tolist() == [0, 1, 2, 3, 4, 5]
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
-    assert (weights.sum(1) < 1).all() or is_normalized
+    assert (weights.sum(1) < 1).all() or is_normalized or scoring == "sigmoid"
+
+
+def test_a_bias_chooses_experts_and_does_not_weigh_them() -> None:
+    logits, bias = torch.zeros(1, 4), torch.tensor([0.0, 0.2, -0.1, 0.3])
+    routing = Routing(4, 2, is_normalized=True, scoring="sigmoid", scale=2.5)
+    for found in (route(logits, routing, bias), route_reference(logits, routing, bias)):
+        assert found[0].tolist() == [[3, 1]]
+        assert found[1].tolist() == [[1.25, 1.25]]
 
 
 @pytest.mark.parametrize("activation", ["silu", "clamped_swiglu"])

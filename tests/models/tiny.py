@@ -6,6 +6,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
+    Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
@@ -68,6 +69,14 @@ _FACTORS = {
     "residual_multiplier": 0.22,
     "attention_multiplier": 0.4,
     "logits_scaling": 8.0,
+}
+_SCORED_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
 }
 _LAYER_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
@@ -152,6 +161,15 @@ FAMILIES = {
     "glm4": lambda: Glm4Config(
         **_SHAPE, head_dim=32, attention_bias=True, pad_token_id=0, rope_parameters=_partial(0.5)
     ),
+    "glm4-moe": lambda: Glm4MoeConfig(
+        **_SHAPE,
+        **_SCORED_EXPERTS,
+        head_dim=32,
+        attention_bias=True,
+        use_qk_norm=True,
+        pad_token_id=0,
+        rope_parameters=_partial(0.5),
+    ),
 }
 ROW_OF = {
     name: next((row for row, config in FAMILIES.items() if config().model_type == name), None) for name in families()
@@ -163,6 +181,11 @@ def spec(row: str) -> DecoderSpec:
     return read_config(FAMILIES[row]().to_dict())
 
 
+def scoring_biases(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+    """Weights that transformers does not count as parameters."""
+    return [(name, bias) for name, bias in model.named_buffers() if name.endswith("e_score_correction_bias")]
+
+
 def build(family: str, **changes: object) -> PreTrainedModel:
     """A model in float32 whose weights are all random: norms of one and biases of zero would hide errors. `changes` replace
     values of its configuration."""
@@ -172,7 +195,7 @@ def build(family: str, **changes: object) -> PreTrainedModel:
     config = type(config)(**config.to_dict() | changes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        for name, weight in model.named_parameters():
+        for name, weight in (*model.named_parameters(), *scoring_biases(model)):
             if weight.dim() == 1:
                 is_centred = name.endswith(("bias", "sinks")) or has_shifted_norms
                 weight.copy_(torch.randn_like(weight) * 0.3 + (0.0 if is_centred else 1.0))

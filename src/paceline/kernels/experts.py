@@ -1,7 +1,8 @@
-"""A feed-forward layer of routed experts: each row uses the few experts with the largest router logits.
+"""A feed-forward layer of routed experts: each row uses the few experts with the largest router logits, or with the largest sum
+of score and bias.
 
-Experts of a row are ordered by descending logit, the first of equal ones first, and their outputs are added in that order: the
-bits of a row do not depend on the other rows.
+Experts of a row are ordered by what they were chosen by, the first of equal ones first, and their outputs are added in that
+order: the bits of a row do not depend on the other rows. The output of a shared feed-forward layer is added last.
 """
 
 import torch
@@ -15,11 +16,14 @@ from paceline.kernels.formats.linear import DenseWeight, LinearWeight
 from paceline.kernels.formats.packing import PackedWeight
 from paceline.kernels.linear import linear
 
+SMALLEST_SUM = 1e-20
+"""What is added to a sum of scores, which may be 0."""
 
-def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+
+def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """logits [T, E] -> ids [T, k] int32 and weights [T, k] float32 of each row's experts."""
     if not native.supports(logits):
-        return route_reference(logits, routing)
+        return route_reference(logits, routing, choice_bias)
     assert logits.is_contiguous()
     rows, num_experts = logits.shape
     ids = torch.empty(rows, routing.per_token, dtype=torch.int32)
@@ -28,20 +32,29 @@ def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
         logits.data_ptr(),
         ids.data_ptr(),
         weights.data_ptr(),
+        None if choice_bias is None else choice_bias.data_ptr(),
         rows,
         num_experts,
         routing.per_token,
         routing.is_normalized,
+        routing.scoring == "sigmoid",
+        routing.scale,
     )
     return ids, weights
 
 
-def route_reference(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
-    # a stable sort: of equal logits the first comes first
-    best = logits.float().sort(dim=1, descending=True, stable=True)
-    values, ids = best.values[:, : routing.per_token], best.indices[:, : routing.per_token]
-    total = torch.logsumexp(values if routing.is_normalized else best.values, 1, keepdim=True)
-    return ids.to(torch.int32), (values - total).exp()
+def route_reference(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    logits = logits.float()
+    scores = logits.sigmoid() if routing.scoring == "sigmoid" else logits
+    # a stable sort: of equal ones the first comes first
+    best = (scores if choice_bias is None else scores + choice_bias).sort(dim=1, descending=True, stable=True)
+    ids = best.indices[:, : routing.per_token]
+    weights = scores.gather(1, ids)
+    if routing.scoring == "softmax":
+        weights = (weights - torch.logsumexp(weights if routing.is_normalized else logits, 1, keepdim=True)).exp()
+    elif routing.is_normalized:
+        weights = weights / (weights.sum(1, keepdim=True) + SMALLEST_SUM)
+    return ids.to(torch.int32), weights * routing.scale
 
 
 def feed_experts(x: Tensor, experts: Experts) -> Tensor:
@@ -59,7 +72,7 @@ def feed_experts(x: Tensor, experts: Experts) -> Tensor:
 def feed_experts_reference(x: Tensor, experts: Experts) -> Tensor:
     """One expert after another, each over its rows."""
     logits = linear(x, experts.router, experts.router_bias)
-    ids, weights = route_reference(logits, experts.routing)
+    ids, weights = route_reference(logits, experts.routing, experts.choice_bias)
     gate_up, down = _each(experts.gate_up, experts), _each(experts.down, experts)
     gate_up_bias, down_bias = _biases(experts.gate_up_bias, experts), _biases(experts.down_bias, experts)
     fed = x.new_zeros(*ids.shape, x.shape[1])  # [T, k, D]
@@ -67,7 +80,11 @@ def feed_experts_reference(x: Tensor, experts: Experts) -> Tensor:
         rows, places = (ids == expert).nonzero(as_tuple=True)
         inner = gated_reference(dense_linear(x[rows], gate_up[expert], gate_up_bias[expert]), experts.activation)
         fed[rows, places] = dense_linear(inner, down[expert], down_bias[expert])
-    return (fed.float() * weights.unsqueeze(2)).sum(1).to(x.dtype)
+    out = (fed.float() * weights.unsqueeze(2)).sum(1).to(x.dtype)
+    if experts.shared is None:
+        return out
+    shared_gate_up, shared_down = experts.shared
+    return out + linear(gated_reference(linear(x, shared_gate_up), experts.activation), shared_down)
 
 
 def _each(weight: LinearWeight, experts: Experts) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 from paceline.kernels.activation import gated_reference
 from paceline.kernels.experts import feed_experts_reference, route_reference
 from paceline.kernels.formats.activation import Activation
-from paceline.kernels.formats.experts import Experts, Routing
+from paceline.kernels.formats.experts import Experts, Routing, Scoring
 from paceline.kernels.formats.linear import DenseWeight, LinearWeight
 from paceline.kernels.formats.quantized import QuantizedWeight, quantize
 from paceline.kernels.gpu.experts.feed import feed_experts
@@ -41,14 +41,16 @@ def make(per_token: int, activation: Activation = "silu", kind: str = "dense", *
     )
 
 
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("is_normalized", [True, False])
-def test_routing_equals_the_reference(is_normalized: bool) -> None:
+def test_routing_equals_the_reference(is_normalized: bool, scoring: Scoring) -> None:
     logits = torch.randn(6, 20, generator=generator(4)) * 3
     logits[:, 7] = logits[:, 3]
     logits[5] = 0.0
-    routing = Routing(20, 6, is_normalized)
-    ids, weights = route(*on_device(logits), routing)
-    expected_ids, expected = route_reference(logits, routing)
+    bias = draw(20, seed=8).cpu() if scoring == "sigmoid" else None
+    routing = Routing(20, 6, is_normalized, scoring, 1.5)
+    ids, weights = route(*on_device(logits), routing, None if bias is None else bias.to(DEVICE))
+    expected_ids, expected = route_reference(logits, routing, bias)
     assert torch.equal(ids.cpu(), expected_ids)
     torch.testing.assert_close(weights.cpu(), expected, rtol=1e-5, atol=1e-6)
 

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from paceline.models.decoder.forward import DecoderModel
 from paceline.models.weights.safetensors import open_folder
 from tests.models.paged import PagedRunner, relative_error
-from tests.models.tiny import FAMILIES, build
+from tests.models.tiny import FAMILIES, build, scoring_biases
 
 TOLERANCE = 1e-4
 IDS = torch.randint(0, 160, (2, 40), generator=torch.Generator().manual_seed(1))
@@ -21,7 +21,8 @@ def pair(
     folder = tmp_path_factory.mktemp(request.param)
     reference.save_pretrained(folder)
     checkpoint = open_folder(folder)
-    assert checkpoint.config.num_parameters == reference.num_parameters()
+    biases = sum(bias.numel() for _, bias in scoring_biases(reference))
+    assert checkpoint.config.num_parameters == reference.num_parameters() + biases
     return reference, DecoderModel(checkpoint.config, checkpoint.weights, torch.device("cpu"), torch.float32)
 
 

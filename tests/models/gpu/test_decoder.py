@@ -18,7 +18,7 @@ from paceline.models.runner.runner import BatchInputs, ModelRunner, Span, build_
 from tests.kernels.gpu.cases import DEVICE
 from tests.kernels.gpu.test_four_bit import packed
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
-from tests.specs import changed, with_heads, with_layers
+from tests.specs import changed, with_heads, with_layers, with_scored_experts
 
 SHALLOW = changed(SHAPE, num_layers=1)
 CAPPED = with_heads(changed(SHALLOW, attention_scale=1.0), score_cap=2.0)
@@ -46,6 +46,7 @@ FAMILIES = {
         embedding_scale=6.0,
         activation="gelu_tanh",
     ),
+    "glm4_moe": with_scored_experts(changed(SHAPE, hidden_size=64, num_layers=2)),
     "gpt_oss": changed(
         SHAPE,
         hidden_size=64,

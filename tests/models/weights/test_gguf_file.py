@@ -22,7 +22,7 @@ from paceline.models.weights.checkpoint import Float32Activations
 from paceline.models.weights.gguf import open_gguf
 from paceline.models.weights.gguf_types import num_bytes, unpack
 from tests.models.paged import PagedRunner, relative_error
-from tests.models.tiny import build
+from tests.models.tiny import build, scoring_biases
 
 IDS = torch.randint(0, 160, (1, 20), generator=torch.Generator().manual_seed(1))
 _NAMES = {
@@ -52,7 +52,13 @@ _OLMO_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
 }
+_GLM_MOE_NAMES = {
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b",
+    **{f"mlp.shared_experts.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
 _NAMES_OF = {
+    "glm4_moe": _NAMES | _GLM_MOE_NAMES,
     **dict.fromkeys(("gemma2", "gemma3_text"), _NAMES | _GEMMA_NAMES),
     **dict.fromkeys(("olmo2", "olmo3"), _NAMES | _OLMO_NAMES),
 }
@@ -66,7 +72,7 @@ _TOP = {
 def _gguf_name(name: str, family: str) -> str:
     if name in _TOP:
         return _TOP[name]
-    _, _, layer, *middle, kind = name.split(".")
+    _, _, layer, *middle, kind = name.split(".") if not name.endswith("_bias") else (*name.split("."), "bias")
     return f"blk.{layer}.{_NAMES_OF.get(family, _NAMES)['.'.join(middle)]}.{kind}"
 
 
@@ -204,6 +210,22 @@ def test_granite(tmp_path: Path) -> None:
     _check(tmp_path / "tiny.gguf", reference)
 
 
+def test_glm_4_moe(tmp_path: Path) -> None:
+    """The last block is a layer of multi-token prediction, which is not read."""
+    reference = build("glm4-moe")
+    fields = {"expert_count": 8, "expert_used_count": 3, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+    fields |= {"expert_weights_scale": 1.5, "leading_dense_block_count": 1, "rope.dimension_count": 16}
+    fields |= {"nextn_predict_layers": 1, "expert_gating_func": 2}
+
+    def add_prediction(writer: gguf.GGUFWriter) -> None:
+        writer.add_block_count(4)
+        writer.add_tensor("blk.3.nextn.eh_proj.weight", np.zeros((64, 128), np.float32))
+
+    named = {f"glm4moe.{key}": value for key, value in fields.items()}
+    write_gguf(tmp_path / "tiny.gguf", reference, extra=add_prediction, **named)
+    _check(tmp_path / "tiny.gguf", reference)
+
+
 def test_gemma_2(tmp_path: Path) -> None:
     """The factor of scores is not in the header."""
     caps = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
@@ -244,7 +266,8 @@ def test_quantised_rows_of_q_and_k_are_reordered(kind: Type, tmp_path: Path) -> 
 @torch.inference_mode()
 def _check(path: Path, reference: PreTrainedModel) -> None:
     checkpoint = open_gguf(path)
-    assert checkpoint.config.num_parameters == reference.num_parameters()
+    biases = sum(bias.numel() for _, bias in scoring_biases(reference))
+    assert checkpoint.config.num_parameters == reference.num_parameters() + biases
     weights = Float32Activations(checkpoint.weights)
     model = DecoderModel(checkpoint.config, weights, torch.device("cpu"), torch.float32)
     logits = PagedRunner(model).step({0: IDS[0].tolist()}).logits

@@ -36,7 +36,7 @@ static void add(const decoder_t *d, const pass_t *p, float *out, const float *ou
 
 EXPORT void paceline_decoder(const decoder_t *d, const layer_t *layers, const pass_t *p) {
     const int64_t rows = p->rows, D = d->hidden_size, Q = d->heads * d->width, QKV = Q + 2 * d->kv_heads * d->width;
-    const int64_t inner = layers->experts ? 0 : d->ffn_size; /* experts have their own memory */
+    const int64_t inner = d->ffn_size; /* experts have their own memory */
     if (rows == 0) return;
     float *at = scratch(SCRATCH_PASS, rows * (QKV + 2 * Q + D + 3 * inner) * (int64_t)sizeof(float));
     float *qkv = at, *query = qkv + rows * QKV, *attended = query + rows * Q, *out = attended + rows * Q;

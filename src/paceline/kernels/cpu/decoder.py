@@ -78,6 +78,7 @@ class Pass(ctypes.Structure):
 class DecoderShape:
     hidden_size: int
     ffn_size: int
+    """Width of the dense feed-forward layers. 0 if all layers have experts."""
     num_heads: int
     num_kv_heads: int
     head_dim: int

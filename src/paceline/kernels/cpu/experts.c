@@ -1,13 +1,13 @@
-/* out[t] = sum over the experts of row t of weight * down(act(gate_up(x[t]))).
+/* out[t] = sum over the experts of row t of weight * down(act(gate_up(x[t]))), and the same of a shared layer.
  *
- * A row's experts are those with the largest router logits, in descending order; of equal logits the first is larger. Rows are
- * grouped by expert for the products, whose bits do not depend on the number of rows. The outputs of a row's experts are added
- * in the order of their logits. So a row's result depends on nothing but the row. */
+ * A row's experts are those with the largest router logits, or sums of score and bias, in descending order; of equal ones the
+ * first is larger. Rows are grouped by expert for the products, whose bits do not depend on the number of rows. The outputs of a
+ * row's experts are added in the order of their choice. So a row's result depends on nothing but the row. */
 #include "activation.h"
 #include "experts.h"
 #include "pool.h"
 
-enum { ROWS_AT_ONCE = 512 }; /* bounds the scratch memory */
+enum { ROWS_AT_ONCE = 512, MAX_EXPERTS = 4096 }; /* the first bounds the scratch memory */
 
 void paceline_linear(const weight_t *w, const float *x, const float *bias, float *out, int64_t rows);
 
@@ -15,7 +15,9 @@ typedef struct {
     const float *logits;
     int32_t *ids;
     float *weights;
-    int64_t num_experts, per_token, is_normalized;
+    const float *choice_bias;
+    int64_t num_experts, per_token, is_normalized, is_sigmoid;
+    float scale;
 } route_job;
 
 INLINE float exponential(float x) {
@@ -28,29 +30,35 @@ static void route_row(const void *job, int64_t row) {
     const route_job *j = job;
     const float *logits = j->logits + row * j->num_experts;
     int32_t *ids = j->ids + row * j->per_token;
-    float *weights = j->weights + row * j->per_token, total = 0.0f;
+    float *weights = j->weights + row * j->per_token, total = 0.0f, scores[MAX_EXPERTS], choices[MAX_EXPERTS];
+    for (int64_t e = 0; e < j->num_experts; e++) {
+        scores[e] = j->is_sigmoid ? 1.0f / (1.0f + exponential(-logits[e])) : logits[e];
+        choices[e] = j->choice_bias ? scores[e] + j->choice_bias[e] : scores[e];
+    }
     for (int64_t slot = 0; slot < j->per_token; slot++) {
         int64_t best = -1;
         for (int64_t e = 0; e < j->num_experts; e++) {
             int is_taken = 0;
             for (int64_t s = 0; s < slot; s++) is_taken |= ids[s] == e;
-            if (!is_taken && (best < 0 || logits[e] > logits[best])) best = e;
+            if (!is_taken && (best < 0 || choices[e] > choices[best])) best = e;
         }
         ids[slot] = (int32_t)best;
-        weights[slot] = exponential(logits[best] - logits[ids[0]]);
+        weights[slot] = j->is_sigmoid ? scores[best] : exponential(logits[best] - logits[ids[0]]);
         total += weights[slot];
     }
-    if (!j->is_normalized) {
+    if (j->is_sigmoid) {
+        total = j->is_normalized ? total + 1e-20f : 1.0f;
+    } else if (!j->is_normalized) {
         total = 0.0f;
         for (int64_t e = 0; e < j->num_experts; e++) total += exponential(logits[e] - logits[ids[0]]);
     }
-    for (int64_t slot = 0; slot < j->per_token; slot++) weights[slot] /= total;
+    for (int64_t slot = 0; slot < j->per_token; slot++) weights[slot] = weights[slot] / total * j->scale;
 }
 
 /* logits [rows, E] -> ids, weights [rows, per_token] */
-EXPORT void paceline_route(const float *logits, int32_t *ids, float *weights, int64_t rows, int64_t num_experts,
-                           int64_t per_token, int64_t is_normalized) {
-    route_job job = {logits, ids, weights, num_experts, per_token, is_normalized};
+EXPORT void paceline_route(const float *logits, int32_t *ids, float *weights, const float *choice_bias, int64_t rows,
+                           int64_t num_experts, int64_t per_token, int64_t is_normalized, int64_t is_sigmoid, float scale) {
+    route_job job = {logits, ids, weights, choice_bias, num_experts, per_token, is_normalized, is_sigmoid, scale};
     parallel(route_row, &job, rows);
 }
 
@@ -107,7 +115,7 @@ static void some_rows(const experts_t *e, const float *x, float *out, int64_t ro
     int64_t *places = (int64_t *)(gathered + whole), *starts = places + pairs;
     int32_t *ids = (int32_t *)(starts + E + 1);
     paceline_linear(e->router, x, e->router_bias, logits, rows);
-    paceline_route(logits, ids, weights, rows, E, k, e->is_normalized);
+    paceline_route(logits, ids, weights, e->choice_bias, rows, E, k, e->is_normalized, e->is_sigmoid, e->scale);
     memset(starts, 0, (size_t)(E + 1) * sizeof *starts);
     for (int64_t i = 0; i < pairs; i++) starts[ids[i] + 1]++;
     for (int64_t i = 0; i < E; i++) starts[i + 1] += starts[i];
@@ -124,10 +132,22 @@ static void some_rows(const experts_t *e, const float *x, float *out, int64_t ro
     parallel(combine_row, &job, rows);
 }
 
+/* out += down(act(gate_up(x))) of the shared layer */
+static void add_shared(const experts_t *e, const float *x, float *out, int64_t rows) {
+    const int64_t D = e->router->num_inputs, S = e->shared_down->num_inputs;
+    float *gate_up = scratch(SCRATCH_EXPERTS, rows * (3 * S + D) * (int64_t)sizeof(float));
+    float *active = gate_up + rows * 2 * S, *fed = active + rows * S;
+    paceline_linear(e->shared_gate_up, x, NULL, gate_up, rows);
+    paceline_gated(gate_up, active, rows, S, e->activation);
+    paceline_linear(e->shared_down, active, NULL, fed, rows);
+    for (int64_t i = 0; i < rows * D; i++) out[i] += fed[i];
+}
+
 EXPORT void paceline_experts(const experts_t *e, const float *x, float *out, int64_t rows) {
     const int64_t D = e->router->num_inputs;
     for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
-        const int64_t left = rows - first;
-        some_rows(e, x + first * D, out + first * D, left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE);
+        const int64_t left = rows - first, count = left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE;
+        some_rows(e, x + first * D, out + first * D, count);
+        if (e->shared_down) add_shared(e, x + first * D, out + first * D, count);
     }
 }

@@ -124,7 +124,7 @@ class DecoderWeights(nn.Module):
 
 
 class Layer:
-    """Weights of a layer. Those that its architecture does not have are None, except `router`, which is not set."""
+    """Weights of a layer. Those that its architecture does not have are None, or not set if they are matrices."""
 
     input_norm: Tensor | None = None
     post_attention_norm: Tensor | None = None
@@ -146,6 +146,9 @@ class Layer:
     gate_up: LinearWeight
     down: LinearWeight
     router: LinearWeight
+    choice_bias: Tensor | None = None
+    shared_gate_up: LinearWeight
+    shared_down: LinearWeight
 
     def __init__(
         self,
@@ -169,9 +172,10 @@ class Layer:
         ffn = self.spec.ffn
         if not isinstance(ffn, RoutedExperts):
             return None
-        routing = Routing(ffn.num, ffn.per_token, ffn.normalizes)
-        biases = self.router_bias, self.gate_up_bias, self.down_bias
-        return Experts(routing, ffn.activation, self.router, self.gate_up, self.down, *biases)
+        routing = Routing(ffn.num, ffn.per_token, ffn.normalizes, ffn.scoring, ffn.scale)
+        biases = self.router_bias, self.gate_up_bias, self.down_bias, self.choice_bias
+        shared = (self.shared_gate_up, self.shared_down) if ffn.shared_width else None
+        return Experts(routing, ffn.activation, self.router, self.gate_up, self.down, *biases, shared)
 
     def sum_over_ranks(self, partial: Tensor) -> Tensor:
         return partial if self.reduce is None else self.reduce(partial)
@@ -193,7 +197,7 @@ class Loader:
     def layer_vectors(self, number: int) -> dict[str, Tensor]:
         """Norms and biases of a layer, by attribute name."""
         return {
-            piece.attribute: (self.norm if piece.is_norm else self.vector)(*_names(piece, number))
+            piece.attribute: self._read(piece)(*_names(piece, number))
             for piece in self._config.pieces(number)
             if not piece.is_matrix
         }
@@ -233,11 +237,17 @@ class Loader:
         whole = [part for part in packed if part is not None]
         return concat_four_bit(whole) if len(whole) == len(parts) else None
 
+    def _read(self, piece: PieceSpec) -> Callable[..., Tensor]:
+        if piece.is_float32:
+            return self._float32
+        return self.norm if piece.is_norm else self.vector
+
     def norm(self, name: str) -> Tensor:
         """The weight of a norm."""
-        if self._has_exact_norms:
-            return self._weights.vector(name).to(self._device)
-        return self.vector(name)
+        return self._float32(name) if self._has_exact_norms else self.vector(name)
+
+    def _float32(self, name: str) -> Tensor:
+        return self._weights.vector(name).to(self._device)
 
     def vector(self, *names: str) -> Tensor:
         return torch.cat([self._weights.vector(name) for name in names]).to(self._device, self._dtype)

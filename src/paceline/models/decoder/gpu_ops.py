@@ -104,8 +104,8 @@ class _GpuRows:
     def skips(self, model: DecoderWeights, number: int) -> bool:
         if model.device.type != "meta":
             return False
-        windows = [layer.spec.window for layer in model.layers]
-        return windows.index(windows[number]) < number
+        kinds = [(layer.spec.window, layer.spec.ffn) for layer in model.layers]
+        return kinds.index(kinds[number]) < number
 
     def all_layers(self, hidden: Tensor, normed: object, state_layers: Sequence[int]) -> None:
         return None

@@ -8,7 +8,7 @@ all layers in one native call.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor, float32
@@ -236,7 +236,9 @@ def native_calls(model: DecoderWeights, cache: Sequence[LayerCache]) -> NativeCa
         if part is None:
             return NativeCalls()
         joined.append(part)
-    layers = DecoderLayers(joined[0][0], [weights for _, weights in joined])
+    shape = max((shape for shape, _ in joined), key=lambda shape: shape.ffn_size)
+    assert all(replace(other, ffn_size=shape.ffn_size) == shape for other, _ in joined)  # as `DecoderSpec` checks
+    layers = DecoderLayers(shape, [weights for _, weights in joined])
     tables = model.embedding, model.head
     packed = [table for table in tables if isinstance(table, PackedWeight)]
     if len(packed) < len(tables) or not (model.has_plain_embedding and model.has_plain_logits):
@@ -256,7 +258,7 @@ def native_layer(layer: Layer, next_norm: Tensor | None, cache: LayerCache) -> t
         return None
     shape = DecoderShape(
         config.hidden_size,
-        layer.spec.ffn.width,
+        0 if layer.experts is not None else layer.spec.ffn.width,
         heads.num,
         heads.num_kv,
         heads.head_dim,

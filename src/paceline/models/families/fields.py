@@ -1,6 +1,6 @@
 """What a family reads from config.json or from the metadata of a GGUF file, and the parts of a `DecoderSpec` from it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from paceline.core.errors import UnsupportedModel
@@ -100,9 +100,39 @@ class Fields:
         period = rope.count("original_max_position_embeddings", POSITIONS)
         return QueryScale(rope.number("llama_4_scaling_beta", 0.0, 1e3), period)
 
-    def factor(self, key: str, default: float = 1.0) -> float:
-        """A multiplier of embeddings, residuals, scores or logits."""
-        return self.values.number(key, 1e-6, 1e6, default)
+    def key(self, name: str) -> str:
+        """The name of a value of config.json in this file."""
+        return name
+
+    def factor(self, name: str, default: float = 1.0) -> float:
+        """A multiplier of embeddings, residuals, scores, logits or experts."""
+        return self.values.number(self.key(name), 1e-6, 1e6, default)
+
+    def scored_experts(self) -> RoutedExperts:
+        """Experts that are chosen by a sigmoid and a bias, and a shared one for all tokens, as in DeepSeek V3."""
+        count, width = self.values.count, self.values.count(self.key("moe_intermediate_size"), WIDTH)
+        if count(self.key("n_group"), EXPERTS, 1) != 1:
+            raise UnsupportedModel("experts in groups (n_group above 1) are not supported")
+        return RoutedExperts(
+            count(self.key("n_routed_experts"), EXPERTS),
+            count(self.key("num_experts_per_tok"), EXPERTS),
+            width,
+            normalizes=self.values.flag(self.key("norm_topk_prob"), True),
+            scoring="sigmoid",
+            has_choice_bias=True,
+            scale=self.factor("routed_scaling_factor"),
+            shared_width=width * count(self.key("n_shared_experts"), EXPERTS, 1, least=0),
+        )
+
+    def has_qk_norm(self) -> bool:
+        return self.values.flag("use_qk_norm", False)
+
+    def has_attention_bias(self) -> bool:
+        return self.values.flag("attention_bias", False)
+
+    def num_dense_layers(self) -> int:
+        """Layers before the first one with experts."""
+        return min(self.num_layers, self.values.count(self.key("first_k_dense_replace"), LAYERS, 1, least=0))
 
     def cap(self, key: str, default: float | None = None) -> float | None:
         """A limit of scores or logits. None if the file has a null, or nothing and no `default`."""
@@ -187,7 +217,7 @@ class Fields:
     def decoder(
         self,
         heads: Heads,
-        ffn: FeedForward,
+        ffn: FeedForward | Sequence[FeedForward],
         windows: Windows | None = None,
         rotary: tuple[Rotary, ...] = (),
         layer_rotary: Sequence[int] | None = None,
@@ -198,7 +228,8 @@ class Fields:
         logit_cap: float | None = None,
         ties_by_default: bool = False,
     ) -> DecoderSpec:
-        """A model whose layers are alike but for their window and rotary embedding. Without `layer_rotary`, layers with a
+        """A model whose layers are alike but for their window and rotary embedding, and their feed-forward layer if `ffn` has
+        one for each. Without `layer_rotary`, layers with a
         window use the second of two rotary embeddings."""
         rotary = rotary or (self.rotary(),)
         windows = self.chosen_windows(windows)
@@ -227,17 +258,26 @@ class Fields:
         return self.values.flag("tie_word_embeddings", default)
 
 
-_GGUF_FACTORS = {
+_GGUF_KEYS = {
     "embedding_multiplier": "embedding_scale",
     "residual_multiplier": "residual_scale",
     "attention_multiplier": "attention.scale",
     "logits_scaling": "logit_scale",
+    "n_routed_experts": "expert_count",
+    "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "n_shared_experts": "expert_shared_count",
+    "routed_scaling_factor": "expert_weights_scale",
+    "norm_topk_prob": "expert_weights_norm",
+    "n_group": "expert_group_count",
+    "first_k_dense_replace": "leading_dense_block_count",
 }
 
 
 class GGUFFields(Fields):
     """The values of a GGUF header, whose keys are without the architecture. Those that it does not have are in its tensors: the
-    size of the vocabulary, whether the head is the embedding, and the scaling of the rotary embedding of Llama 3."""
+    size of the vocabulary, whether the head is the embedding, whether attention has biases and norms, and the scaling of the
+    rotary embedding of Llama 3."""
 
     bos_key, eos_key = "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id"
     layer_types_key = "attention.sliding_window_pattern"
@@ -249,14 +289,20 @@ class GGUFFields(Fields):
         vocab_size: int,
         tie_embeddings: bool,
         frequency_factors: tuple[float, ...] | None,
+        names: Collection[str],
     ) -> None:
+        """`names` are those of the tensors."""
+        self._names = names
         self.architecture, self.values, self.config = architecture, values, {}
         self._is_tied, self._factors = tie_embeddings, frequency_factors
         self.vocab_size = vocab_size
         self.hidden_size = values.count("embedding_length", WIDTH)
         self.num_heads = values.count("attention.head_count", HEADS)
         self.head_dim = values.count("attention.key_length", HEAD_DIM, max(1, self.hidden_size // self.num_heads))
-        self.num_layers = values.count("block_count", LAYERS)
+        # `block_count` includes the layers of multi-token prediction, which are the last ones
+        self.num_layers = max(
+            1, values.count("block_count", LAYERS) - values.count("nextn_predict_layers", LAYERS, 0, least=0)
+        )
         self.num_kv_heads = values.count("attention.head_count_kv", HEADS, self.num_heads)
         self.rms_eps = values.number("attention.layer_norm_rms_epsilon", 0.0, 1.0)
         self.max_position = values.count("context_length", POSITIONS)
@@ -264,8 +310,14 @@ class GGUFFields(Fields):
     def dense(self, activation: Activation = "silu") -> DenseFeedForward:
         return DenseFeedForward(self.values.count("feed_forward_length", WIDTH), activation)
 
-    def factor(self, key: str, default: float = 1.0) -> float:
-        return super().factor(_GGUF_FACTORS[key], default)
+    def key(self, name: str) -> str:
+        return _GGUF_KEYS[name]
+
+    def has_qk_norm(self) -> bool:
+        return "blk.0.attn_q_norm.weight" in self._names
+
+    def has_attention_bias(self) -> bool:
+        return "blk.0.attn_q.bias" in self._names
 
     def experts(
         self, activation: Activation = "silu", normalizes: bool = True, has_bias: bool = False

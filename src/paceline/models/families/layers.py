@@ -6,6 +6,7 @@ from typing import Literal
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.activation import Activation
+from paceline.kernels.formats.experts import Scoring
 from paceline.kernels.rope import FrequencyFactors, RopeScaling
 
 Norms = Literal["pre", "pre_and_post", "post"]
@@ -101,6 +102,13 @@ class RoutedExperts:
     """Whether the weights of a token's experts add up to 1; otherwise those of all experts do."""
     has_bias: bool = False
     """Whether the router and the experts have biases."""
+    scoring: Scoring = "softmax"
+    has_choice_bias: bool = False
+    """Whether a bias of each expert is added to its score in the choice of the experts, and not in their weights."""
+    scale: float = 1.0
+    """Factor of the weights."""
+    shared_width: int = 0
+    """Width of a feed-forward layer that all tokens use too. 0 if there is none."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_token <= self.num:
@@ -128,9 +136,11 @@ Windows = Sequence[int | None]
 
 
 def make_layers(
-    heads: Heads, ffn: FeedForward, norms: Norms, windows: Windows, rotary: Sequence[int]
+    heads: Heads, ffn: FeedForward | Sequence[FeedForward], norms: Norms, windows: Windows, rotary: Sequence[int]
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ in their window, and in the number of their rotary embedding."""
-    kinds = tuple(zip(windows, rotary, strict=True))
-    made = {kind: LayerSpec(heads, ffn, norms, *kind) for kind in kinds}
+    """Layers that differ in their window, in the number of their rotary embedding, and in their feed-forward layer, if `ffn`
+    has one for each."""
+    each = ffn if isinstance(ffn, Sequence) else [ffn] * len(windows)
+    kinds = tuple(zip(each, windows, rotary, strict=True))
+    made = {kind: LayerSpec(heads, kind[0], norms, *kind[1:]) for kind in kinds}
     return tuple(made[kind] for kind in kinds)

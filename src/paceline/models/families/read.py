@@ -42,16 +42,18 @@ def read_gguf_config(
     vocab_size: int,
     tie_embeddings: bool,
     frequency_factors: tuple[float, ...] | None = None,
+    names: Collection[str] = (),
 ) -> DecoderSpec:
     """The model of GGUF metadata, and of tensors where the metadata is incomplete.
 
-    `frequency_factors` is the tensor rope_freqs.weight, which holds the rope scaling of Llama 3 files.
+    `frequency_factors` is the tensor rope_freqs.weight, which holds the rope scaling of Llama 3 files. `names` are those of all
+    tensors.
     """
     name = Metadata("the GGUF header", metadata).text("general.architecture", "unknown")
     _check_architecture(name, gguf_families(), f" as GGUF: {_folder_advice(name)}")
     values = Metadata("the GGUF header", {key.removeprefix(f"{name}."): value for key, value in metadata.items()})
     family = gguf_families()[name]
-    spec = family.describe(GGUFFields(family.name, values, vocab_size, tie_embeddings, frequency_factors))
+    spec = family.describe(GGUFFields(family.name, values, vocab_size, tie_embeddings, frequency_factors, names))
     if spec.experts is None and values.count("expert_count", HEADS, 0, least=0):
         raise UnsupportedModel(f"{name!r} with experts is supported as a folder with safetensors, not as a GGUF file")
     return spec

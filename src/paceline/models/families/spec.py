@@ -1,8 +1,8 @@
 """The description of a decoder: its sizes, and what each layer computes. Weights, their split over ranks and the forward pass
 follow from it.
 
-A family is a function that returns a `DecoderSpec` (`registry.py`). All layers of a model have the same attention, feed-forward
-layer and norms; they may differ in their window and their rotary embedding.
+A family is a function that returns a `DecoderSpec` (`registry.py`). All layers of a model have the same attention and norms;
+they may differ in their window and their rotary embedding, and the first ones may be dense in a model with experts.
 """
 
 import math
@@ -46,9 +46,11 @@ class DecoderSpec:
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if len({(layer.attention, layer.ffn, layer.norms) for layer in self.layers}) > 1:
+        kinds = {layer.ffn for layer in self.layers}
+        has_kinds = len(kinds) > 2 or len({type(ffn) for ffn in kinds}) < len(kinds)
+        if len({(layer.attention, layer.norms) for layer in self.layers}) > 1 or has_kinds:
             raise UnsupportedModel(
-                "layers that differ in more than their window and rotary embedding are not supported"
+                "layers that differ in more than their window, rotary embedding and having experts are not supported"
             )
         for ffn in {layer.ffn for layer in self.layers}:
             if isinstance(ffn, RoutedExperts) and (self.hidden_size % EXPERT_MULTIPLE or ffn.width % EXPERT_MULTIPLE):
@@ -73,12 +75,12 @@ class DecoderSpec:
 
     @property
     def ffn(self) -> FeedForward:
-        """The feed-forward layer of every layer."""
-        return self.layers[0].ffn
+        """The feed-forward layer of the last layer: in a model with experts, the first layers may be dense."""
+        return self.layers[-1].ffn
 
     @property
     def experts(self) -> RoutedExperts | None:
-        """The experts of every layer. None if the feed-forward layers are dense."""
+        """The experts of the layers that have them. None if all feed-forward layers are dense."""
         return self.ffn if isinstance(self.ffn, RoutedExperts) else None
 
     @property

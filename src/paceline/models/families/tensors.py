@@ -34,6 +34,8 @@ class PieceSpec:
     """The attribute of a layer that has it."""
     tensors: tuple[TensorSpec, ...]
     is_norm: bool = False
+    is_float32: bool = False
+    """Whether its values stay float32 in models of other types."""
 
     @property
     def is_matrix(self) -> bool:
@@ -90,6 +92,9 @@ def layer_pieces(hidden_size: int, layer: LayerSpec) -> tuple[PieceSpec, ...]:
                 PieceSpec("gate_up_bias", tuple(gate_up)),
                 PieceSpec("down_bias", tuple(down)),
             ]
+        if ffn.has_choice_bias:
+            bias = TensorSpec("mlp.gate.e_score_correction_bias", (ffn.num,))
+            pieces.append(PieceSpec("choice_bias", (bias,), is_float32=True))
     qkv = (TensorSpec(f"self_attn.{part}_proj.weight", (size, hidden_size), divided) for part, size, divided in parts)
     gate_up = (
         TensorSpec(f"{owner}.{part}_proj.weight", (ffn.width, hidden_size), "inner")
@@ -105,6 +110,13 @@ def layer_pieces(hidden_size: int, layer: LayerSpec) -> tuple[PieceSpec, ...]:
         PieceSpec("down", tuple(down)),
     ]
     if isinstance(ffn, RoutedExperts):
+        if ffn.shared_width:
+            shape, stem = (ffn.shared_width, hidden_size), "mlp.shared_experts"
+            joined = (TensorSpec(f"{stem}.{part}_proj.weight", shape, "inner") for part in _GATE_UP)
+            pieces += [
+                PieceSpec("shared_gate_up", tuple(joined)),
+                PieceSpec("shared_down", (TensorSpec(f"{stem}.down_proj.weight", shape[::-1], inputs="inner"),)),
+            ]
         pieces.append(PieceSpec("router", (TensorSpec("mlp.gate.weight", (ffn.num, hidden_size)),)))
     return tuple(pieces)
 

@@ -45,7 +45,12 @@ _IN_LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+_BEFORE_PARTS = {"post_attention_norm": "post_attention_layernorm"}
+"""Another name of `ffn_norm` in families that have norms before each part of a layer only."""
 _AROUND_PARTS = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -115,7 +120,7 @@ def _open(path: Path) -> Checkpoint:
         if name in tensors:
             factors = _frequency_factors(reader, name)
     config = read_gguf_config(
-        reader.metadata, tensors["token_embd.weight"].shape[0], "output.weight" not in tensors, factors
+        reader.metadata, tensors["token_embd.weight"].shape[0], "output.weight" not in tensors, factors, tensors
     )
     stored = GGUFWeights(reader, config)
     weights = with_rotary_rows(FusedWeights(stored, config), config, family_of(config).has_adjacent_pairs)
@@ -169,8 +174,13 @@ class GGUFWeights:
     def __init__(self, reader: _Parts, config: DecoderSpec) -> None:
         self._reader, self._config = reader, config
         self._places = {
-            weight: place for name in reader.tensors if name not in _UNUSED for weight, place in self._weights_in(name)
+            weight: place for name in reader.tensors if self._is_used(name) for weight, place in self._weights_in(name)
         }
+
+    def _is_used(self, name: str) -> bool:
+        """Whether the tensor is not of a layer of multi-token prediction, which follow the others."""
+        layer = re.match(r"blk\.(\d+)\.", name)
+        return name not in _UNUSED and (layer is None or int(layer[1]) < self._config.num_layers)
 
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._place(name)
@@ -208,6 +218,8 @@ class GGUFWeights:
             return _TOP[name]
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
         roles = self._roles()
+        if match is not None and match[2] == "exp_probs_b":
+            return f"model.layers.{match[1]}.mlp.gate.e_score_correction_bias"
         if match is None or match[2] not in roles:
             raise UnsupportedModel(
                 f"the tensor {name[:80]} belongs to no supported architecture: the model has parts that are not implemented; "
@@ -219,8 +231,8 @@ class GGUFWeights:
         return f"model.layers.{match[1]}.{role}.{match[3]}"
 
     def _roles(self) -> dict[str, str]:
-        norms = {"pre": {}, "pre_and_post": _AROUND_PARTS, "post": _AFTER_PARTS}[self._config.norms]
-        return _IN_LAYER | norms
+        norms = {"pre": _BEFORE_PARTS, "pre_and_post": _AROUND_PARTS, "post": _AFTER_PARTS}[self._config.norms]
+        return norms | _IN_LAYER if norms is _BEFORE_PARTS else _IN_LAYER | norms
 
     def _place(self, name: str) -> _Place:
         if name not in self._places:

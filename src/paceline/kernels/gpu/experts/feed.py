@@ -2,7 +2,7 @@
 
     gate_up   act(x G^T) * (x U^T) of each pair of row and expert
     down      y W^T of each pair
-    combine   the weighted sum over the experts of a row, in their order
+    combine   the weighted sum over the experts of a row, in their order; then the output of a shared layer is added
 
 A program computes a strip of outputs for a block of pairs of one expert and streams its weights over all inputs: a pass of few
 tokens reads the matrices of the experts in use once. The size of a launch depends on the number of rows alone, so that a pass
@@ -23,9 +23,10 @@ from paceline.kernels.formats.linear import LinearWeight
 from paceline.kernels.formats.quantized import GROUP
 from paceline.kernels.gpu.experts.routing import PairBlocks, route, sort_pairs
 from paceline.kernels.gpu.four_bit_tile import add_four_bit
-from paceline.kernels.gpu.gated import activate
+from paceline.kernels.gpu.gated import activate, gated
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.linear import linear
+from paceline.kernels.gpu.products import product
 from paceline.kernels.gpu.tiles import Tile, router_tile, whole_blocks
 from paceline.kernels.gpu.weight_arguments import weight_arguments
 from paceline.kernels.gpu.weight_tile import load_weights
@@ -51,7 +52,7 @@ def feed_experts(x: Tensor, experts: Experts) -> Tensor:
     routing, tile = experts.routing, _FEW if len(x) <= 8 else _SOME if len(x) <= 64 else _MANY
     split = router_tile(len(x), experts.router.shape[1])
     logits = linear(x, experts.router, experts.router_bias, out_dtype=torch.float32, tile=split)
-    ids, weights = route(logits, routing)
+    ids, weights = route(logits, routing, experts.choice_bias)
     blocks = sort_pairs(ids, routing.num_experts, tile.block_rows)
     inner = experts.gate_up.shape[0] // routing.num_experts // 2
     active = torch.empty(ids.numel(), inner, dtype=x.dtype, device=x.device)
@@ -63,7 +64,10 @@ def feed_experts(x: Tensor, experts: Experts) -> Tensor:
     _combine[(len(x),)](
         fed, weights, out, WIDTH=x.shape[1], BLOCK=block, PER_TOKEN=routing.per_token, num_warps=4, **PDL
     )
-    return out
+    if experts.shared is None:
+        return out
+    shared_gate_up, shared_down = experts.shared
+    return out + product(gated(product(x, shared_gate_up), experts.activation), shared_down)
 
 
 def _multiply(

@@ -37,15 +37,15 @@ class PairBlocks:
         return len(self.experts)
 
 
-def route(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """logits [T, E] float32 -> ids [T, k] int32 and weights [T, k] float32 of each row's experts."""
     rows, num_experts = logits.shape
     ids = torch.empty(rows, routing.per_token, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, routing.per_token, dtype=torch.float32, device=logits.device)
     _route[(rows,)](
-        logits, ids, weights, EXPERTS=num_experts, BLOCK=triton.next_power_of_2(num_experts),
+        logits, ids, weights, choice_bias, routing.scale, EXPERTS=num_experts, BLOCK=triton.next_power_of_2(num_experts),
         PER_TOKEN=routing.per_token, SLOTS=triton.next_power_of_2(routing.per_token), NORMALIZED=routing.is_normalized,
-        num_warps=1, **PDL,
+        SIGMOID=routing.scoring == "sigmoid", BIAS=choice_bias is not None, num_warps=1, **PDL,
     )  # fmt: skip
     return ids, weights
 
@@ -86,31 +86,43 @@ def _sort_many(ids: Tensor, num_experts: int, block_rows: int) -> PairBlocks:
 
 @triton.jit
 def _route(
-    logits_ptr, id_ptr, weight_ptr,
+    logits_ptr, id_ptr, weight_ptr, bias_ptr, scale,
     EXPERTS: tl.constexpr, BLOCK: tl.constexpr, PER_TOKEN: tl.constexpr, SLOTS: tl.constexpr,
-    NORMALIZED: tl.constexpr, PDL: tl.constexpr,
+    NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(PDL)
     gdc_launch(PDL)
     row = tl.program_id(0).to(tl.int64)
     expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
     logits = tl.load(logits_ptr + row * EXPERTS + expert, mask=expert < EXPERTS, other=float("-inf"))
-    best = tl.max(logits, 0)
-    total = tl.sum(tl.exp(logits - best), 0)
+    scores = logits
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        best = tl.max(logits, 0)
+        total = tl.sum(tl.exp(logits - best), 0)
+    choices = scores
+    if BIAS:
+        choices += tl.load(bias_ptr + expert, mask=expert < EXPERTS, other=0.0)
     ids = tl.zeros([SLOTS], tl.int32)
     weights = tl.zeros([SLOTS], tl.float32)
     is_free = expert < EXPERTS
     for i in tl.static_range(PER_TOKEN):
-        largest = tl.max(tl.where(is_free, logits, float("-inf")), 0)
-        chosen = tl.min(tl.where(is_free & (logits == largest), expert, BLOCK), 0)  # the first of equal logits
+        largest = tl.max(tl.where(is_free, choices, float("-inf")), 0)
+        chosen = tl.min(tl.where(is_free & (choices == largest), expert, BLOCK), 0)  # the first of equal ones
         is_free &= expert != chosen
         ids = tl.where(slot == i, chosen, ids)
-        weights = tl.where(slot == i, tl.exp(largest - best), weights)
-    if NORMALIZED:
+        score = tl.sum(tl.where(expert == chosen, scores, 0.0), 0)
+        if not SIGMOID:
+            score = tl.exp(score - best)
+        weights = tl.where(slot == i, score, weights)
+    if SIGMOID:
+        total = tl.sum(weights, 0) + 1e-20 if NORMALIZED else 1.0
+    elif NORMALIZED:
         total = tl.sum(weights, 0)
     at = row * PER_TOKEN + slot
     tl.store(id_ptr + at, ids, mask=slot < PER_TOKEN)
-    tl.store(weight_ptr + at, weights / total, mask=slot < PER_TOKEN)
+    tl.store(weight_ptr + at, weights / total * scale, mask=slot < PER_TOKEN)
 
 
 @triton.jit
