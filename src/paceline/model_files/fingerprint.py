@@ -7,7 +7,7 @@ pool, and a stream that has tokens continues only on a worker with the fingerpri
 import hashlib
 from dataclasses import astuple, dataclass, fields, replace
 
-ORDER_OF_SUMS = 3
+ORDER_OF_SUMS = 4
 """Version of the order in which kernels add numbers. Raise it with every change after which the same weights and tokens give
 logits with other bits, on any device that docs/exactness.md promises equal bits for: another order of sums, another rounding,
 another formula. A faster kernel with the same bits does not change it."""

@@ -2,6 +2,7 @@
 
 from collections.abc import ItemsView, Iterator, Mapping
 
+import numpy as np
 import torch
 
 from paceline.core.request import SamplingParams
@@ -54,3 +55,18 @@ def test_the_rows_of_a_draft_read_their_biases_once() -> None:
     once, bias.reads = bias.reads, 0
     process(torch.zeros(9, VOCAB), rows(params, 9))
     assert bias.reads == once
+
+
+def test_penalties_are_rounded_to_float32_and_subtracted_once() -> None:
+    """The arithmetic that kernels repeat: every number here is not a float32."""
+    logits = torch.linspace(-3.0, 3.0, VOCAB).reshape(1, VOCAB) * 1.7
+    params = SamplingParams(repetition_penalty=1.3, presence_penalty=0.3, frequency_penalty=0.7)
+    row = RowContext(params, 1, 0, 9, (60, 1, 5, 60, 60), 2, (60, 7))
+    expected = logits[0].numpy().copy()
+    for token in (60, 1, 5, 7):  # prompt, output and drafts
+        value = expected[token]
+        expected[token] = value / np.float32(1.3) if value > 0 else value * np.float32(1.3)
+    for token, count in ((60, 3), (5, 1), (7, 1)):  # output and drafts
+        amount = np.float64(np.float32(0.3)) + count * np.float64(np.float32(0.7))
+        expected[token] = expected[token] - np.float32(amount)
+    assert process(logits, [row])[0].numpy().tobytes() == expected.tobytes()

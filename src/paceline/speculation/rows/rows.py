@@ -3,6 +3,10 @@
 The modifications hold also for greedy rows, in this order: logit bias, penalties, grammar mask, `min_tokens`. The order is
 vLLM's. The repetition penalty covers prompt and output; presence and frequency penalties count output alone. Drafted tokens
 before a row count as output: if the row is used, they are.
+
+The arithmetic is defined to the bit, because the kernels of `kernels/gpu/speculation/edits.py` do the same: parameters are rounded
+to float32. The repetition penalty divides as IEEE says, without a reciprocal. The amount of the other two penalties is computed
+in float64, where the product of a count and a float32 is exact, and rounded to float32 once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -149,10 +153,11 @@ def _penalise(scores: Tensor, row: RowContext, ids: NDArray[np.int64]) -> None:
     if params.repetition_penalty != 1.0:
         seen = torch.from_numpy(np.unique(ids)).to(scores.device)
         old = scores[seen]
-        scores[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
+        # HAZARD: a GPU multiplies by the reciprocal of a Python number
+        penalty = torch.full((), params.repetition_penalty, dtype=torch.float32, device=scores.device)
+        scores[seen] = torch.where(old > 0, old / penalty, old * penalty)
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
         tokens, counts = np.unique(ids[row.num_prompt :], return_counts=True)
-        amount = params.presence_penalty + params.frequency_penalty * counts
-        scores[torch.from_numpy(tokens).to(scores.device)] -= torch.from_numpy(amount.astype(np.float32)).to(
-            scores.device
-        )
+        presence, frequency = np.float32([params.presence_penalty, params.frequency_penalty]).astype(np.float64)
+        amount = (presence + frequency * counts).astype(np.float32)
+        scores[torch.from_numpy(tokens).to(scores.device)] -= torch.from_numpy(amount).to(scores.device)
