@@ -18,6 +18,7 @@ from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rank_sum import MAX_PROGRAMS, add_ranks
 from paceline.kernels.gpu.rms_norm import rms_norm
+from paceline.kernels.gpu.speculation.edits import DraftedRows, EditTensors, count_tokens, edit_logits
 from paceline.kernels.gpu.tiles import Tile
 
 
@@ -76,7 +77,22 @@ def compile_experts(rows: int, dtype: torch.dtype | Kind, activation: Activation
     feed_experts(zeros(rows, 256), Experts(routing, activation, DenseWeight(zeros(4, 256)), *weights, *vectors))
 
 
+def compile_edits(each: int, is_tree: bool) -> None:
+    """Logits of two slots, with drafts if a slot has several rows."""
+    floats, ints = torch.zeros(3, 2), torch.zeros(3, 2).int()
+    lists = torch.zeros(2, 512).int(), torch.zeros(2, 512), torch.zeros(2, 64).int(), torch.zeros(2, 5000).int()
+    edits, tokens = EditTensors(*floats, *ints, *lists), torch.zeros(2, each - 1, dtype=torch.int64)
+    positions = torch.zeros(2 * each, dtype=torch.int64)
+    drafted = DraftedRows(tokens, each, 2 * each, ancestors=positions if is_tree else None) if each > 1 else None
+    edit_logits(torch.zeros(2 * each, 5000), positions, edits, each=each, drafted=drafted)
+    edit_logits(torch.zeros(2 * each, 5000), positions, edits, positions, drafted=drafted)
+    count_tokens(torch.zeros(2, each, dtype=torch.int64), edits)
+    count_tokens(torch.zeros(2, each, dtype=torch.int64), edits, positions[:2])
+
+
 if __name__ == "__main__":
+    for each, is_tree in ((1, False), (4, False), (8, True)):
+        compile_edits(each, is_tree)
     compile_pass(rows=1, splits=4, is_tree=False)
     compile_pass(rows=8, splits=1, is_tree=True)
     compile_pass(rows=8, splits=1, is_tree=True, cache_dtype=torch.float8_e4m3fn)
