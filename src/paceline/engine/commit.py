@@ -157,7 +157,8 @@ class Committer:
                 tables.shrink(sequence.id, sequence.num_computed)
             room = self._validator.remaining(sequence)
             output = self._requests.output.append(
-                sequence, verdict, sequence_result.num_nodes, room, sequence_result.logits, result.times
+                *(sequence, verdict, sequence_result.num_nodes, room),
+                *(sequence_result.logits, result.times, sequence_result.scores),
             )
         # Full blocks are shared even if the sequence ended: the next turn of a conversation starts with them.
         tables.publish(sequence.id, sequence.ids, min(sequence.num_computed, len(sequence.ids)))

@@ -52,9 +52,10 @@ class OutputProcessor:
         room: int,
         logits: Tensor | None = None,
         times: StepTimes | None = None,
+        scores: Seq[TokenLogprobs] | None = None,
     ) -> StepOutput:
         """Append the verdict's tokens to the sequence; see `SequenceOutput.append`."""
-        return self._sequences[sequence.id].append(verdict, num_drafted, room, logits, times)
+        return self._sequences[sequence.id].append(verdict, num_drafted, room, logits, times, scores)
 
 
 class SequenceOutput:
@@ -105,10 +106,16 @@ class SequenceOutput:
             scores += logprobs(logits[known : len(tokens)], tokens[known:], sequence.sampling.prompt_logprobs)
 
     def append(
-        self, verdict: Verdict, num_drafted: int, room: int, rows: Tensor | None = None, times: StepTimes | None = None
+        self,
+        verdict: Verdict,
+        num_drafted: int,
+        room: int,
+        rows: Tensor | None = None,
+        times: StepTimes | None = None,
+        scores: Seq[TokenLogprobs] | None = None,
     ) -> StepOutput:
-        """Append the verdict's tokens up to the first that ends the sequence, at most `room`. `rows` are the logits
-        [1 + num_drafted, V] of the step, for a sequence with log-probabilities."""
+        """Append the verdict's tokens up to the first that ends the sequence, at most `room`. A sequence with log-probabilities
+        has `scores`, those of the verdict's tokens, or `rows`, the logits [1 + num_drafted, V] of the step."""
         if self._error is not None:
             raise self._error
         sequence = self._sequence
@@ -119,11 +126,10 @@ class SequenceOutput:
         sequence.ids.extend(tokens)
         if self._grammar is not None:
             self._grammar.advance(tokens)
-        scores = None
-        if sequence.sampling.logprobs is not None:
+        if sequence.sampling.logprobs is not None and scores is None:
             assert rows is not None
             path_rows = [0, *(1 + node for node in verdict.path)][:count]
-            scores = tuple(logprobs(rows[path_rows], tokens, sequence.sampling.logprobs))
+            scores = logprobs(rows[path_rows], tokens, sequence.sampling.logprobs)
         prompt_scores = None if self._prompt_scores is None else tuple(self._prompt_scores)
         self._prompt_scores = None
         return StepOutput(
@@ -135,7 +141,7 @@ class SequenceOutput:
             drafted=num_drafted,
             accepted=len(verdict.path),
             num_cached=min(sequence.num_cached, sequence.num_prompt),
-            logprobs=scores,
+            logprobs=None if scores is None else tuple(scores[:count]),
             prompt_logprobs=prompt_scores,
             finish_reason=sequence.finish_reason,
             method=sequence.method,

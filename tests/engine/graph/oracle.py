@@ -45,7 +45,7 @@ class OracleProposer(FakeProposer):
 
 class OracleDrafter:
     state_layers: tuple[int, ...] = ()
-    wants_states = False
+    wants_states = edits_logits = False
     is_idle = False
     table_width, scratch_block = 1, 0
     state: tuple[torch.Tensor, ...] = ()
@@ -87,7 +87,7 @@ class OracleDrafter:
                 drafts.parents[slot] = torch.tensor(parents, dtype=torch.int32)
         return None
 
-    def draft(self, shape: DraftShape) -> Callable[[], None]:
+    def draft(self, shape: DraftShape, sampling: object) -> Callable[[], None]:
         raise AssertionError
 
     def follow(self) -> Callable[[], None]:

@@ -1,11 +1,15 @@
 """Slots of the graph executor: which sequence is where, and its sampling parameters on the device."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from paceline.core.request import SamplingParams, SpeculationParams
 from paceline.core.sequence import Sequence, Status
-from paceline.engine.graph.slots import DeviceSlots, Slot, SlotParams, SlotTable
+from paceline.engine.graph.slot_params import Slot, SlotParams, fits_slot
+from paceline.engine.graph.slots import DeviceSlots, SlotTable
+from paceline.kernels.gpu.speculation.edits import IN_PROMPT
 
 CPU = torch.device("cpu")
 GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.5, seed=1)
@@ -56,18 +60,59 @@ def params(contents: dict[int, SamplingParams]) -> SlotParams:
 def test_the_simplest_sampling_that_serves_every_slot(contents: dict[int, SamplingParams], kind: str) -> None:
     result = params(contents)
     result.upload()
-    assert result.sampling == kind
+    assert result.sampling.kind == kind
 
 
 def test_an_emptied_slot_is_greedy_again() -> None:
     result = params({1: CUT})
     result.upload()
     result.clear(1)
-    assert result.sampling == "truncated"  # as on the device
+    assert result.sampling.kind == "truncated"  # as on the device
     result.upload()
-    assert result.sampling == "greedy"
+    assert result.sampling.kind == "greedy"
     assert result.on_device.temperature.tolist() == [0.0] * 4
     assert result.on_device.top_p.tolist() == [1.0] * 4
+
+
+def test_the_features_that_a_slot_uses() -> None:
+    assert not params({0: SAMPLED}).sampling.has_features
+    for changes in ({"repetition_penalty": 1.2}, {"frequency_penalty": 0.1}, {"logit_bias": {3: 1.0}}):
+        result = SlotParams(2, CPU, vocab_size=8)
+        result.set(1, Slot((1, 2), replace(GREEDY, **changes), 0, 0))
+        result.upload()
+        assert result.sampling == ("greedy", True, False)
+    scored = SlotParams(2, CPU)
+    scored.set(1, Slot((1, 2), replace(GREEDY, logprobs=0), 0, 0))
+    scored.upload()
+    assert scored.sampling == ("greedy", False, True)
+    assert scored.num_top.tolist() == [-1, 0]
+
+
+def test_penalties_know_the_text_of_the_sequence_that_enters_a_slot() -> None:
+    result = SlotParams(2, CPU, vocab_size=8)
+    for _ in range(2):
+        result.set(1, Slot((1, 2, 2, 7, 5, 7), replace(GREEDY, presence_penalty=0.1), 0, 0, num_prompt=3))
+    assert result.edits.seen[1].tolist() == [0, IN_PROMPT, IN_PROMPT, 0, 0, 1, 0, 2]
+    assert not result.edits.seen[0].any()
+
+
+def test_end_tokens_are_blocked_before_a_position() -> None:
+    short = replace(GREEDY, min_tokens=3, blocked_ids=(4, 6))
+    result = params({1: short})
+    result.set(2, Slot((1, 2, 3, 4, 5), short, 0, 0, num_prompt=2))  # has as many
+    result.set(3, Slot((1, 2, 3, 4), short, 0, 0, num_prompt=2))
+    result.upload()
+    assert result.edits.num_blocked.tolist() == [0, 2, 0, 2]
+    assert result.edits.first_end[[1, 3]].tolist() == [3, 5]
+    assert result.edits.blocked[3, :2].tolist() == [4, 6]
+
+
+def test_lists_that_a_slot_cannot_hold() -> None:
+    assert fits_slot(SamplingParams(logit_bias=dict.fromkeys(range(512), 1.0)), 1000)
+    assert not fits_slot(SamplingParams(logit_bias=dict.fromkeys(range(513), 1.0)), 1000)
+    assert not fits_slot(SamplingParams(min_tokens=1, blocked_ids=tuple(range(65))), 1000)
+    assert fits_slot(SamplingParams(blocked_ids=tuple(range(65))), 1000)
+    assert not fits_slot(SamplingParams(min_tokens=1, blocked_ids=tuple(range(8))), 8)
 
 
 def test_batches_of_all_sizes_share_one_memory() -> None:
@@ -77,6 +122,6 @@ def test_batches_of_all_sizes_share_one_memory() -> None:
     assert small.state.lengths.tolist() == [3, 2]
     assert small.state.last.tolist() == [[2, 3], [4, 5]]
     assert small.tensors.top_k.tolist() == [3, SamplingParams().top_k]
-    assert small.sampling == "truncated"
+    assert small.sampling.kind == "truncated"
     small.state.lengths[0] += 1
     assert largest.state.lengths.tolist() == [4, 2, 2, 2]

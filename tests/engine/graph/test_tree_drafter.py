@@ -7,7 +7,8 @@ import torch
 
 from paceline.core.request import SamplingParams
 from paceline.engine.graph import tree_drafter
-from paceline.engine.graph.slots import DeviceSlots, Slot
+from paceline.engine.graph.slot_params import Slot
+from paceline.engine.graph.slots import DeviceSlots
 from paceline.engine.graph.tree_drafter import FRESH, ROOM, SHAPES, TreeDrafter
 from paceline.kernels.gpu.speculation.accept_tree import path_buffers
 from paceline.speculation.proposer import HiddenRows, SequenceProgress
@@ -75,7 +76,7 @@ class Case:
             blocks = self.drafter.reserve_blocks(sequence, len(sequence.ids) + self.nodes, shape)
             self.tables[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         assert self.drafter.begin(shape) == "draft"
-        self.drafter.draft(shape)()
+        self.drafter.draft(shape, self.slots.sampling)()
         drafts = self.drafter.drafts(shape)
         return list(zip(drafts.tokens.tolist(), drafts.parents.tolist(), strict=True))
 

@@ -13,7 +13,8 @@ from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any 
 import triton
 
 from paceline.engine.graph.mixed import MixedSteps, SlotInputs
-from paceline.engine.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot
+from paceline.engine.graph.slot_params import WARM_UP_SAMPLING, Slot
+from paceline.engine.graph.slots import DeviceSlots
 from paceline.kernels import linear
 from paceline.kernels.cpu import native
 from paceline.kernels.formats.layout import AttentionLayout

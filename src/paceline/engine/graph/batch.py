@@ -5,7 +5,7 @@ the next step before it has read the outcome of the last. The host keeps the blo
 copies them to the device with every step.
 
 `RoundBuffers` is the device memory of steps of one shape. `ControlBuffer` holds the inputs of a step that the host writes:
-active slots, draft limits and block tables. `GraphBatches` has the batches of all sizes, and the one that the slots are in.
+active slots, draft limits and block tables.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,22 +21,21 @@ from torch import Tensor
 
 from paceline.core.request import SamplingParams
 from paceline.core.sequence import Sequence
-from paceline.engine import Scheduler
 from paceline.engine.graph.captures import Capture
-from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import NO_DRAFTS, DraftPrefills, DraftShape, DraftTensors, GraphProposer
 from paceline.engine.graph.inflight import InflightStep, StepBuffers
 from paceline.engine.graph.mixed import SlotInputs
 from paceline.engine.graph.rows import ChainRows, TreeRows
 from paceline.engine.graph.selection import make_drafter
-from paceline.engine.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Sampling, Slot, SlotTable
+from paceline.engine.graph.slot_params import WARM_UP_ALL, WARM_UP_FEATURES, WARM_UP_SAMPLING, Sampling, Slot
+from paceline.engine.graph.slots import DeviceSlots
 from paceline.kernels.gpu.speculation.accept import Accepted, accept_chains
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath, accept_trees
+from paceline.kernels.gpu.speculation.edits import DraftedRows
+from paceline.kernels.gpu.speculation.scores import COLUMNS
 from paceline.models.decoder import ForwardOutput
 from paceline.models.device import Graph, StreamTimer
-from paceline.models.runner.gpu import GpuRunner, padded_sizes
-from paceline.policy.step import padded_size
-from paceline.speculation.proposers.model import DraftModelProposer
+from paceline.models.runner.gpu import GpuRunner
 
 
 class RoundBuffers:
@@ -61,6 +60,21 @@ class RoundBuffers:
             self.tree = TreeRows(target, tables, self.report[2], shape.nodes, shape.levels)
         self.drafts = drafts
         self.output: ForwardOutput | None = None
+        self.scores: Tensor | None = None
+        """[S * (1 + L), COLUMNS] int32: the committed tokens, in steps with log-probabilities."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions of the rows."""
+        return (self.chain or self.tree).positions  # type: ignore[union-attr]  # it is one of them
+
+    def drafted(self) -> DraftedRows | None:
+        """The drafts before each row."""
+        if self.drafts is None:
+            return None
+        tokens = self.drafts.tokens
+        ancestors = None if self.tree is None else self.tree.places.ancestors
+        return DraftedRows(tokens, 1 + tokens.shape[1], len(self.positions), ancestors=ancestors)
 
 
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
@@ -111,8 +125,22 @@ class ControlBuffer:
 
 
 Part = Literal["draft", "follow", "verify", "accept"]
-GraphKey = tuple[Part, DraftShape, Sampling | None, bool]
-"""Part of a step, its shape, the sampling if the part depends on it, and whether it keeps hidden states."""
+
+
+class GraphKey(NamedTuple):
+    part: Part
+    shape: DraftShape
+    sampling: Sampling | None
+    """None if the part does not depend on it."""
+    keeps: bool
+    """Whether it keeps hidden states."""
+
+
+def _is_optional(key: GraphKey) -> bool:
+    """Whether the part can run without its graph: it has few kernels, or another graph does."""
+    return key.sampling is not None and key.sampling.has_features
+
+
 TIMED_RUNS = 5
 """Runs of a graph that is timed; their median counts."""
 IN_FLIGHT = 2
@@ -152,6 +180,8 @@ class GraphBatch:
         self._count = 0
         self._capture_layers = drafter.state_layers if drafter else ()
         self._graphs: dict[GraphKey, Graph[None]] = {}
+        self._eager: dict[GraphKey, Callable[[], None]] = {}
+        """Parts that run without a graph."""
         self._rounds: dict[DraftShape, RoundBuffers] = {}
 
     @torch.inference_mode()
@@ -173,7 +203,7 @@ class GraphBatch:
         buffers.begin.record()
         first = self.drafter.begin(shape) if self.drafter else None
         if first is not None:
-            self._graph(first, shape).replay()
+            self._run(first, shape)
         buffers.drafted.record()
         return buffers
 
@@ -194,17 +224,20 @@ class GraphBatch:
         """Queue one step; the arguments by slot are those of `begin`."""
         num_graphs = len(self._graphs)
         buffers = self.begin(shape, limits, tables, draft_tables)
-        self._graph("verify", shape).replay()
+        self._run("verify", shape)
         buffers.verified.record()
-        self._graph("accept", shape, self.drafter is not None and self.drafter.wants_states).replay()
-        round_ = self._round(shape)
+        self._run("accept", shape, self.drafter is not None and self.drafter.wants_states)
+        round_, is_scored = self._round(shape), self.slots.sampling.is_scored
         buffers.report.copy_(round_.report, non_blocking=True)
         buffers.tokens_at(shape.levels).copy_(round_.path.tokens, non_blocking=True)
         if round_.tree is not None:
             buffers.rows_at(shape.levels).copy_(round_.path.rows, non_blocking=True)
+        if is_scored:
+            assert round_.scores is not None
+            buffers.scores_at(shape.levels).copy_(round_.scores, non_blocking=True)
         buffers.end.record()
         is_timed = len(self._graphs) == num_graphs
-        return InflightStep(shape, round_.tree is not None, sequences, limits, buffers, is_timed)
+        return InflightStep(shape, round_.tree is not None, sequences, limits, buffers, is_timed, is_scored)
 
     @property
     def num_graphs(self) -> int:
@@ -212,23 +245,24 @@ class GraphBatch:
 
     def has_graphs(self, shape: DraftShape, with_prompts: bool) -> bool:
         """Whether a step with drafts of this shape captures nothing. In a step with prompts, only drafting is a graph."""
-        sampling, keeps = self.slots.sampling, self.drafter is not None and self.drafter.wants_states
-        keys: list[GraphKey] = [("draft", shape, sampling, False)]
+        keys = [self._key("draft", shape)]
         if not with_prompts:
-            keys += ("verify", shape, None, False), ("accept", shape, sampling, keeps)
-        return all(key in self._graphs for key in keys)
+            keeps = self.drafter is not None and self.drafter.wants_states
+            keys += [self._key("verify", shape), self._key("accept", shape, keeps)]
+        return all(self._substitute(key) in self._graphs or _is_optional(key) for key in keys)
 
-    def captures(self, max_depth: int, max_rows: int) -> tuple[list[Capture], list[Capture]]:
+    def captures(self, max_depth: int, max_rows: int) -> tuple[list[Capture], list[Capture], list[Capture]]:
         """Functions that capture the graphs of every shape of up to `max_rows` rows, over empty slots. The first list has the
-        graphs that any traffic needs, the second list the remaining graphs."""
-        first, later = list[Capture](), list[Capture]()
+        graphs that any traffic needs, the second list the remaining graphs, the third list those that steps can do without."""
+        first, later, optional = list[Capture](), list[Capture](), list[Capture]()
         for shape in self.shapes(max_depth, max_rows):
             for number, params in enumerate(WARM_UP_SAMPLING):
                 is_first = shape == NO_DRAFTS and number < 2
                 (first if is_first else later).append(partial(self._capture, shape, params))
+            optional += [partial(self._capture, shape, params) for params in WARM_UP_FEATURES]
         if self.drafter:
             later.append(partial(self._graph, "follow", NO_DRAFTS))
-        return first, later
+        return first, later, optional
 
     @torch.inference_mode()
     def _capture(self, shape: DraftShape, params: SamplingParams) -> None:
@@ -240,6 +274,14 @@ class GraphBatch:
         self._graph("accept", shape, bool(self._capture_layers))
         if not shape.nodes:  # without drafts no states are kept
             self._graph("accept", shape)
+
+    @torch.inference_mode()
+    def load_features(self) -> None:
+        """Load the kernels of features, which steps run before they are captured."""
+        self._clear(WARM_UP_ALL)
+        for shape in (NO_DRAFTS, self.drafter.shape(1) if self.drafter else NO_DRAFTS):
+            self._run("verify", shape)
+            self._run("accept", shape)
 
     @torch.inference_mode()
     def draft_seconds(self, shape: DraftShape) -> float:
@@ -276,17 +318,45 @@ class GraphBatch:
             self._rounds[shape] = RoundBuffers(self.target, self.tables, self.size, shape, drafts)
         return self._rounds[shape]
 
-    def _graph(self, part: Part, shape: DraftShape, keeps: bool = False) -> Graph[None]:
+    def _key(self, part: Part, shape: DraftShape, keeps: bool = False) -> GraphKey:
         # The pass itself does not depend on the sampling
         sampling = self.slots.sampling if part in ("draft", "accept") else None
-        key: GraphKey = part, shape, sampling, keeps
+        if part == "draft":
+            assert sampling is not None
+            assert self.drafter is not None
+            sampling = Sampling(sampling.kind, sampling.is_edited and self.drafter.edits_logits)
+        return GraphKey(part, shape, sampling, keeps)
+
+    def _substitute(self, key: GraphKey) -> GraphKey:
+        """The key itself, or that of the drafts without biases and penalties until the graph is captured: fewer of them are
+        accepted."""
+        if key.part != "draft" or key in self._graphs:
+            return key
+        assert key.sampling is not None
+        return key._replace(sampling=Sampling(key.sampling.kind))
+
+    def _run(self, part: Part, shape: DraftShape, keeps: bool = False) -> None:
+        """Queue a part of a step: its graph, which is captured if it is missing and the part needs one."""
+        key = self._substitute(self._key(part, shape, keeps))
+        if key in self._graphs or not _is_optional(key):
+            self._captured(key).replay()
+            return
+        if key not in self._eager:
+            self._eager[key] = self._part(key)
+        self._eager[key]()
+
+    def _graph(self, part: Part, shape: DraftShape, keeps: bool = False) -> Graph[None]:
+        return self._captured(self._key(part, shape, keeps))
+
+    def _captured(self, key: GraphKey) -> Graph[None]:
         if key not in self._graphs:
-            work = self._part(part, shape, keeps)
+            work = self._part(key)
             # A capture runs the function once for real. Without an active slot nothing is accepted and no cached key moves.
             with self._kept():
-                if part == "accept":
+                if key.part == "accept":
                     self._active.zero_()
                 self._graphs[key] = Graph(work, self.device, self.target.graph_pool)
+            self._eager.pop(key, None)
         return self._graphs[key]
 
     @contextmanager
@@ -298,13 +368,17 @@ class GraphBatch:
         for tensor, before in zip(updated, kept, strict=True):
             tensor.copy_(before)
 
-    def _part(self, part: Part, shape: DraftShape, keeps: bool = False) -> Callable[[], None]:
-        if part == "verify":
-            return self._verify_part(shape)
-        if part == "accept":
-            return self._accept_part(shape, keeps)
+    def _part(self, key: GraphKey) -> Callable[[], None]:
+        if key.part == "verify":
+            return self._verify_part(key.shape)
+        if key.part == "accept":
+            assert key.sampling is not None
+            return self._accept_part(key.shape, key.sampling, key.keeps)
         assert self.drafter is not None
-        return self.drafter.draft(shape) if part == "draft" else self.drafter.follow()
+        if key.part == "follow":
+            return self.drafter.follow()
+        assert key.sampling is not None
+        return self.drafter.draft(key.shape, key.sampling)
 
     def _verify_part(self, shape: DraftShape) -> Callable[[], None]:
         """The target's pass over the last committed token and the drafts."""
@@ -328,18 +402,22 @@ class GraphBatch:
 
         return compute
 
-    def _accept_part(self, shape: DraftShape, keeps: bool) -> Callable[[], None]:
+    def _accept_part(self, shape: DraftShape, sampling: Sampling, keeps: bool) -> Callable[[], None]:
         """Sample the target's tokens, accept the drafts that agree, and update the state; the drafter's too if it
         `keeps` hidden states."""
-        round_, rows, state = self._round(shape), 1 + shape.nodes, self.slots.state
-        choose, path, drafts = self.slots.picker(rows), round_.path, round_.drafts
+        round_, rows, slots, state = self._round(shape), 1 + shape.nodes, self.slots, self.slots.state
+        choose, path, drafts = slots.picker(rows, sampling), round_.path, round_.drafts
+        score, num_tokens = slots.scorer(path.tokens.numel()), path.tokens.shape[1]
+        if sampling.is_scored and round_.scores is None:
+            round_.scores = torch.zeros(path.tokens.numel(), COLUMNS, dtype=torch.int32, device=self.device)
+        every = torch.arange(self.size * rows, device=self.device)
         none = torch.zeros(self.size, 0, dtype=torch.int64, device=self.device)
 
         def compute() -> None:
             assert round_.output is not None
             assert round_.output.logits is not None
-            positions = (round_.chain or round_.tree).positions  # type: ignore[union-attr]  # it is one of them
-            picks = choose(round_.output.logits, positions + 1).view(self.size, rows)
+            logits = round_.output.logits
+            picks = choose(logits, round_.positions + 1, round_.drafted()).view(self.size, rows)
             if round_.tree is not None:
                 assert drafts is not None
                 assert drafts.parents is not None
@@ -350,77 +428,13 @@ class GraphBatch:
                 tokens = drafts.tokens if drafts is not None else none
                 out = Accepted(path.counts, path.tokens)
                 accept_chains(tokens, picks, self._limits, self._active, state, out)
+            slots.count(path.tokens, sampling)
+            if sampling.is_scored:
+                assert round_.scores is not None
+                places = every if round_.tree is None else path.rows.flatten()
+                score(logits, places, path.tokens.flatten(), num_tokens, round_.scores)
             if keeps:
                 assert self.drafter is not None
                 self.drafter.keep_states(round_.output.hidden_by_layer, path, self._active)
 
         return compute
-
-
-class GraphBatches:
-    """A batch is made when its size is needed first, and kept: it has its own graphs."""
-
-    def __init__(
-        self,
-        runner: GpuRunner,
-        proposer: GraphProposer | None,
-        scheduler: Scheduler,
-        max_depth: int,
-        device_slots: DeviceSlots,
-        slots: SlotTable,
-    ) -> None:
-        self._runner, self._proposer, self._scheduler = runner, proposer, scheduler
-        self._device_slots, self._slots, self.max_depth = device_slots, slots, max_depth
-        self.prefills: DraftPrefills | None = None
-        if proposer is not None and not proposer.traits.is_tree:
-            self.prefills = DraftPrefills(cast(DraftModelProposer, proposer).drafter, device_slots.size)
-        self.can_join = proposer is None or self.prefills is not None
-        """Whether sequences can join a batch that drafts, without the host."""
-        self._batches: dict[int, GraphBatch] = {}
-        self.current = self.of(1)
-        """The batch of the size that the slots need."""
-
-    def of(self, size: int) -> GraphBatch:
-        if size not in self._batches:
-            self._batches[size] = GraphBatch(
-                self._runner, self._proposer, self.prefills, self._device_slots, size, self.max_depth
-            )
-        return self._batches[size]
-
-    def max_rows(self, size: int) -> int:
-        """Most rows of a step of `size` slots, drafts included."""
-        return min(self._scheduler.max_batched_tokens, size + self._scheduler.max_draft_tokens)
-
-    def captures(self) -> tuple[list[Capture], list[Capture]]:
-        """Functions that capture the graphs of all batches. The first list has the graphs that any traffic needs, the second
-        list the remaining graphs."""
-        batches = [self.of(size) for size in reversed(padded_sizes(self._scheduler.max_num_seqs))]
-        most = max(batch.most_rows(self.max_depth, self.max_rows(batch.size)) for batch in batches)
-        self._runner.workspace.logits(most)  # all batches share it
-        pairs = [batch.captures(self.max_depth, self.max_rows(batch.size)) for batch in batches]
-        return [capture for first, _ in pairs for capture in first], [
-            capture for _, later in pairs for capture in later
-        ]
-
-    def draft_seconds(self, size: int) -> dict[int, float]:
-        """{draft tokens of a sequence: seconds of drafting} in steps of about `size` sequences."""
-        batch = self.of(padded_size(size))
-        shapes = batch.shapes(self.max_depth, self.max_rows(batch.size))
-        return {shape.nodes: batch.draft_seconds(shape) for shape in shapes if shape.nodes}
-
-    def load(self) -> GraphBatch:
-        """The batch for sequences that were just put into the slots; its drafter has not loaded them."""
-        self.current = self.of(padded_size(len(self._slots)))
-        return self.current
-
-    def fit(self) -> None:
-        """Continue in a batch of the size that the slots need."""
-        batch = self.of(padded_size(len(self._slots)))
-        if batch is self.current or not self._slots:
-            return
-        old, new = self.current.drafter, batch.drafter
-        if isinstance(old, ChainDrafter) and isinstance(new, ChainDrafter):
-            new.take_over(old)
-        elif new is not None:
-            new.load(())  # its sequences need a draft prefill
-        self.current = batch

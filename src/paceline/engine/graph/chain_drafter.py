@@ -10,8 +10,10 @@ from torch import Tensor
 from paceline.core.sequence import Sequence
 from paceline.engine.graph.drafter import DraftPrefills, DraftShape, DraftTensors
 from paceline.engine.graph.rows import ChainRows
+from paceline.engine.graph.slot_params import Sampling
 from paceline.engine.graph.slots import DeviceSlots
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
+from paceline.kernels.gpu.speculation.edits import DraftedRows
 from paceline.models.device import StreamEvent
 from paceline.models.runner.gpu import GpuRunner
 from paceline.speculation import SequenceProgress
@@ -27,6 +29,7 @@ class ChainDrafter:
 
     state_layers: tuple[int, ...] = ()
     wants_states = False
+    edits_logits = True
 
     def __init__(
         self, proposer: DraftModelProposer, slots: DeviceSlots, vocab_size: int, prefills: DraftPrefills
@@ -139,18 +142,18 @@ class ChainDrafter:
             self._current.clear()
         return "follow" if self._current else None
 
-    def draft(self, shape: DraftShape) -> Callable[[], None]:
+    def draft(self, shape: DraftShape, sampling: Sampling) -> Callable[[], None]:
         """The first pass computes the last two committed tokens: after a full acceptance the draft's cache lacks these two."""
         size, state = self._slots.size, self._slots.state
         first, others = (ChainRows(self._runner, self._tables, size, rows) for rows in (2, 1))
-        choose, drafts = self._slots.picker(1), self.drafts(shape).tokens
+        choose, drafts = self._slots.picker(1, sampling), self.drafts(shape).tokens
 
         def compute() -> None:
             logits = self._logits(first, state.last.flatten(), -2)
-            drafts[:, 0] = choose(logits, first.next_positions())
+            drafts[:, 0] = choose(logits, first.next_positions(), None)
             for step in range(1, shape.nodes):
                 logits = self._logits(others, drafts[:, step - 1].contiguous(), step - 1)
-                drafts[:, step] = choose(logits, others.next_positions())
+                drafts[:, step] = choose(logits, others.next_positions(), DraftedRows(drafts, 1, size, first=step))
 
         return compute
 

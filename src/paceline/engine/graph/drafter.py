@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from paceline.core.sequence import Sequence
+from paceline.engine.graph.slot_params import Sampling
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
 from paceline.models.device import SideStream, StreamEvent
 from paceline.models.runner import Span
@@ -56,6 +57,8 @@ class GraphDrafter(Protocol):
     table_width: int
     scratch_block: int
     """Block that padding writes to."""
+    edits_logits: bool
+    """Whether it drafts from logits with the biases and penalties of the slots."""
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -104,8 +107,8 @@ class GraphDrafter(Protocol):
         """Which graph the step runs before verification."""
         ...
 
-    def draft(self, shape: DraftShape) -> Callable[[], None]:
-        """A function that writes `drafts(shape)`."""
+    def draft(self, shape: DraftShape, sampling: Sampling) -> Callable[[], None]:
+        """A function that writes `drafts(shape)`, with kernels that serve slots of this sampling."""
         ...
 
     def follow(self) -> Callable[[], None]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Seq
 from paceline.core.sequence import Sequence
 from paceline.engine import Scheduler, Speculator
 from paceline.engine.graph.drafter import GraphProposer
+from paceline.engine.graph.slot_params import fits_slot
 from paceline.engine.step.step import HostReason
 from paceline.requests import RequestValidator
 
@@ -67,13 +68,13 @@ class GraphEligibility:
         self._eligible.clear()
 
     def _can_sample(self, sequence: Sequence) -> bool:
-        """Whether the device can pick its tokens: nothing may depend on the text or on earlier tokens."""
+        """Whether the device can pick its tokens."""
         params = sequence.sampling
         return (
             (sequence.verification == "coupled" or params.is_greedy)
-            and not (params.has_penalties or params.logit_bias or params.logprobs is not None)
             and params.constraint is None
-            and not (sequence.needs_prompt_scores or (params.blocked_ids and sequence.num_output < params.min_tokens))
+            and not sequence.needs_prompt_scores
+            and fits_slot(params, self._validator.limits.vocab_size)
             and len(sequence.ids) >= 2
             and sequence.draft is None
         )

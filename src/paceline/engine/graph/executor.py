@@ -21,7 +21,8 @@ from paceline.core.clock import Clock
 from paceline.core.machine import phase, show_share
 from paceline.core.sequence import Sequence
 from paceline.engine import Scheduler, Speculator
-from paceline.engine.graph.batch import IN_FLIGHT, GraphBatches
+from paceline.engine.graph.batch import IN_FLIGHT
+from paceline.engine.graph.batches import GraphBatches
 from paceline.engine.graph.captures import Capture, IdleCaptures
 from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import GraphProposer
@@ -29,7 +30,8 @@ from paceline.engine.graph.eligibility import GraphEligibility
 from paceline.engine.graph.inflight import InflightStep
 from paceline.engine.graph.mixed import Decoding, InflightMixed, MixedSteps, ScheduledPrompt
 from paceline.engine.graph.scheduler import GraphSchedule, GraphScheduler, SubmitPacer
-from paceline.engine.graph.slots import DeviceSlots, Slot, SlotTable
+from paceline.engine.graph.slot_params import Slot
+from paceline.engine.graph.slots import DeviceSlots, SlotTable
 from paceline.engine.step.step import HostReason, Schedule, StepDrafts, StepResult
 from paceline.kernels.gpu.compilation import count_lookups
 from paceline.models.device import StreamEvent
@@ -183,7 +185,8 @@ class GraphExecutor:
         self._runner, self._scheduler, self._speculator, self._validator = runner, scheduler, speculator, validator
         self._clock = clock
         self._slots = SlotTable()
-        self._device_slots = DeviceSlots(padded_size(scheduler.max_num_seqs), runner.device)
+        vocab_size = runner.model.config.vocab_size
+        self._device_slots = DeviceSlots(padded_size(scheduler.max_num_seqs), runner.device, vocab_size=vocab_size)
         self._batches = GraphBatches(runner, proposer, scheduler, max_depth, self._device_slots, self._slots)
         most, most_decoding = scheduler.max_batched_tokens, self._batches.max_rows(self._device_slots.size)
         self._mixed = MixedSteps(runner, self._device_slots, most, most_decoding, IN_FLIGHT)

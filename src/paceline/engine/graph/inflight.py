@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock
-from paceline.core.output import StepTimes
+from paceline.core.output import StepTimes, TokenLogprobs
 from paceline.core.sequence import Origin, Sequence, Status
 from paceline.engine.graph.drafter import DraftShape
 from paceline.engine.step.step import SequenceResult, StepResult
+from paceline.kernels.gpu.speculation.scores import COLUMNS, read_scores
 from paceline.models.device import StreamEvent, staging_tensor
 from paceline.speculation.verification import PLAIN, Verdict
 
@@ -26,6 +27,16 @@ def chain_path(accepted: int) -> tuple[int, ...]:
 def origins(accepted: int, is_bonus: bool) -> tuple[Origin, ...]:
     """Origins of the tokens of a step with drafts."""
     return (*(Origin.ACCEPTED,) * accepted, Origin.BONUS if is_bonus else Origin.RECOVERED)
+
+
+def scores_of(sequence: Sequence, tokens: Seq[int], scored: Tensor | None) -> tuple[TokenLogprobs, ...] | None:
+    """The log-probabilities of the committed tokens of a sequence. None if it wants none. `scored` [N, COLUMNS] has a row for
+    each token."""
+    wanted = sequence.sampling.logprobs
+    if wanted is None:
+        return None
+    assert scored is not None
+    return tuple(read_scores(scored.numpy(), tokens, wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,7 @@ class StepBuffers:
         self.report = staging_tensor(3, batch, dtype=torch.int32, device=device)
         self.tokens = staging_tensor(batch * (max_levels + 1), dtype=torch.int64, device=device)
         self.rows = staging_tensor(batch * (max_levels + 1), dtype=torch.int64, device=device)
+        self.scores = staging_tensor(batch * (max_levels + 1), COLUMNS, dtype=torch.int32, device=device)
         self.begin, self.drafted, self.verified, self.end = (StreamEvent(device) for _ in range(4))
 
     @property
@@ -64,6 +76,10 @@ class StepBuffers:
     def tokens_at(self, levels: int) -> Tensor:
         """[B, levels + 1]"""
         return self.tokens[: self.report.shape[1] * (levels + 1)].view(-1, levels + 1)
+
+    def scores_at(self, levels: int) -> Tensor:
+        """[B * (levels + 1), COLUMNS]: committed tokens as `score_tokens` scores them."""
+        return self.scores[: self.report.shape[1] * (levels + 1)]
 
     def rows_at(self, levels: int) -> Tensor:
         """[B, levels + 1]: rows of the pass that lie on the committed path."""
@@ -83,6 +99,8 @@ class InflightStep:
     buffers: StepBuffers
     is_timed: bool
     """False for the first step of its shape: graphs were captured during it."""
+    is_scored: bool = False
+    """Whether the step has log-probabilities."""
 
     @property
     def num_slots(self) -> int:
@@ -107,6 +125,7 @@ class InflightStep:
         """Wait for the step. Sequences that ended while it was in flight are left out."""
         outcome = self.wait()
         sequences, context, running = [], 0, Status.RUNNING
+        scored = self.buffers.scores_at(self.shape.levels) if self.is_scored else None
         for slot, (sequence, limit) in enumerate(zip(self.sequences, self.limits, strict=True)):
             if sequence is None or limit is None or sequence.status is not running:
                 continue
@@ -117,7 +136,9 @@ class InflightStep:
                 tuple(outcome.tokens[slot][: accepted + 1]),
                 origins(accepted, outcome.is_bonus[slot]) if limit else PLAIN,
             )
-            sequences.append(SequenceResult(sequence, 1, verdict, limit, limit, outcome.levels[slot] if limit else 0))
+            levels, first = outcome.levels[slot] if limit else 0, slot * self.max_tokens
+            scores = scores_of(sequence, verdict.tokens, None if scored is None else scored[first:])
+            sequences.append(SequenceResult(sequence, 1, verdict, limit, limit, levels, scores=scores))
         slots, now = self.num_slots, clock.now()
         verify_seconds = outcome.forward_seconds + outcome.sample_seconds
         drafted = now - verify_seconds

@@ -12,11 +12,14 @@ from paceline.core.output import StepTimes
 from paceline.core.sequence import BLOCK_SIZE, Sequence, Status
 from paceline.engine.graph.captures import Capture
 from paceline.engine.graph.drafter import DraftShape
-from paceline.engine.graph.inflight import StepBuffers, chain_path, origins
-from paceline.engine.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot, sample
+from paceline.engine.graph.inflight import StepBuffers, chain_path, origins, scores_of
+from paceline.engine.graph.slot_params import WARM_UP_ALL, WARM_UP_SAMPLING, Slot
+from paceline.engine.graph.slots import DeviceSlots, sample
 from paceline.engine.step.step import Scheduled, SequenceResult, StepResult
 from paceline.kernels.gpu.speculation.accept import accept_chains
+from paceline.kernels.gpu.speculation.edits import DraftedRows
 from paceline.kernels.gpu.speculation.pick import PickScratch, pick_scratch
+from paceline.kernels.gpu.speculation.scores import COLUMNS
 from paceline.kernels.gpu.speculation.slot_rows import commit_rows
 from paceline.models.device import StreamEvent, staging_tensor
 from paceline.models.runner import Span
@@ -65,6 +68,7 @@ class MixedBuffers:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.tokens = staging_tensor(size, dtype=torch.int64, device=device)
+        self.scores = staging_tensor(size, COLUMNS, dtype=torch.int32, device=device)
         self.verified, self.end = StreamEvent(device), StreamEvent(device)
 
 
@@ -79,6 +83,8 @@ class InflightMixed:
     buffers: MixedBuffers
     is_timed: bool
     """False if a graph was captured during the step."""
+    is_scored: bool
+    """Whether the step has log-probabilities."""
 
     @property
     def max_tokens(self) -> int:
@@ -113,6 +119,7 @@ class InflightMixed:
         """Wait for the step. Sequences that ended while it was in flight are left out."""
         committed, first_tokens = self.wait()
         results, context, running, first = [], 0, Status.RUNNING, iter(first_tokens)
+        scores, row = self.buffers.scores if self.is_scored else None, 0
         for (_, sequence, limit), padded in zip(self.decoding, committed, strict=True):
             if sequence.status is running:
                 context += len(sequence.ids)
@@ -120,12 +127,17 @@ class InflightMixed:
                 accepted = len(tokens) - 1
                 kinds = origins(accepted, accepted == limit) if limit else PLAIN
                 verdict = Verdict(chain_path(accepted), tokens, kinds)
-                results.append(SequenceResult(sequence, 1, verdict, limit, limit, limit))
+                own = scores_of(sequence, tokens, None if scores is None else scores[row:])
+                results.append(SequenceResult(sequence, 1, verdict, limit, limit, limit, scores=own))
+            row += len(padded)
         for prompt in self.prompts:
-            sequence = prompt.item.sequence
-            ended = None if prompt.slot is None else Verdict((), (next(first),), PLAIN)
+            sequence, ended, own = prompt.item.sequence, None, None
+            if prompt.slot is not None:
+                ended = Verdict((), (next(first),), PLAIN)
+                own = scores_of(sequence, ended.tokens, None if scores is None else scores[row:])
+                row += 1
             if sequence.status is running:
-                results.append(SequenceResult(sequence, prompt.item.num_tokens, ended))
+                results.append(SequenceResult(sequence, prompt.item.num_tokens, ended, scores=own))
         begun, buffers, now = self.begun, self.buffers, clock.now()
         draft_seconds = self.draft_seconds
         verify_seconds = buffers.end.seconds_since(begun.drafted)
@@ -157,6 +169,8 @@ class MixedSteps:
         self._num_picks = max_decoding_rows + slots.size
         self._buffers = [MixedBuffers(self._num_picks, target.device) for _ in range(max_inflight)]
         self._scratch: PickScratch | None = None
+        self._score = slots.scorer(self._num_picks)
+        self._every = torch.arange(self._num_picks, device=target.device)
         self._count = 0
 
     def warm_up(self, max_rows: int, max_depth: int) -> None:
@@ -167,9 +181,10 @@ class MixedSteps:
         tables = torch.full((slots.size, target.table_width), target.scratch_block, dtype=torch.int32).to(slots.device)
         none = torch.zeros(slots.size, dtype=torch.int32, device=slots.device)
         prompt = Span([target.scratch_block], 0, [0] * BLOCK_SIZE, 1)
-        for params in WARM_UP_SAMPLING:
+        for params in (*WARM_UP_SAMPLING, WARM_UP_ALL):
             slots.load([Slot((0, 0), params, 0, 0)])
-            for depth in range(max_depth + 1):
+            # The kernels of features are the same for every depth but 0
+            for depth in {0, max_depth} if params is WARM_UP_ALL else range(max_depth + 1):
                 drafts = torch.zeros(slots.size, depth, dtype=torch.int64, device=slots.device) if depth else None
                 inputs = SlotInputs(tables, none, none, drafts)
                 self._compute(self._buffers[0], inputs, [0][: slots.size - 1], [prompt], [slots.size - 1])
@@ -192,36 +207,44 @@ class MixedSteps:
         self._count += 1
         ending = [prompt.slot for prompt in prompts if prompt.slot is not None]
         spans = [prompt.span for prompt in prompts]
-        first = 0
-        for tokens in self._compute(buffers, inputs, [entry.slot for entry in decoding], spans, ending):
-            buffers.tokens[first : first + len(tokens)].copy_(tokens, non_blocking=True)
-            first += len(tokens)
+        self._compute(buffers, inputs, [entry.slot for entry in decoding], spans, ending)
         buffers.end.record()
-        return InflightMixed(shape, decoding, prompts, begun, buffers, is_timed)
+        is_scored = self._slots.sampling.is_scored
+        return InflightMixed(shape, decoding, prompts, begun, buffers, is_timed, is_scored)
 
     @torch.inference_mode()
     def _compute(
         self, buffers: MixedBuffers, inputs: SlotInputs, decoding: Seq[int], prompts: Seq[Span], ending: Seq[int]
-    ) -> list[Tensor]:
-        """Queue the pass and the new state of the slots in `decoding` and `ending`; returns the tokens committed there."""
+    ) -> None:
+        """Queue the pass, the new state of the slots in `decoding` and `ending`, and the copy of the tokens committed there."""
         slots, state, drafts = self._slots, self._slots.state, inputs.drafts
         slots.params.upload()
+        sampling = slots.sampling
         output = self._passes.run(state, inputs.tables, drafts, decoding, prompts, ending)
         buffers.verified.record()
         if output.logits is None:
-            return []
+            return
         if self._scratch is None:
             self._scratch = pick_scratch(self._num_picks, output.logits.shape[1], slots.device)
         params = slots.tensors
-        if slots.sampling != "greedy":
+        if sampling.kind != "greedy":
             params = params.map(lambda values: values[output.slots])
         positions = output.positions[output.rows] + 1
-        picks = sample(output.logits, positions, params, slots.sampling, self._scratch)
-        if drafts is None or not decoding:
-            commit_rows(state, output.rows, output.slots, output.tokens, output.positions, picks)
-            return [picks]
-        num_rows = len(decoding) * (1 + drafts.shape[1])
-        by_sequence = picks[:num_rows].view(len(decoding), -1)
-        accepted = accept_chains(drafts, by_sequence, inputs.limits, inputs.active, state, slots=output.decoding)
+        width = 1 if drafts is None else 1 + drafts.shape[1]
+        num_rows = len(decoding) * width if width > 1 else 0  # those of slots with drafts
+        drafted = None if drafts is None else DraftedRows(drafts, width, num_rows)
+        logits = slots.edited(output.logits, positions, sampling, output.slots, drafted=drafted)
+        picks = sample(logits, positions, params, sampling, self._scratch)
+        tokens = picks
+        if drafts is not None and num_rows:
+            by_sequence = picks[:num_rows].view(len(decoding), -1)
+            accepted = accept_chains(drafts, by_sequence, inputs.limits, inputs.active, state, slots=output.decoding)
+            slots.count(accepted.tokens, sampling, output.decoding)
+            tokens = torch.cat((accepted.tokens.flatten(), picks[num_rows:]))
         commit_rows(state, output.rows, output.slots, output.tokens, output.positions, picks, first=num_rows)
-        return [accepted.tokens.flatten(), picks[num_rows:]]
+        slots.count(picks[num_rows:].unsqueeze(1), sampling, output.slots[num_rows:])
+        buffers.tokens[: len(tokens)].copy_(tokens, non_blocking=True)
+        if sampling.is_scored:
+            scores = torch.empty(len(tokens), COLUMNS, dtype=torch.int32, device=slots.device)
+            self._score(output.logits, self._every[: len(tokens)], tokens, 1, scores, output.slots)
+            buffers.scores[: len(tokens)].copy_(scores, non_blocking=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 from paceline.core.sequence import BLOCK_SIZE, Sequence
 from paceline.engine import Scheduler, Speculator
-from paceline.engine.graph.batch import IN_FLIGHT, GraphBatch, GraphBatches
+from paceline.engine.graph.batch import IN_FLIGHT, GraphBatch
+from paceline.engine.graph.batches import GraphBatches
 from paceline.engine.graph.captures import IdleCaptures
 from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import NO_DRAFTS, DraftShape

@@ -1,132 +1,39 @@
 """The slots of a batch on the device: which sequence is in which slot, and the state of each slot.
 
-`DeviceSlots` holds lengths, last tokens and sampling parameters by slot. `SlotTable` assigns the sequences of the graph
-executor to slots.
+`DeviceSlots` holds lengths and last tokens by slot, picks tokens with the parameters of the slots (`slot_params.py`), and
+counts and scores those that are committed. `SlotTable` assigns the sequences of the graph executor to slots.
 """
 
 import heapq
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.core.request import SamplingParams
 from paceline.core.sequence import Sequence, Status
+from paceline.engine.graph.slot_params import Sampling, SamplingTensors, Slot, SlotParams
 from paceline.engine.step.step import PICKING_BYTES
 from paceline.kernels.gpu.speculation.accept import DeviceState
+from paceline.kernels.gpu.speculation.edits import DraftedRows, count_tokens, edit_logits
 from paceline.kernels.gpu.speculation.pick import PickScratch, pick, pick_greedy, pick_scratch, pick_truncated
-from paceline.models.device import StreamEvent, staging_tensor
-from paceline.speculation.rows import Purpose, stream
-
-Sampling = Literal["greedy", "sampled", "truncated"]
-"""The simplest sampling kernel that serves every slot."""
-WARM_UP_SAMPLING = (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9))
-"""One set of parameters for each `Sampling`."""
-
-
-class Slot(NamedTuple):
-    """One sequence, as the batch loads it."""
-
-    ids: Seq[int]
-    sampling: SamplingParams
-    seed: int
-    choice: int
-
-    @staticmethod
-    def of(sequence: Sequence) -> "Slot":
-        return Slot(sequence.ids, sequence.sampling, sequence.seed, sequence.choice)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplingTensors:
-    """Sampling parameters by slot."""
-
-    streams: Tensor  # [B] int64
-    top_k: Tensor  # [B] int64
-    top_p: Tensor  # [B] float64
-    temperature: Tensor  # [B] float32, 0: greedy
-    min_p: Tensor  # [B] float32
-
-    @staticmethod
-    def in_memory(memory: Tensor) -> "SamplingTensors":
-        """Views of `memory` [32 * B] uint8: adjacent, so that one copy transfers them."""
-        size = len(memory) // 32
-        longs, shares, floats = memory.split([16 * size, 8 * size, 8 * size])
-        streams, top_k = longs.view(torch.int64).view(2, size)
-        temperature, min_p = floats.view(torch.float32).view(2, size)
-        return SamplingTensors(streams, top_k, shares.view(torch.float64), temperature, min_p)
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> "SamplingTensors":
-        return SamplingTensors(*(change(getattr(self, field.name)) for field in fields(self)))
-
-
-class SlotParams:
-    """The sampling parameters of all slots. The host changes them in its own memory, and `upload` copies them to the device."""
-
-    def __init__(self, size: int, device: torch.device) -> None:
-        self._memory = torch.zeros(32 * size, dtype=torch.uint8, device=device)
-        self.on_device = SamplingTensors.in_memory(self._memory)
-        self._written = torch.zeros(32 * size, dtype=torch.uint8)
-        host = SamplingTensors.in_memory(self._written)
-        self._columns = [getattr(host, field.name).numpy() for field in fields(host)]
-        self._staging = [
-            (staging_tensor(32 * size, dtype=torch.uint8, device=device), StreamEvent(device)) for _ in range(2)
-        ]
-        self._turn = 0
-        self._is_stale = True
-        self.sampling: Sampling = "greedy"
-        for slot in range(size):
-            self.clear(slot)
-        self.upload()
-
-    def clear(self, slot: int) -> None:
-        """The slot is empty, which counts as greedy."""
-        self._write(slot, 0, 0, 1.0, 0.0, 0.0)
-
-    def set(self, slot: int, content: Slot) -> None:
-        params, number = content.sampling, stream(Purpose.SHARED, content.seed, content.choice)
-        temperature = 0.0 if params.is_greedy else params.temperature
-        signed = number - (1 << 64) if number >> 63 else number
-        self._write(slot, signed, params.top_k, params.top_p, temperature, params.min_p)
-
-    def _write(self, slot: int, *values: float) -> None:
-        """`values` in the order of `SamplingTensors`."""
-        for column, value in zip(self._columns, values, strict=True):
-            column[slot] = value
-        self._is_stale = True
-
-    def upload(self) -> None:
-        """Make changes effective for the steps submitted from now on."""
-        if not self._is_stale:
-            return
-        self._turn = 1 - self._turn
-        staging, copied = self._staging[self._turn]
-        copied.wait()
-        staging.copy_(self._written)
-        self._memory.copy_(staging, non_blocking=True)
-        copied.record()
-        self._is_stale = False
-        _, top_k, top_p, temperature, min_p = self._columns
-        is_sampled = temperature > 0.0
-        is_cut = is_sampled & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0))
-        self.sampling = "truncated" if is_cut.any() else "sampled" if is_sampled.any() else "greedy"
+from paceline.kernels.gpu.speculation.scores import ScoreScratch, score_scratch, score_tokens
 
 
 class DeviceSlots:
     """The state of the first `size` slots. Batches of different sizes share the memory of the largest."""
 
-    def __init__(self, size: int, device: torch.device, largest: "DeviceSlots | None" = None) -> None:
+    def __init__(
+        self, size: int, device: torch.device, largest: "DeviceSlots | None" = None, vocab_size: int = 0
+    ) -> None:
         """`largest` holds the slots of the largest batch. If None, these are the slots of the largest batch, and they are
-        empty."""
+        empty. `vocab_size` is needed for penalties."""
         self.size, self.device = size, device
         if largest is None:
             # Empty slots are greedy sequences of two tokens
             lengths = torch.full((size,), 2, dtype=torch.int32, device=device)
             self.state = DeviceState(lengths, torch.zeros(size, 2, dtype=torch.int64, device=device))
-            self.params = SlotParams(size, device)
+            self.params = SlotParams(size, device, vocab_size)
         else:
             self.state = DeviceState(largest.state.lengths[:size], largest.state.last[:size])
             self.params = largest.params
@@ -150,21 +57,56 @@ class DeviceSlots:
                 self.params.clear(slot)
         self.params.upload()
 
-    def picker(self, rows: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """A function (logits [size * rows, V], positions of the picked tokens) -> tokens; `rows` rows of each slot are
-        adjacent."""
+    def picker(self, rows: int, sampling: Sampling) -> Callable[[Tensor, Tensor, DraftedRows | None], Tensor]:
+        """A function (logits [size * rows, V], positions of the picked tokens, drafts before the rows) -> tokens; `rows` rows
+        of each slot are adjacent. It may modify the logits, unless they are scored."""
         scratch: dict[int, PickScratch] = {}
-        sampling, tensors = self.sampling, self.tensors
+        tensors = self.tensors
 
-        def choose(logits: Tensor, positions: Tensor) -> Tensor:
+        def choose(logits: Tensor, positions: Tensor, drafted: DraftedRows | None) -> Tensor:
             width = logits.shape[1]
             if width not in scratch:
                 scratch[width] = pick_scratch(self.size * rows, width, self.device)
-            is_adjacent = rows == 1 or sampling == "greedy"
+            is_adjacent = rows == 1 or sampling.kind == "greedy"
             spread = tensors if is_adjacent else tensors.map(lambda values: values.repeat_interleave(rows))
+            logits = self.edited(logits, positions, sampling, each=rows, drafted=drafted)
             return sample(logits, positions, spread, sampling, scratch[width])
 
         return choose
+
+    def edited(
+        self,
+        logits: Tensor,  # [R, V]
+        positions: Tensor,  # [R]
+        sampling: Sampling,
+        slots: Tensor | None = None,
+        each: int = 1,
+        drafted: DraftedRows | None = None,
+    ) -> Tensor:
+        """The logits with the modifications of their slots, in place unless they are scored; see `edit_logits`."""
+        if sampling.is_edited:
+            logits = logits.clone() if sampling.is_scored else logits
+            edit_logits(logits, positions, self.params.edits, slots, each, drafted)
+        return logits
+
+    def count(self, tokens: Tensor, sampling: Sampling, slots: Tensor | None = None) -> None:
+        """Count committed tokens [B, W] for the penalties of their slots; see `count_tokens`."""
+        if sampling.is_edited:
+            count_tokens(tokens, self.params.edits, slots)
+
+    def scorer(self, num_tokens: int) -> Callable[..., None]:
+        """`score_tokens` for up to so many tokens, with the wants of the slots. The arguments are logits, rows, tokens, tokens
+        of a slot, `out` and `slots`."""
+        scratch: list[ScoreScratch] = []
+
+        def score(
+            logits: Tensor, rows: Tensor, tokens: Tensor, each: int, out: Tensor, slots: Tensor | None = None
+        ) -> None:
+            if not scratch:
+                scratch.append(score_scratch(num_tokens, logits.shape[1], self.device))
+            score_tokens(logits, rows, tokens, self.params.num_top, each, scratch[0], out, slots)
+
+        return score
 
 
 def sample(
@@ -175,10 +117,10 @@ def sample(
     scratch: PickScratch,
 ) -> Tensor:
     """[R] int64: one token for each row."""
-    if sampling == "greedy":
+    if sampling.kind == "greedy":
         return pick_greedy(logits, scratch)
     noise = params.temperature, params.streams, positions
-    if sampling == "sampled":
+    if sampling.kind == "sampled":
         return pick(logits, *noise, scratch)
     return pick_truncated(logits, *noise, params.top_k, params.top_p, params.min_p, scratch, max_bytes=PICKING_BYTES)
 

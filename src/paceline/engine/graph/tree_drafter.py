@@ -15,7 +15,8 @@ from torch import Tensor
 
 from paceline.core.sequence import BLOCK_SIZE, Sequence
 from paceline.engine.graph.drafter import DraftShape, DraftTensors
-from paceline.engine.graph.slots import DeviceSlots, Sampling
+from paceline.engine.graph.slot_params import PickKind, Sampling
+from paceline.engine.graph.slots import DeviceSlots
 from paceline.kernels.formats.layout import AttentionLayout
 from paceline.kernels.gpu.attention.plan import AttentionScratch
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
@@ -112,7 +113,7 @@ class TreeGrowth:
         ]
         self._plan = plan_eagle(runner.model, size * self._width, size, scratch)
 
-    def part(self, sampling: Sampling) -> Callable[[], None]:
+    def part(self, sampling: PickKind) -> Callable[[], None]:
         """A function that grows the trees and chooses their nodes, ranked by the sampling of the slots."""
         slots, runner, model, width = self._slots, self._runner, self._runner.model, self._width
         places = head_places(slots.size, self._fresh.tokens.shape[1], self._levels, width, slots.device)
@@ -143,7 +144,7 @@ class TreeGrowth:
 
         return compute
 
-    def _ranking(self, sampling: Sampling, rows: int) -> Callable[[Tensor, int], RankedTokens]:
+    def _ranking(self, sampling: PickKind, rows: int) -> Callable[[Tensor, int], RankedTokens]:
         """A function (logits of `rows` rows a slot, level) -> the children of each row."""
         slots, ids = self._slots, self._runner.model.vocabulary.ids
         total = slots.size * rows
@@ -194,6 +195,9 @@ def tree_shape(depth: int) -> DraftShape:
 
 class TreeDrafter:
     """Stores the hidden states of steps without drafts too, until the head runs or the buffer is full."""
+
+    edits_logits = False
+    """The logits of a head are ranked as they are: a tree has alternatives to the token that a penalty excludes."""
 
     def __init__(self, proposer: EagleProposer, slots: DeviceSlots) -> None:
         self._proposer, self._slots, self._runner = proposer, slots, proposer.runner
@@ -286,8 +290,8 @@ class TreeDrafter:
         self._num_fresh = 1
         return "follow" if self._current else None
 
-    def draft(self, shape: DraftShape) -> Callable[[], None]:
-        return self._growth(shape).part(self._slots.sampling)
+    def draft(self, shape: DraftShape, sampling: Sampling) -> Callable[[], None]:
+        return self._growth(shape).part(sampling.kind)
 
     def follow(self) -> Callable[[], None]:
         run = fresh_pass(self._runner, self._fresh, self._tables, self._slots, self._scratch)

@@ -14,7 +14,7 @@ applies both to the models of an engine.
 """
 
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -31,6 +31,7 @@ from paceline.models.drafts import LoadedHead
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.heads.eagle import LANE_BLOCKS, EagleModel
 from paceline.models.loading import LoadedModel
+from paceline.policy.step import padded_size
 from paceline.speculation.proposers.eagle import PENDING_ROWS, WIDTH
 
 SEQUENCES = (256, 128, 64, 32, 16, 8)
@@ -414,6 +415,11 @@ def _logit_bytes(shape: DecoderSpec) -> int:
     return shape.vocab_size * 4
 
 
+def _slot_bytes(limits: ResolvedLimits, shape: DecoderSpec) -> int:
+    """The tokens that penalties count, an integer for each slot of a graph step and each token of the vocabulary."""
+    return padded_size(limits.max_num_seqs) * shape.vocab_size * 4
+
+
 def _head_bytes(head: LoadedHead, limits: ResolvedLimits) -> int:
     """Hidden states that a head has yet to compute, and the cache of its branches."""
     if not isinstance(head.model, EagleModel):
@@ -441,6 +447,9 @@ def _fit(
         None if model is None else footprint(model, config, limits, device, window) for model in (target, draft)
     ]
     assert footprints[0] is not None
+    if device.type != "cpu":
+        slots = _slot_bytes(limits, target.config)
+        footprints[0] = replace(footprints[0], activation_bytes=footprints[0].activation_bytes + slots)
     required = blocks_for(window) * BLOCK_SIZE + BLOCK_SIZE
     if config.kv_tokens is not None and config.kv_tokens < required:
         raise InvalidConfig(

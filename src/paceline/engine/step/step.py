@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from paceline.core.output import StepTimes
+from paceline.core.output import StepTimes, TokenLogprobs
 from paceline.core.sequence import Sequence
 from paceline.speculation import HiddenRows
 from paceline.speculation.drafts import Draft
@@ -60,7 +60,7 @@ class HostReason(StrEnum):
     PREFILL = "prefill"
     """A sequence has prompt tokens to compute, and no mixed step can compute them."""
     SAMPLING = "sampling"
-    """A request has penalties, a logit bias, a grammar, log-probabilities, or sampled rejection."""
+    """A request has a grammar, sampled rejection, prompt scores to compute, or longer lists than the kernels take."""
     PROPOSER = "proposer"
     """A sequence drafts with a proposer that cannot run inside a graph."""
     DRAFT_BEHIND = "draft_behind"
@@ -96,6 +96,8 @@ class SequenceResult(NamedTuple):
     """The draft itself, from the host executor; a graph step leaves it on the device."""
     logits: Tensor | None = None
     """[1 + num_nodes, V], if the request or a hook needs them."""
+    scores: tuple[TokenLogprobs, ...] | None = None
+    """Log-probabilities of the tokens of the verdict, if a graph step computed them."""
 
     @property
     def accepted(self) -> int:

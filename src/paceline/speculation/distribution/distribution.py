@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.core.output import TokenLogprobs
 from paceline.core.request import SamplingParams
+from paceline.kernels.formats.layout import uses_gpu_kernels
 from paceline.kernels.sampling import SampledRow, arg_max, can_sample, sample, top_with_exact_total
 from paceline.speculation.rows import Purpose, RowContext, gumbel, gumbel_at, process, stream
 
@@ -157,7 +158,11 @@ def sample_draft(logits: Tensor, rows: Sequence[RowContext]) -> tuple[Tensor, Te
 
 def logprobs(logits: Tensor, chosen: Sequence[int], top_n: int) -> list[TokenLogprobs]:
     """Log-probabilities of the chosen tokens and of the `top_n` best under the model: raw logits, temperature 1. Equal logits
-    give equal bits, in every batch and for every `top_n`."""
+    give equal bits, in every batch and for every `top_n`. On a GPU the kernel of graph steps computes them."""
+    if uses_gpu_kernels(logits.device):
+        from paceline.kernels.gpu.speculation.scores import score_rows
+
+        return score_rows(logits, chosen, top_n)
     found: list[TokenLogprobs] = []
     for start in range(0, len(chosen), SCORED_ROWS):
         part = slice(start, start + SCORED_ROWS)

@@ -4,9 +4,9 @@ The modifications hold also for greedy rows, in this order: logit bias, penaltie
 vLLM's. The repetition penalty covers prompt and output; presence and frequency penalties count output alone. Drafted tokens
 before a row count as output: if the row is used, they are.
 
-The arithmetic is defined to the bit, because the kernels of `kernels/gpu/speculation/edits.py` do the same: parameters are rounded
-to float32. The repetition penalty divides as IEEE says, without a reciprocal. The amount of the other two penalties is computed
-in float64, where the product of a count and a float32 is exact, and rounded to float32 once.
+The arithmetic is defined to the bit, because the kernels of `kernels/gpu/speculation/edits.py` do the same: parameters are
+rounded to float32. The repetition penalty divides as IEEE says, without a reciprocal. The amount of the other two penalties is
+computed in float64, where the product of a count and a float32 is exact, and rounded to float32 once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -158,6 +158,6 @@ def _penalise(scores: Tensor, row: RowContext, ids: NDArray[np.int64]) -> None:
         scores[seen] = torch.where(old > 0, old / penalty, old * penalty)
     if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
         tokens, counts = np.unique(ids[row.num_prompt :], return_counts=True)
-        presence, frequency = np.float32([params.presence_penalty, params.frequency_penalty]).astype(np.float64)
-        amount = (presence + frequency * counts).astype(np.float32)
+        presence, frequency = np.float32(params.presence_penalty), np.float32(params.frequency_penalty)
+        amount = (np.float64(presence) + np.float64(frequency) * counts).astype(np.float32)
         scores[torch.from_numpy(tokens).to(scores.device)] -= torch.from_numpy(amount).to(scores.device)

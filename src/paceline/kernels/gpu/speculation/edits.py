@@ -46,7 +46,9 @@ class DraftedRows:
     count: int
     first: int = 0
     """Drafts before the first row of a sequence: every row has one more than the row before it."""
-    ancestors: Tensor | None = None  # [R] int64: bit 1 + n says that node n is before the row. None if drafts are chains
+    ancestors: Tensor | None = (
+        None  # [R] int64: bit 1 + n says that node n is before the row. None if drafts are chains
+    )
 
 
 def edit_logits(
@@ -102,6 +104,8 @@ def count_tokens(
     """Count the tokens as output of their slots, where penalties read them."""
     rows, width = tokens.shape
     assert tokens.stride(1) == 1
+    if not rows:
+        return
     _count[(rows,)](
         tokens,
         edits.repetition,
@@ -120,10 +124,10 @@ def count_tokens(
 
 @triton.jit
 def _slot(slots, row, each):
-    if slots is None:
-        return (row // each).to(tl.int64)
-    else:
-        return tl.load(slots + row)
+    slot = (row // each).to(tl.int64)
+    if slots is not None:
+        slot = tl.load(slots + row)
+    return slot
 
 
 @triton.jit(do_not_specialize=["each", "width"], do_not_specialize_on_alignment=["num_biased", "slots", "stride"])
