@@ -19,6 +19,7 @@ from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_
 from paceline.kernels.gpu.rank_sum import MAX_PROGRAMS, add_ranks
 from paceline.kernels.gpu.rms_norm import rms_norm
 from paceline.kernels.gpu.speculation.edits import DraftedRows, EditTensors, count_tokens, edit_logits
+from paceline.kernels.gpu.speculation.scores import COLUMNS, score_scratch, score_tokens
 from paceline.kernels.gpu.tiles import Tile
 
 
@@ -90,9 +91,20 @@ def compile_edits(each: int, is_tree: bool) -> None:
     count_tokens(torch.zeros(2, each, dtype=torch.int64), edits, positions[:2])
 
 
+def compile_scores(vocab_size: int) -> None:
+    """Two tokens of three slots."""
+    places, out = torch.zeros(6, dtype=torch.int64), torch.zeros(6, COLUMNS).int()
+    scratch = score_scratch(6, vocab_size, torch.device("cpu"))
+    for slots in (None, places[:3]):
+        num_top = torch.zeros(3).int()
+        score_tokens(torch.zeros(6, vocab_size), places, places, num_top, 2, scratch, out, slots)
+
+
 if __name__ == "__main__":
     for each, is_tree in ((1, False), (4, False), (8, True)):
         compile_edits(each, is_tree)
+    for vocab_size in (700, 151_936):
+        compile_scores(vocab_size)
     compile_pass(rows=1, splits=4, is_tree=False)
     compile_pass(rows=8, splits=1, is_tree=True)
     compile_pass(rows=8, splits=1, is_tree=True, cache_dtype=torch.float8_e4m3fn)

@@ -13,7 +13,7 @@ from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any 
 import triton
 
 from paceline.engine.graph.mixed import MixedSteps, SlotInputs
-from paceline.engine.graph.slot_params import WARM_UP_SAMPLING, Slot
+from paceline.engine.graph.slot_params import WARM_UP_ALL, WARM_UP_FEATURES, WARM_UP_SAMPLING, Slot
 from paceline.engine.graph.slots import DeviceSlots
 from paceline.kernels import linear
 from paceline.kernels.cpu import native
@@ -120,7 +120,7 @@ def missing_for_mixed(config: DecoderSpec, max_num_seqs: int, max_depth: int) ->
     beside any prompts."""
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
-    slots = DeviceSlots(padded_size(max_num_seqs), runner.device)
+    slots = DeviceSlots(padded_size(max_num_seqs), runner.device, vocab_size=config.vocab_size)
     most_decoding = slots.size * (1 + max_depth)
     steps = MixedSteps(runner, slots, MAX_ROWS, min(MAX_ROWS, most_decoding), 2)
     runner.warm_up(max_num_seqs, MAX_ROWS, LONGEST)
@@ -129,7 +129,7 @@ def missing_for_mixed(config: DecoderSpec, max_num_seqs: int, max_depth: int) ->
     compiled = set(used_kernels)
     draw = random.Random(0)
     for _ in range(150):
-        slots.load([Slot((0, 0), draw.choice(WARM_UP_SAMPLING), 0, 0)])
+        slots.load([Slot((0, 0), draw.choice((*WARM_UP_SAMPLING, *WARM_UP_FEATURES, WARM_UP_ALL)), 0, 0)])
         depth = draw.randint(0, max_depth)
         count = draw.randint(0, min(max_num_seqs - 1, MAX_ROWS // (2 * (1 + depth))))
         size = padded_size(count or 1)

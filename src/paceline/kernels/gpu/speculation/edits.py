@@ -19,6 +19,8 @@ IN_PROMPT = -(1 << 31)
 """Bit 31 of `EditTensors.seen`: the prompt has the token."""
 _COUNT = tl.constexpr(0x7FFFFFFF)
 _CHUNK = 2048
+_MOST_COMMITTED = 64
+"""Tokens of one step: few variants of a kernel need no compilation while requests run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +105,8 @@ def count_tokens(
 ) -> None:
     """Count the tokens as output of their slots, where penalties read them."""
     rows, width = tokens.shape
-    assert tokens.stride(1) == 1
+    assert tokens.stride(1) == 1 or width == 1
+    assert width <= _MOST_COMMITTED
     if not rows:
         return
     _count[(rows,)](
@@ -116,7 +119,7 @@ def count_tokens(
         tokens.stride(0),
         edits.seen.stride(0),
         width,
-        PADDED=triton.next_power_of_2(width),
+        PADDED=_MOST_COMMITTED,
         num_warps=1,
         **PDL,
     )
@@ -210,8 +213,8 @@ def _block(
 
 
 @triton.jit(
-    do_not_specialize=["width"],
-    do_not_specialize_on_alignment=["tokens", "repetition", "presence", "frequency", "slots", "stride", "seen_stride"],
+    do_not_specialize=["stride", "width"],
+    do_not_specialize_on_alignment=["tokens", "repetition", "presence", "frequency", "slots", "seen_stride"],
 )
 def _count(
     tokens, repetition, presence, frequency, seen, slots, stride, seen_stride, width,
