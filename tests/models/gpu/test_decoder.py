@@ -18,11 +18,12 @@ from paceline.models.runner.runner import BatchInputs, ModelRunner, Span, build_
 from tests.kernels.gpu.cases import DEVICE
 from tests.kernels.gpu.test_four_bit import packed
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
-from tests.specs import changed, with_heads, with_layers, with_scored_experts
+from tests.models.tiny import ROW_OF, spec
+from tests.specs import changed, resized, with_heads, with_layers, with_scored_experts
 
 SHALLOW = changed(SHAPE, num_layers=1)
 CAPPED = with_heads(changed(SHALLOW, attention_scale=1.0), score_cap=2.0)
-FAMILIES = {
+FAMILIES: dict[str, DecoderSpec] = {
     "llama": SHAPE,
     "tied": changed(SHALLOW, tie_embeddings=True, num_heads=2, num_kv_heads=2),
     "qwen2": changed(SHALLOW, attention_bias=True),
@@ -81,6 +82,11 @@ def check(
             close(mine[part], other[part])
 
 
+FAMILIES |= {
+    name: resized(spec(row), SHAPE.vocab_size, hidden_size=32, head_dim=16, ffn_size=32).first_layers(2)
+    for name, row in ROW_OF.items()
+    if row is not None and name not in FAMILIES
+}
 _OF_HEADS = {
     "num": 4,
     "num_kv": 3,
@@ -111,7 +117,7 @@ def test_features_that_fused_kernels_lack_go_to_the_general_ones() -> None:
     sizes = {"architecture", "vocab_size", "hidden_size", "rms_eps", "max_position", "bos_id", "eos_ids"}
     assert _OF_MODEL.keys() | sizes | {"rotary", "layers"} == {field.name for field in fields(DecoderSpec)}
     assert {field.name for field in fields(LayerSpec)} == {"attention", "ffn", "norms", "window", "rotary"}
-    is_plain = gpu_decoder._is_plain
+    is_plain = gpu_decoder.is_plain
     assert is_plain(SHALLOW)
     for name, value in _OF_HEADS.items():
         config = with_heads(SHALLOW, **{"num": 3, "num_kv": 1, name: value} if name != "num" else {"num": 4})

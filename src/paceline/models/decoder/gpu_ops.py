@@ -61,12 +61,12 @@ def gpu_forward(
     )
     inputs = DecoderInputs(tokens, cache, logit_rows, state_layers, last_hidden, after_layer)
     where = model.rotary, model.config.rms_eps, positions, layout, plan, attention_out, logits_out
-    if _is_plain(model.config) and model.layers[0].reduce is None:
+    if is_plain(model.config) and model.layers[0].reduce is None:
         return forward_pass(model, inputs, FusedGpuOps(*where))
     return forward_pass(model, inputs, GpuOps(*where, query_scale=model.query_scale))
 
 
-def _is_plain(config: DecoderSpec) -> bool:
+def is_plain(config: DecoderSpec) -> bool:
     """Whether the fused kernels compute all that the layers of a model do."""
     heads, ffn = config.heads, config.ffn
     has_norms = heads.has_qk_norm or heads.has_joined_qk_norm or config.norms != "pre"
