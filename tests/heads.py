@@ -12,9 +12,11 @@ from torch import Tensor
 from paceline.kernels.formats.weights import Dense
 from paceline.kv.block_tables import BlockTables
 from paceline.models.decoder.forward import DecoderModel
+from paceline.models.draft_files.forms import DraftForm
 from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
-from paceline.models.heads.eagle.eagle_weights import EagleConfig
-from paceline.models.heads.trained import DistilledModel, MedusaModel
+from paceline.models.heads.eagle.eagle_forms import read_eagle
+from paceline.models.heads.medusa import MedusaModel, read_medusa
+from paceline.models.heads.trained import DistilledModel
 from paceline.models.runner.runner import ModelRunner
 from paceline.speculation.proposers.eagle.eagle import EagleProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
@@ -25,11 +27,19 @@ from paceline.speculation.proposers.model.layer_skip import LayerSkipProposer
 class TensorWeights:
     """`Weights` over tensors in memory."""
 
+    file_bytes = 0
+
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self.tensors = dict(tensors)
 
     def names(self) -> frozenset[str]:
         return frozenset(self.tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def is_float(self, name: str) -> bool:
+        return self.tensors[name].dtype in (torch.float32, torch.float16, torch.bfloat16)
 
     def matrix(self, name: str) -> Dense:
         return Dense(self.tensors[name])
@@ -43,7 +53,7 @@ def draft_config(model: DecoderModel, kind: str, /, **extra: Any) -> dict[str, A
     c = model.config
     shape = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_size": 48, "rope_theta": 10_000.0}
     own: dict[str, dict[str, Any]] = {
-        "eagle": {**shape, "capture": [0, 1, c.num_layers]},
+        "eagle": {**shape, "capture": sorted({0, 1, c.num_layers})},
         "medusa": {"num_heads": 3},
         "distilled": {**shape, "num_layers": 2, "max_position": 512},
     }
@@ -120,13 +130,24 @@ def save_draft(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Te
 
 def tiny_eagle(target: DecoderModel, seed: int = 0, reduced: int | None = None) -> EagleModel:
     config = draft_config(target, "eagle")
-    tensors = draft_tensors(config, seed, reduced)
-    return EagleModel(EagleConfig.read(config, target.config), TensorWeights(tensors), target)
+    return eagle_model(config, draft_tensors(config, seed, reduced), target)
+
+
+def eagle_model(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: DecoderModel, form: DraftForm = "paceline"
+) -> EagleModel:
+    return EagleModel(*read_eagle("the head", form, config, TensorWeights(tensors), target.config), target)
 
 
 def tiny_medusa(target: DecoderModel, seed: int = 0, reduced: int | None = None) -> MedusaModel:
     config = draft_config(target, "medusa")
-    return MedusaModel(config, TensorWeights(draft_tensors(config, seed, reduced)), target)
+    return medusa_model(config, draft_tensors(config, seed, reduced), target)
+
+
+def medusa_model(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: DecoderModel, form: DraftForm = "paceline"
+) -> MedusaModel:
+    return MedusaModel(*read_medusa("the head", form, config, TensorWeights(tensors), target.config), target)
 
 
 def tiny_distilled(target: DecoderModel, seed: int = 0, reduced: int | None = None) -> DistilledModel:

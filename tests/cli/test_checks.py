@@ -19,6 +19,7 @@ from paceline.models.loading.load import load_model, open_checkpoint
 from paceline.tools.inflate.inflate import make, write_folder, write_tokenizer
 from tests.cli.fakes import word_tokenizer
 from tests.models.tiny import build
+from tests.public_heads import PUBLIC_HEADS
 
 
 def verdicts(config: EngineConfig) -> dict[str, Check]:
@@ -162,3 +163,25 @@ def test_size_of_a_folder_in_eight_bits(small: Path, tmp_path: Path) -> None:
     write_folder(make(Inflation("wide", str(small)), torch.device("cpu"), BF16, "fp8"), tmp_path / "large")
     estimate = sketch(str(tmp_path / "large"), torch.device("cpu"), BF16).model.weight_bytes
     assert estimate == pytest.approx(load_model(tmp_path / "large", "cpu", BF16).model.weight_bytes, rel=0.02)
+
+
+def test_doctor_says_what_a_head_is_and_what_it_costs(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 7, "num_attention_heads": 4, "head_dim": 8}
+    build("llama", num_key_value_heads=2, **sizes).save_pretrained(tmp_path / "target")
+    write_tokenizer(word_tokenizer(), open_checkpoint(tmp_path / "target").config, tmp_path / "target")
+    head = PUBLIC_HEADS["speculators fc_norm"]().save(tmp_path / "head")
+    arguments = ["doctor", str(head), "--model", str(tmp_path / "target")]
+    result = CliRunner().invoke(cli, arguments, env={"COLUMNS": "400"})
+    assert result.exit_code == 0, result.output
+    for part in (
+        "speculators EAGLE-3: 1 layer of the type llama, states 1, 3, 5 of the target, own head, norm_output, fc_norm",
+        "proposes 24 tokens",
+        "256 bytes of cache a token, 384 bytes of hidden states",
+        "trained for org/target",
+        f"--draft {head}",
+    ):
+        assert part in result.stdout
+    (head / "model.safetensors").write_bytes(b"")
+    result = CliRunner().invoke(cli, arguments, env={"COLUMNS": "400"})
+    assert result.exit_code == 1
+    assert "not a readable safetensors file" in result.stdout

@@ -36,6 +36,9 @@ MODULES = {
     "eagle_weights": "drafts",
     "medusa": "drafts",
     "distilled": "drafts",
+    "speculators": "drafts",
+    "sglang": "drafts",
+    "pickled_medusa": "drafts",
 }
 """Modules of `tests/fuzz/targets` by target. They are imported by the process that runs the target alone."""
 

@@ -7,10 +7,9 @@ from torch import Tensor
 from paceline.core.request import SamplingParams
 from paceline.kernels.cpu.eagle_head import EagleHead, TreeRoot
 from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
-from paceline.models.heads.eagle.eagle_weights import EagleConfig
 from paceline.models.runner.runner import Span
 from tests.fakes import tiny_model
-from tests.heads import TensorWeights, draft_config, draft_tensors
+from tests.heads import draft_config, draft_tensors, eagle_model
 from tests.kernels.cases import needs_native
 
 pytestmark = needs_native
@@ -21,8 +20,7 @@ LAYERS = tuple(CONFIG["capture"])
 
 
 def runner(reduced: int | None = 24) -> EagleRunner:
-    weights = TensorWeights(draft_tensors(CONFIG, reduced=reduced))
-    return EagleRunner(EagleModel(EagleConfig.read(CONFIG, TARGET.config), weights, TARGET), num_blocks=8, num_lanes=8)
+    return EagleRunner(eagle_model(CONFIG, draft_tensors(CONFIG, reduced=reduced), TARGET), num_blocks=8, num_lanes=8)
 
 
 def states(rows: int, width: int = 32) -> Tensor:
@@ -40,13 +38,13 @@ def test_a_pass_has_the_bits_of_one_call_per_kernel(monkeypatch: pytest.MonkeyPa
     wide = {layer: torch.nn.functional.pad(values, (0, 8))[:, :32] for layer, values in inner.items()}
     given = states(21)
     native = [head.forward(spans(), one) for one in (given, inner, wide)]
-    stored = [values.clone() for values in head.cache]
+    stored = [values.clone() for values in head.cache[0]]
     monkeypatch.setattr(EagleModel, "native", lambda _model, _cache: None)
     parts = [head.forward(spans(), one) for one in (given, inner)]
     assert torch.equal(native[0], parts[0])
     assert torch.equal(native[1], parts[1])
     assert torch.equal(native[2], parts[1])
-    assert all(torch.equal(a, b) for a, b in zip(stored, head.cache, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(stored, head.cache[0], strict=True))
     assert torch.equal(given, states(21))
 
 

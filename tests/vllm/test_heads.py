@@ -64,25 +64,20 @@ IN_BOTH = {
     "no layer ids": Variant(state_layers=None),
     "rope of type llama3": Variant(layer={"rope_scaling": LLAMA3_ROPE}),
     "Qwen3 target, norm_before_residual": Variant(target="qwen3", norm_before_residual=True),
+    "norm_before_fc": Variant(fields={"norm_before_fc": True}, tensors={"input_norm.weight": (3 * WIDTH,)}),
+    "fc_norm": Variant(fields={"fc_norm": True}, tensors={f"fc_norm.{i}.weight": (WIDTH,) for i in range(3)}),
+    "norm_output": Variant(fields={"norm_output": True}),
+    "Qwen3 layer": Variant(
+        layer={"model_type": "qwen3"},
+        tensors={f"layers.0.self_attn.{part}_norm.weight": (HEAD_DIM,) for part in "qk"},
+    ),
+    "two layers": Variant(
+        layer={"num_hidden_layers": 2},
+        tensors={f"layers.1.{name}.weight": size for name, size in SECOND_LAYER.items()},
+    ),
 }
 IN_VLLM_ONLY = {
     "no norm_before_residual": (Variant(norm_before_residual=None), "lacks norm_before_residual"),
-    "norm_before_fc": (
-        Variant(fields={"norm_before_fc": True}, tensors={"input_norm.weight": (3 * WIDTH,)}),
-        "has norm_before_fc",
-    ),
-    "fc_norm": (
-        Variant(fields={"fc_norm": True}, tensors={f"fc_norm.{i}.weight": (WIDTH,) for i in range(3)}),
-        "has fc_norm",
-    ),
-    "norm_output": (Variant(fields={"norm_output": True}), "has norm_output"),
-    "Qwen3 layer": (
-        Variant(
-            layer={"model_type": "qwen3"},
-            tensors={f"layers.0.self_attn.{one}_norm.weight": (HEAD_DIM,) for one in "qk"},
-        ),
-        "of type 'qwen3'",
-    ),
     "attention_bias": (
         Variant(
             layer={"attention_bias": True},
@@ -93,14 +88,7 @@ IN_VLLM_ONLY = {
                 "layers.0.self_attn.o_proj.bias": (WIDTH,),
             },
         ),
-        "with biases",
-    ),
-    "two layers": (
-        Variant(
-            layer={"num_hidden_layers": 2},
-            tensors={f"layers.1.{name}.weight": size for name, size in SECOND_LAYER.items()},
-        ),
-        "has 2 layers",
+        "attention_bias",
     ),
 }
 FOUR_STATES = Variant(state_layers=(1, 3, 5, 7))

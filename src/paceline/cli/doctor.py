@@ -1,6 +1,7 @@
 """`paceline doctor`: checks of the machine, the models or a cluster, with advice."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,26 +26,33 @@ MARKS = {"good": ("✓", "green"), "note": ("•", "yellow"), "problem": ("✗",
 def doctor(
     config: ServerConfig,
     file: Annotated[
-        Path | None, typer.Argument(metavar="CLUSTER.yaml", help="Check this cluster instead of one server.")
+        Path | None,
+        typer.Argument(
+            metavar="CLUSTER.yaml|HEAD", help="Check this cluster instead of one server, or this draft head."
+        ),
     ] = None,
 ) -> None:
     """Check that the models fit this machine and each other, and print what to change.
 
     Takes the same options or --config as serve, or a cluster file, which is checked as a whole: models, drafts, ranks, keys
-    and memory by device. No weights are loaded. Exit status 1: there is a problem.
+    and memory by device. With the folder of a draft head, says what the head is, whether it fits --model, and what it costs.
+    No weights are loaded. Exit status 1: there is a problem.
     """
     with console.err.status("checking"):
         from paceline.cli.doctor_checks import CheckResult, check_machine, check_models
         from paceline.cli.doctor_cluster import check_cluster
 
-        found = check_models(config.engine) if file is None else check_cluster(load_cluster(file))
+        is_cluster = file is not None and file.suffix in (".yaml", ".yml")
+        engine = config.engine if file is None else replace(config.engine, draft=str(file))
+        found = check_cluster(load_cluster(file)) if file is not None and is_cluster else check_models(engine)
         checks = [*check_machine(), *found]
     console.out.print(_table(checks))
     problems = sum(check.verdict is CheckResult.PROBLEM for check in checks)
     if problems:
         console.out.print(f"{problems} problem{'s' if problems > 1 else ''}.", style="bold red")
         raise typer.Exit(1)
-    ready = "paceline serve, with the same options" if file is None else f"paceline up {file}"
+    ready = f"paceline up {file}" if is_cluster else "paceline serve, with the same options"
+    ready += f" and --draft {file}" if file is not None and not is_cluster else ""
     console.out.print(f"Ready: {ready}", style="green", markup=False, soft_wrap=True)
 
 

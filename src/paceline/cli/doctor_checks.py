@@ -5,7 +5,7 @@ import platform
 import shutil
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -19,9 +19,9 @@ from paceline.core.machine import GIB, available_memory, cpu_name, total_memory,
 from paceline.engine.sizing import MemoryFit, size_engine
 from paceline.engine.start import is_optional, pick_device, pick_dtype
 from paceline.kernels.cpu import native
-from paceline.model_files.hub import pick_draft
+from paceline.model_files.hub import PREFIX, pick_draft
 from paceline.model_files.tokenizer import Tokenizer, check_compatible
-from paceline.models.drafts import find_draft
+from paceline.models.drafts import DraftFolder, check_draft, find_draft
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.loading import LoadedModel, open_checkpoint, weight_bytes
 
@@ -193,10 +193,9 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
         try:
             trained = find_draft(name)
             if trained is not None:
-                if target is not None:
-                    trained.check_target(target.config, target.tokenizer)
                 condition = ", if it is faster than plain at start" if is_optional(config, device) else ""
-                yield Check("draft", f"{trained.name}: {trained.kind}, trained for {trained.target_name}{condition}")
+                what = trained.kind if target is None else describe_draft(trained, config.model, target)
+                yield Check("draft", f"{trained.name}: {what}, trained for {trained.target_name}{condition}")
             else:
                 draft = sketch(name, device, dtype, config.draft_quantization != "none")
                 yield Check("draft", describe(draft))
@@ -223,6 +222,18 @@ def describe(model: ModelSketch) -> str:
         f"{model.name}: {shape.architecture}, {shape.num_parameters / 1e6:,.0f} million weights, about "
         f"{model.model.weight_bytes / GIB:.2f} GiB, window {shape.max_position}"
     )
+
+
+def describe_draft(folder: DraftFolder, name: str, target: ModelSketch) -> str:
+    """What a trained draft is and what it costs. Raises `UnsupportedModel` or `IncompatibleDraft` unless it fits the target
+    called `name`."""
+    shape = target.config
+    if name.startswith(PREFIX):  # it computes with the width of its base
+        shape = replace(shape, hidden_size=folder.hidden_size or shape.hidden_size)
+    head = check_draft(folder, shape, target.tokenizer)
+    if head is None:
+        return f"{folder.kind}, {folder.weights.file_bytes / GIB:.2f} GiB of files"
+    return f"{head.summary}, {head.cost(target.model.dtype.itemsize)}"
 
 
 def _check_pair(target: ModelSketch, draft: ModelSketch) -> Iterator[Check]:

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from paceline.cli.doctor_checks import Check, CheckResult, ModelSketch, describe, sketch
+from paceline.cli.doctor_checks import Check, CheckResult, ModelSketch, describe, describe_draft, sketch
 from paceline.cli.workers import UNSOUND
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.config import EngineConfig
@@ -21,13 +21,12 @@ from paceline.core.machine import GIB, available_memory
 from paceline.core.pool_config import PoolConfig
 from paceline.engine.sizing import device_facts, size_engine
 from paceline.engine.start import pick_device, pick_dtype
-from paceline.model_files.hub import PREFIX, pick_draft
+from paceline.model_files.hub import pick_draft
 from paceline.model_files.tokenizer import check_compatible, describe_mismatch, fingerprint
 from paceline.models.drafts import DraftFolder, find_draft
 from paceline.models.heads import distilled_config
 from paceline.models.loading import LoadedModel
 from paceline.models.shards import check_split, shard_config
-from paceline.models.weights import FolderWeights
 from paceline.wire.keys import KEY_ROLE_OF, KeyFolder
 
 
@@ -138,7 +137,7 @@ def _distilled(folder: DraftFolder, targets: dict[str, ModelSketch]) -> ModelSke
     target = distilled_target(folder, targets)
     shape = distilled_config(folder.config, target.config)
     tables = 2 * shape.vocab_size * target.config.hidden_size * target.model.dtype.itemsize
-    weights = replace(target.model, weight_bytes=_file_bytes(folder) + tables)
+    weights = replace(target.model, weight_bytes=folder.weights.file_bytes + tables)
     return ModelSketch(folder.name, shape, weights, target.tokenizer)
 
 
@@ -148,24 +147,12 @@ def distilled_target(folder: DraftFolder, targets: dict[str, ModelSketch]) -> Mo
     reason = IncompatibleDraft(f"{folder.name} needs a target pool whose model can be opened")
     for name, target in targets.items():
         try:
-            _check_trained(folder, name, target)
+            describe_draft(folder, name, target)
         except IncompatibleDraft as error:
             reason = error
         else:
             return target
     raise reason
-
-
-def _check_trained(folder: DraftFolder, name: str, target: ModelSketch) -> None:
-    """Raise `IncompatibleDraft` unless the draft was trained for the target called `name`."""
-    shape = target.config
-    if name.startswith(PREFIX):  # it computes with the width of its base
-        shape = replace(shape, hidden_size=folder.hidden_size)
-    folder.check_target(shape, target.tokenizer)
-
-
-def _file_bytes(folder: DraftFolder) -> int:
-    return folder.weights.file_bytes if isinstance(folder.weights, FolderWeights) else 0
 
 
 def _check_head(pool: PoolConfig, target: ModelSketch) -> Iterator[Check]:
@@ -182,9 +169,8 @@ def _check_head(pool: PoolConfig, target: ModelSketch) -> Iterator[Check]:
         else:
             yield Check(f"{pool.name} draft", describe(draft))
     else:
-        _check_trained(head, pool.model, target)
-        size = _file_bytes(head) / GIB
-        yield Check(f"{pool.name} draft", f"{head.name}: {head.kind}, {size:.2f} GiB, trained for {head.target_name}")
+        what = describe_draft(head, pool.model, target)
+        yield Check(f"{pool.name} draft", f"{head.name}: {what}, trained for {head.target_name}")
 
 
 def _fits(pool: PoolConfig, draft: ModelSketch, targets: dict[str, ModelSketch]) -> Check:
@@ -234,7 +220,7 @@ def _worker_memory(
     needed = fit.budget_bytes - fit.free_bytes
     draft = pick_draft(engine.draft, engine.model) if pool.role == "target" else None
     if draft is not None and (head := find_draft(draft)) is not None:
-        needed += _file_bytes(head)
+        needed += head.weights.file_bytes
     if device.type == "cpu":
         return WorkerMemory(name, ("cpu",), needed * ranks, fit.budget_bytes * ranks)
     first = device.index or 0

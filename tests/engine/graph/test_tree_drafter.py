@@ -13,6 +13,7 @@ from paceline.engine.graph.tree_drafter import FRESH, ROOM, SHAPES, TreeDrafter
 from paceline.kernels.gpu.speculation.accept_tree import path_buffers
 from paceline.speculation.proposer import HiddenRows, SequenceProgress
 from paceline.speculation.proposers.eagle import eagle_trees
+from tests import public_heads
 from tests.fakes import TINY, tiny_model
 from tests.heads import eagle
 
@@ -26,9 +27,9 @@ PARAMS = {
 }
 
 
-def states(start: int, count: int, seed: int) -> HiddenRows:
+def states(start: int, count: int, seed: int, layers: tuple[int, ...] = LAYERS) -> HiddenRows:
     generator = torch.Generator().manual_seed(1000 * seed + start)
-    drawn = {layer: torch.randn(count, TINY.hidden_size, generator=generator).to(DEVICE) for layer in LAYERS}
+    drawn = {layer: torch.randn(count, TINY.hidden_size, generator=generator).to(DEVICE) for layer in layers}
     return HiddenRows(start, drawn, None)
 
 
@@ -39,14 +40,21 @@ def progress(number: int, ids: list[int], nodes: int, params: SamplingParams, hi
 class Case:
     """Two sequences, each drafted by the host and on the device."""
 
-    def __init__(self, monkeypatch, nodes: int, params: SamplingParams, reduced: int | None = None) -> None:
+    def __init__(
+        self, monkeypatch, nodes: int, params: SamplingParams, reduced: int | None = None, public: str | None = None
+    ) -> None:
         shape = SHAPES[nodes]
         monkeypatch.setattr(eagle_trees, "DEVICE_LEVELS", shape.levels)
         monkeypatch.setattr(eagle_trees, "WIDTH", shape.width)
         monkeypatch.setattr(eagle_trees, "BRANCHES", shape.branches)
         self.nodes, self.params = nodes, params
-        model = tiny_model(device=DEVICE)
-        self.host, self.lender = (eagle(model, reduced=reduced) for _ in range(2))
+        if public is None:
+            model = tiny_model(device=DEVICE)
+            self.host, self.lender = (eagle(model, reduced=reduced) for _ in range(2))
+        else:
+            model = public_heads.target(DEVICE)
+            self.host, self.lender = (public_heads.public_proposer(public, model) for _ in range(2))
+        self.layers = self.host.runner.model.config.state_layers
         self.host.grows_on_device = True
         self.ids = {n: [(5 * n + 3 * j) % TINY.vocab_size for j in range(length)] for n, length in enumerate(LENGTHS)}
         self.slots = DeviceSlots(2, torch.device(DEVICE))
@@ -54,7 +62,7 @@ class Case:
         self.sequences = [SimpleNamespace(id=n, ids=ids, depth=nodes) for n, ids in self.ids.items()]
         self.tables = torch.zeros(2, self.drafter.table_width, dtype=torch.int32, device=DEVICE)
         self.drafter.bind(self.tables)
-        self.observe({n: states(0, len(ids) - 1, n) for n, ids in self.ids.items()})
+        self.observe({n: states(0, len(ids) - 1, n, self.layers) for n, ids in self.ids.items()})
         self.load()
 
     def observe(self, hidden: dict[int, HiddenRows], *others) -> None:
@@ -84,8 +92,8 @@ class Case:
     def commit(self, counts: list[int]) -> None:
         """Rounds in which so many nodes were accepted: random tokens with random states."""
         path = path_buffers(2, max(counts), DEVICE)
-        hidden = {n: states(len(ids) - 1, counts[n] + 1, n) for n, ids in self.ids.items()}
-        inner = {layer: torch.cat([hidden[n].by_layer[layer] for n in self.ids]) for layer in LAYERS}
+        hidden = {n: states(len(ids) - 1, counts[n] + 1, n, self.layers) for n, ids in self.ids.items()}
+        inner = {layer: torch.cat([hidden[n].by_layer[layer] for n in self.ids]) for layer in self.layers}
         first = 0
         for n, ids in self.ids.items():
             new = [(11 * len(ids) + 7 * j) % TINY.vocab_size for j in range(counts[n] + 1)]
@@ -114,6 +122,15 @@ class Case:
 def test_round_after_round(monkeypatch, nodes, kind, reduced):
     case = Case(monkeypatch, nodes, PARAMS[kind], reduced)
     for counts in ([2, 0], [0, 1], None) if nodes == 7 else ([1, 2], None):
+        assert case.device_drafts() == case.host_drafts()
+        if counts:
+            case.commit(counts)
+
+
+@pytest.mark.parametrize("public", ["speculators qwen3 three layers", "sglang old norms", "eagle1 pickle", "deepspec"])
+def test_rounds_of_published_heads(monkeypatch, public):
+    case = Case(monkeypatch, 7, PARAMS["greedy"], public=public)
+    for counts in ([2, 0], [0, 1], None):
         assert case.device_drafts() == case.host_drafts()
         if counts:
             case.commit(counts)

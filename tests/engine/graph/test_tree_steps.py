@@ -91,7 +91,10 @@ class TestEagle:
         few = {"max_num_seqs": 1, "max_batched_tokens": 8, "max_model_len": 32}
         engine = tiny_engine(model, proposer, 7, runner_kind=GpuRunner, graph_depth=7, **few)
         head, cache = proposer.runner, [tensor for layer in engine.runner.cache for tensor in layer]
-        now = [*(part[: engine.runner.num_blocks] for part in cache), *(part[: head.num_blocks] for part in head.cache)]
+        now = [
+            *(part[: engine.runner.num_blocks] for part in cache),
+            *(part[: head.num_blocks] for part in head.cache[0]),
+        ]
         before = [tensor.clone() for tensor in now]
         assert set(engine.graph.draft_seconds(1)) == {1, 3, 7}
         engine.warm_up()

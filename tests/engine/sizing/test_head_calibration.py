@@ -59,4 +59,4 @@ def test_in_graphs_a_line_fits_all_shapes(max_num_seqs: int) -> None:
     assert costs.lines[1].seconds(5) == pytest.approx(0.011)
     assert costs.lines[max_num_seqs].seconds(1) == pytest.approx(0.001 * max_num_seqs + 0.002)
     assert costs.prefill_seconds > 0.0
-    assert not runner.cache[0][: runner.num_blocks].any()
+    assert not runner.cache[0][0][: runner.num_blocks].any()

@@ -1,18 +1,21 @@
 """A pass of an EAGLE head on a GPU against the pass on the CPU."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from paceline.kernels.cpu import native
 from paceline.models.heads.eagle.eagle import EagleModel
-from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_forward, gpu_eagle_norm
-from paceline.models.heads.eagle.eagle_weights import EagleConfig
+from paceline.models.heads.eagle.eagle_forms import read_eagle
+from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_forward, gpu_eagle_norm, gpu_eagle_states
 from paceline.models.runner.runner import Span, build_inputs
 from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors
 from tests.kernels.gpu.cases import DEVICE
+from tests.public_heads import public_eagle, target
 
 pytestmark = pytest.mark.usefixtures("unrounded_drafts")
 
@@ -21,10 +24,11 @@ SPANS = [Span([3, 1], 18, [5, 9, 2], 0, [20, 21, 22]), Span([2], 0, [7], 0)]
 
 
 def head(device: torch.device, normed: bool) -> EagleModel:
-    target = tiny_model(device=device.type)
-    config = draft_config(target, "eagle")
-    shape = replace(EagleConfig.read(config, target.config), norm_before_residual=normed)
-    return EagleModel(shape, TensorWeights(draft_tensors(config, reduced=24)), target)
+    tiny = tiny_model(device=device.type)
+    config = draft_config(tiny, "eagle")
+    tensors = TensorWeights(draft_tensors(config, reduced=24))
+    shape, weights = read_eagle("the head", "paceline", config, tensors, tiny.config)
+    return EagleModel(replace(shape, norm_before_residual=normed), weights, tiny)
 
 
 @pytest.mark.parametrize("normed", [False, True])
@@ -35,7 +39,7 @@ def test_gpu_and_cpu_passes_are_equal(monkeypatch: pytest.MonkeyPatch, normed: b
     rows = build_inputs(SPANS, device)
     ours = [values.clone() for values in cache]
     with torch.inference_mode():
-        expected = model.forward(states, rows.tokens, rows.positions, rows.layout, tuple(ours))
+        expected = model.forward(states, rows.tokens, rows.positions, rows.layout, [tuple(ours)])
         expected_logits = model.logits(expected)
 
     if DEVICE.type == "cpu":
@@ -43,7 +47,44 @@ def test_gpu_and_cpu_passes_are_equal(monkeypatch: pytest.MonkeyPatch, normed: b
     model, rows = head(DEVICE, normed), build_inputs(SPANS, DEVICE)
     theirs = [values.to(DEVICE, copy=True) for values in cache]
     with torch.inference_mode():
-        out = gpu_eagle_forward(model, states.to(DEVICE), rows.tokens, rows.positions, rows.layout, tuple(theirs))
+        out = gpu_eagle_forward(model, states.to(DEVICE), rows.tokens, rows.positions, rows.layout, [tuple(theirs)])
         logits = model.vocabulary.logits(gpu_eagle_norm(model, out))
     for found, wanted in zip((out, logits, *theirs), (expected, expected_logits, *ours), strict=True):
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["speculators qwen3 three layers", "speculators norm_before_fc", "sglang old norms", "eagle1 qkv bias", "deepspec"],
+)
+def test_passes_of_published_heads_are_equal(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Committed rows from the target's states, then a row after them from the state that the pass returned."""
+    expected = two_passes(name, torch.device("cpu"), EagleModel.fuse_joined, EagleModel.forward, EagleModel.logits)
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(native, "library", lambda: None)  # dense weights, as on a GPU
+    found = two_passes(
+        name,
+        DEVICE,
+        gpu_eagle_states,
+        gpu_eagle_forward,
+        lambda model, states: model.vocabulary.logits(gpu_eagle_norm(model, states)),
+    )
+    for computed, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(computed.cpu(), wanted, rtol=2e-3, atol=2e-3)
+
+
+@torch.inference_mode()
+def two_passes(
+    name: str,
+    device: torch.device,
+    fuse: Callable[[EagleModel, Tensor], Tensor],
+    forward: Callable[..., Tensor],
+    logits: Callable[[EagleModel, Tensor], Tensor],
+) -> list[Tensor]:
+    model, draw = public_eagle(name, target(device.type)), torch.Generator().manual_seed(1)
+    joined = torch.randn(4, 32 * len(model.config.state_layers), generator=draw).to(device)
+    cache = [tuple(torch.randn(2, 4, 16, 2, 16, generator=draw).to(device).unbind()) for _ in model.layers]
+    rows, after = build_inputs(SPANS, device), build_inputs([Span([3, 1], 21, [4], 0, [23])], device)
+    states = forward(model, fuse(model, joined), rows.tokens, rows.positions, rows.layout, cache)
+    last = forward(model, states[2:3], after.tokens, after.positions, after.layout, cache)
+    return [states, last, logits(model, last), *(values for layer in cache for values in layer)]

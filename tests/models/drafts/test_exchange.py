@@ -1,6 +1,7 @@
 """Two drafts of the same shape exchange their weights; others are refused with the difference."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from paceline.core.errors import IncompatibleDraft
 from paceline.models.drafts.exchanges import AnyDraft, check_exchangeable, exchange, exchange_in_place, own_tensors
 from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
-from paceline.models.heads.trained import MedusaModel
+from paceline.models.heads.medusa import MedusaModel
 from paceline.models.runner.runner import ModelRunner, Span
 from tests.fakes import tiny_model
 from tests.heads import tiny_distilled, tiny_eagle, tiny_medusa
@@ -89,6 +90,6 @@ def test_other_shapes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(IncompatibleDraft, match=r"final_norm of the draft in use is .* float32, that of the new one"):
         check_exchangeable(one, two)
     heads, fewer = tiny_medusa(TARGET), tiny_medusa(TARGET)
-    monkeypatch.setattr(fewer, "num_heads", 1)
+    monkeypatch.setattr(fewer, "config", replace(fewer.config, num_heads=1))
     with pytest.raises(IncompatibleDraft, match="num_heads of the draft in use"):
         check_exchangeable(heads, fewer)

@@ -12,7 +12,8 @@ from paceline.model_files.tokenizer.compatibility import fingerprint
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.drafts.load import LoadedHead, find_draft, load_draft, open_draft_folder
 from paceline.models.heads.eagle.eagle import EagleModel
-from paceline.models.heads.trained import DistilledModel, MedusaModel
+from paceline.models.heads.medusa import MedusaModel
+from paceline.models.heads.trained import DistilledModel
 from paceline.models.loading.load import LoadedModel, open_checkpoint
 from tests.fakes import tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft

@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.drafts.load import find_draft, load_draft
 from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
-from paceline.models.heads.trained import MedusaModel
+from paceline.models.heads.medusa import MedusaModel
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runner.runner import ModelRunner, Span
 from paceline.tools.train.layers import DraftVocabulary

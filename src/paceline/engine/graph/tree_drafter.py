@@ -31,7 +31,7 @@ from paceline.kernels.gpu.speculation.head_rows import (
 )
 from paceline.kernels.gpu.speculation.ranking import RankedTokens, RankScratch, rank_rows, rank_scratch
 from paceline.kv import blocks_for
-from paceline.models.heads.eagle import EagleRunner, gpu_eagle_logits, gpu_eagle_pass, plan_eagle, product
+from paceline.models.heads.eagle import EagleRunner, gpu_eagle_logits, gpu_eagle_pass, gpu_eagle_states, plan_eagle
 from paceline.speculation import HiddenRows
 from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposers.eagle import EagleProposer, GraphStart
@@ -77,7 +77,7 @@ def fresh_pass(
 
     def run() -> tuple[Tensor, Tensor]:
         place_fresh(slots.state.lengths, fresh, at, len(model.cos))
-        fused = product(fresh.states.flatten(0, 1), model.fc)
+        fused = gpu_eagle_states(model, fresh.states.flatten(0, 1))
         return gpu_eagle_pass(model, fused, None, fresh.tokens.flatten(), at.positions, layout, runner.cache, plan)
 
     return run
@@ -208,7 +208,7 @@ class TreeDrafter:
         ]  # lanes belong to trees that the host grows, never at the same time
         longest = min(self._runner.num_blocks * BLOCK_SIZE, len(model.cos))
         self.table_width = blocks_for(longest + ROOM) + 1
-        width = len(self.state_layers) * model.config.hidden_size
+        width = len(self.state_layers) * model.config.state_size
         self._fresh = fresh_states(slots.size, FRESH, width, model.dtype, slots.device)
         self._scratch = AttentionScratch(slots.device)
         self._growths: dict[DraftShape, TreeGrowth] = {}
@@ -256,7 +256,7 @@ class TreeDrafter:
         cached = [start.num_cached if start else 0 for start in starts]
         fresh.num_cached[:count] = torch.tensor(cached, dtype=torch.int32)
         fresh.tokens[:count, 0] = torch.tensor(newest)
-        width = self._runner.model.config.hidden_size
+        width = self._runner.model.config.state_size
         for slot, start in enumerate(starts):
             if start is not None:
                 states = [start.state.by_layer[layer][0, :width] for layer in self.state_layers]
@@ -314,7 +314,7 @@ class TreeDrafter:
         if self._current:
             ids = {sequence.id: sequence.ids for sequence in running if sequence.id in self._current}
             counts, cached = self._fresh.counts.tolist(), self._fresh.num_cached.tolist()
-            width = self._runner.model.config.hidden_size
+            width = self._runner.model.config.state_size
             for slot, sequence_id in enumerate(self._loaded):
                 if sequence_id in ids:
                     states = self._fresh.states[slot, : counts[slot]].unflatten(1, (-1, width)).unbind(1)

@@ -216,8 +216,7 @@ class _Rounds:
         self._proposer.close(self._ids)
 
     def _states(self, rows: int) -> dict[int, Tensor]:
-        config = self._head.config
-        return dict.fromkeys(config.state_layers, self._head.hidden_norm.new_zeros(rows, config.hidden_size))
+        return self._head.zero_states(rows)
 
     def _progress(self, sequence_id: int, depth: int, hidden: HiddenRows) -> SequenceProgress:
         return SequenceProgress(
@@ -271,11 +270,10 @@ def _prefill_seconds(runner: EagleRunner) -> float:
     """Seconds per token of a draft prefill of several sequences, which write to a lane."""
     rows = min(HEAD_PREFILL_ROWS, len(runner.model.cos))
     span = Span(runner.lane(0)[:1] * -(-rows // BLOCK_SIZE), 0, [0] * rows, 0)
-    shape = PREFILL_SEQUENCES * rows, runner.model.config.hidden_size
-    states = dict.fromkeys(runner.model.config.state_layers, runner.model.hidden_norm.new_zeros(shape))
+    states = runner.model.zero_states(PREFILL_SEQUENCES * rows)
     timer = StreamTimer(runner.model.device)
     runner.forward([span] * PREFILL_SEQUENCES, states)
-    return timer.seconds() / shape[0]
+    return timer.seconds() / (PREFILL_SEQUENCES * rows)
 
 
 ALPHA = 0.7
@@ -320,9 +318,9 @@ def _chain(head: EagleModel) -> Callable[[], object]:
     """A function that updates the head by two tokens and drafts a chain of `_CHAIN`, as a round does."""
     runner = EagleRunner(head, 1, 2)
     native = head.native(runner.cache)
-    states = {layer: head.hidden_norm.new_zeros(2, head.config.hidden_size) for layer in head.config.state_layers}
+    states = head.zero_states(2)
     spans = [Span([0], 0, [0, 0], 0)]
-    if native is None:
+    if native is None or not native.has_plain_states:
         return lambda: [head.logits(runner.forward(spans, states)).topk(1) for _ in range(_CHAIN)]
     inner, rows = runner.inner_rows([(states, slice(None))]), pass_rows(spans)
     root = TreeRoot(

@@ -425,7 +425,7 @@ def _head_bytes(head: LoadedHead, limits: ResolvedLimits) -> int:
     if not isinstance(head.model, EagleModel):
         return 0
     shape = head.model.config
-    pending = PENDING_ROWS * len(shape.state_layers) * shape.hidden_size * head.model.dtype.itemsize
+    pending = PENDING_ROWS * len(shape.state_layers) * shape.state_size * head.model.dtype.itemsize
     return pending + num_lanes(limits.max_num_seqs) * LANE_BLOCKS * BLOCK_SIZE * head.kv_bytes_per_token()
 
 

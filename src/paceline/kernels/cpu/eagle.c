@@ -19,9 +19,10 @@ void eagle_pass(const head_t *h, pass_t *p, const int64_t *tokens, const int64_t
         memcpy(sin + r * half, h->sin + positions[r] * half, (size_t)half * sizeof(float));
     }
     if (h->is_residual_normed) memcpy(p->hidden, normed, (size_t)(rows * D) * sizeof(float));
-    float *nowhere = NULL;
-    p->cos[0] = cos, p->sin[0] = sin, p->states = &nowhere;
+    float *nowhere[MAX_HEAD_LAYERS] = {NULL};
+    p->cos[0] = cos, p->sin[0] = sin, p->states = nowhere;
     paceline_decoder(d, h->layer, p);
+    if (h->is_output_normed) memcpy(p->hidden, p->normed, (size_t)(rows * D) * sizeof(float));
 }
 
 /* inner [T, num_inner]: rows of the target's states, whose first D columns `fc` joins to p->hidden; num_inner 0: p->hidden is

@@ -1,16 +1,18 @@
-/* A pass over the layer of an EAGLE head. */
+/* A pass over the layers of an EAGLE head. */
 #pragma once
 #include "decoder.h"
 
 typedef struct {
     const decoder_t *decoder;
-    const layer_t *layer;                        /* its next_norm is the norm before `vocabulary` */
+    const layer_t *layer;                        /* the layers; the next_norm of the last is the norm before `vocabulary` */
     const weight_t *embedding, *fc, *vocabulary; /* [V, D], [D, N D], [V', D] */
     const float *input_norm, *hidden_norm;
     const float *cos, *sin;    /* [max_position, hd/2] */
     const int64_t *ids;        /* [V']: the token of each column of `vocabulary`; NULL: the column */
-    int64_t is_residual_normed;
+    int64_t is_residual_normed, is_output_normed; /* is_output_normed: the new states are the output after the last norm */
 } head_t;
+
+enum { MAX_HEAD_LAYERS = 16 };
 
 /* p->hidden [T, D]: the states, in place; p->normed [T, 2 D]: memory, its first T D values are then the norms of the new states.
  * tokens and positions [T]; cos, sin and states of `p` are set here. */

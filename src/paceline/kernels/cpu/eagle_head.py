@@ -32,6 +32,7 @@ class _Head(ctypes.Structure):
         *((name, c_void_p) for name in ("decoder", "layer", "embedding", "fc", "vocabulary")),
         *((name, c_void_p) for name in ("input_norm", "hidden_norm", "cos", "sin", "ids")),
         ("is_residual_normed", c_int64),
+        ("is_output_normed", c_int64),
     )
 
 
@@ -57,11 +58,11 @@ class _Trees(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadWeights:
-    """Weights of a head: the layer, and what surrounds it."""
+    """Weights of a head: the layers, and what surrounds them."""
 
     shape: DecoderShape
-    layer: LayerWeights
-    """Its `next_norm` is the norm before `vocabulary`."""
+    layers: tuple[LayerWeights, ...]
+    """The `next_norm` of the last is the norm before `vocabulary`."""
     embedding: PackedWeight  # [V, D]
     fc: PackedWeight  # [D, N D]
     vocabulary: PackedWeight  # [V', D]
@@ -71,6 +72,10 @@ class HeadWeights:
     sin: Tensor
     ids: Tensor | None  # [V'] int64: the token of each column. None if it is the number of the column
     is_residual_normed: bool
+    is_output_normed: bool
+    """Whether the state of a drafted token is the output after the last norm."""
+    has_plain_states: bool
+    """Whether `fc` reads the target's states as they are, each of D values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ class EagleHead:
 
     def __init__(self, weights: HeadWeights) -> None:
         self._weights = weights  # keeps the memory behind the addresses
-        self._layers = DecoderLayers(weights.shape, [weights.layer])
+        self._layers = DecoderLayers(weights.shape, weights.layers)
         self._limits = weights.embedding.shape[0], len(weights.cos)
         self._head = _Head(
             ctypes.addressof(self._layers.decoder),
@@ -122,7 +127,13 @@ class EagleHead:
             weights.sin.data_ptr(),
             None if weights.ids is None else weights.ids.data_ptr(),
             weights.is_residual_normed,
+            weights.is_output_normed,
         )
+
+    @property
+    def has_plain_states(self) -> bool:
+        """Whether a call may be given the target's states by address."""
+        return self._weights.has_plain_states
 
     def forward(self, states: Tensor | InnerRows, rows: PassRows) -> Tensor:
         """[T, D]: the states of the next slots, from states [T, D], or from those of the target's layers that `fc` joins. The

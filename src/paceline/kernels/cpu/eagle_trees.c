@@ -186,7 +186,9 @@ EXPORT void paceline_eagle_trees(const head_t *h, const trees_t *j) {
     level_t l;
     tree_t *trees = reserve(h, j, &l);
     memcpy(l.states, j->states, (size_t)(j->sequences * d->hidden_size) * sizeof(float));
-    paceline_rms_norm(l.states, NULL, h->layer->next_norm, l.normed, NULL, j->sequences, d->hidden_size, d->eps);
+    const layer_t *last = h->layer + d->num_layers - 1;
+    if (h->is_output_normed) memcpy(l.normed, l.states, (size_t)(j->sequences * d->hidden_size) * sizeof(float));
+    else paceline_rms_norm(l.states, NULL, last->next_norm, l.normed, NULL, j->sequences, d->hidden_size, d->eps);
     for (int64_t s = 0; s < j->sequences; s++) {
         l.nodes[s] = -1;
         set_ranking(j, &l, s, s, 0);

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from paceline.models.drafts.load import (
         DraftFolder,
         LoadedHead,
+        check_draft,
         find_draft,
         load_draft,
         load_tables,
@@ -19,6 +20,7 @@ __all__ = [
     "AnyDraft",
     "DraftFolder",
     "LoadedHead",
+    "check_draft",
     "check_exchangeable",
     "exchange",
     "find_draft",
@@ -31,6 +33,6 @@ __getattr__ = lazy_face(
     __name__,
     {
         "exchanges": "AnyDraft check_exchangeable exchange",
-        "load": "DraftFolder LoadedHead find_draft load_draft load_tables open_draft_folder",
+        "load": "DraftFolder LoadedHead check_draft find_draft load_draft load_tables open_draft_folder",
     },
 )

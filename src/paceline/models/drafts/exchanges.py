@@ -110,14 +110,9 @@ def _tensors(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
 
 def _settings(current: AnyDraft, other: AnyDraft) -> Iterator[tuple[str, object, object]]:
     """The name of everything that decides the computation in addition to the weights, with its values in the two drafts."""
-    if isinstance(current, MedusaModel) and isinstance(other, MedusaModel):
-        yield "num_heads", current.num_heads, other.num_heads
-        yield "hidden_size", current.hidden_size, other.hidden_size
-    else:
-        assert not isinstance(current, MedusaModel)
-        assert not isinstance(other, MedusaModel)
-        for field in fields(current.config):
-            yield field.name, getattr(current.config, field.name), getattr(other.config, field.name)
+    for field in fields(current.config):
+        yield field.name, getattr(current.config, field.name), getattr(other.config, field.name)
+    if not isinstance(current, MedusaModel) and not isinstance(other, MedusaModel):
         yield "the number format", current.dtype, other.dtype
     if not isinstance(current, DistilledModel | EagleModel | MedusaModel):
         return

@@ -52,25 +52,20 @@ class DraftVocabulary:
         return whole
 
     @classmethod
-    def of(cls, target: DecoderModel, weights: Weights, hidden_size: int, bits: Bits = 8) -> "DraftVocabulary":
-        """Vocabulary of a draft's checkpoint, which may have its own head. `d2t` [V'] holds the offset of each draft id to
-        the target's id. `prepare_draft` describes `bits`."""
-        names, vocab_size = weights.names(), target.config.vocab_size
-        ids = None
-        if "d2t" in names:
-            ids = _draft_ids(weights.vector("d2t"), vocab_size).to(target.device)
-        if "lm_head.weight" in names:
-            shape = weights.matrix("lm_head.weight").shape
-            if shape[1] != hidden_size or shape[0] > vocab_size or (ids is not None and shape[0] != len(ids)):
-                raise UnsupportedModel(
-                    f"lm_head.weight of the draft has the shape {shape}: it does not fit the vocabulary"
-                )
-            head = prepare_draft(weights.matrix("lm_head.weight"), target.device, target.dtype, bits)
+    def of(
+        cls, target: DecoderModel, weights: Weights, hidden_size: int, bits: Bits = 8, output: str = "lm_head.weight"
+    ) -> "DraftVocabulary":
+        """Vocabulary of a draft's checkpoint, which may have its own head under the name `output`. `prepare_draft` describes
+        `bits`."""
+        ids = draft_ids(weights, target.config.vocab_size)
+        ids = None if ids is None else ids.to(target.device)
+        if output in weights.names():
+            head = prepare_draft(weights.matrix(output), target.device, target.dtype, bits)
         else:
             head = head_for(target, hidden_size, ids, bits)
-        if ids is None and head.shape[0] != vocab_size:
+        if ids is None and head.shape[0] != target.config.vocab_size:
             ids = torch.arange(head.shape[0], device=target.device)
-        return cls(vocab_size, head, ids, 0 if head is target.head else head.nbytes)
+        return cls(target.config.vocab_size, head, ids, 0 if head is target.head else head.nbytes)
 
 
 def proposable_ids(target: DecoderSpec, draft: DecoderSpec) -> range:
@@ -81,13 +76,22 @@ def proposable_ids(target: DecoderSpec, draft: DecoderSpec) -> range:
     return range(min(target.vocab_size, draft.vocab_size))
 
 
-def _draft_ids(offsets: Tensor, vocab_size: int) -> Tensor:
-    """Target ids [V'] of the draft's ids, from the offset of each."""
-    if offsets.dim() != 1 or not bool(torch.isfinite(offsets).all()):
-        raise UnsupportedModel("d2t of the draft is not a vector of offsets")
-    ids = torch.arange(len(offsets)) + offsets.to(torch.int64)
+def draft_ids(weights: Weights, vocab_size: int) -> Tensor | None:
+    """The target's ids [V'] of the tokens that a draft may propose; None if these are all. `d2t` has the offset of each draft
+    id to the target's id, `token_map` has the target's ids. Raises `UnsupportedModel` unless the ids are different tokens."""
+    name = next((name for name in ("d2t", "token_map") if name in weights.names()), None)
+    if name is None:
+        return None
+    values = weights.vector(name)
+    if values.dim() != 1 or not bool(torch.isfinite(values).all()):
+        raise UnsupportedModel(f"{name} of the draft is not a vector of {'offsets' if name == 'd2t' else 'ids'}")
+    ids = values.to(torch.int64) + (torch.arange(len(values)) if name == "d2t" else 0)
     if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
-        raise UnsupportedModel(f"d2t of the draft leads to ids outside the target's vocabulary of {vocab_size} tokens")
+        raise UnsupportedModel(
+            f"{name} of the draft leads to ids outside the target's vocabulary of {vocab_size} tokens"
+        )
+    if len(ids.unique()) < len(ids):
+        raise UnsupportedModel(f"{name} of the draft leads to the same id twice: it must be a map of different tokens")
     return ids
 
 

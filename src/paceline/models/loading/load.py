@@ -15,12 +15,13 @@ from paceline.model_files import quick_checksum
 from paceline.model_files.hub import PREFIX, Inflation, find_checkpoint
 from paceline.model_files.tokenizer import Tokenizer
 from paceline.models.decoder import DecoderModel, Loader
+from paceline.models.draft_files import recognize_draft
 from paceline.models.families.prequantized import SCALES
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.loading.inflated import inflate
 from paceline.models.memory import ReadAhead
 from paceline.models.shards import Shard, ShardedWeights, check_split, shard_config
-from paceline.models.weights import Checkpoint, Weights, checkpoint_weights, open_folder, open_gguf, read_draft_config
+from paceline.models.weights import Checkpoint, Weights, checkpoint_weights, open_folder, open_gguf
 
 _GPU_GROWTH = 1.25
 """Bytes on a GPU per byte of a file with 4-bit codes, at most: groups of 32 have more bits for scales and zeros."""
@@ -49,9 +50,9 @@ def open_checkpoint(
     path = find_checkpoint(name_or_path)
     if path.is_file():
         return open_gguf(path)
-    draft = read_draft_config(path)
+    draft = recognize_draft(path)
     if draft is not None:
-        raise UnsupportedModel(f"{path} holds a draft ({draft[0]}), not a whole model: pass it as `draft`")
+        raise UnsupportedModel(f"{path} holds a draft ({draft.kind}), not a whole model: pass it as `draft`")
     return open_folder(path)
 
 

@@ -4,22 +4,19 @@ Weights have their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`)
 demand, so that a model is never in memory twice.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.quantized import Quantization, QuantizedWeight, quantize
 from paceline.kernels.formats.weights import Dense, FourBit, Grouped, Weight, grouped
-from paceline.model_files import read_json
 from paceline.model_files.tokenizer import Tokenizer
 from paceline.models.families.spec import DecoderSpec
 
-DraftKind = Literal["eagle", "medusa", "distilled"]
 ROUTER = ".mlp.gate.weight"
 """End of the name of a router."""
 
@@ -98,24 +95,3 @@ class Float32Activations(DerivedWeights):
         if isinstance(weight, QuantizedWeight):
             weight = grouped(weight) or weight
         return replace(weight, activations="float32") if isinstance(weight, Grouped) else weight
-
-
-def read_draft_config(folder: Path) -> tuple[DraftKind, Mapping[str, Any]] | None:
-    """Kind and config.json of the trained draft in `folder`. None if it holds a whole model."""
-    path = folder / "config.json"
-    if not path.is_file():
-        return None
-    config = read_json(path)
-    kind: Any = config.get("paceline_draft")
-    published = config.get("speculators_model_type")
-    if kind is None and published is None:
-        return None
-    if kind is None:
-        if published != "eagle3":
-            raise UnsupportedModel(f"{folder} has a speculator of type {published!r:.80}; supported: eagle3")
-        kind = "eagle"
-    if kind not in get_args(DraftKind):
-        raise UnsupportedModel(
-            f"{folder} has a draft of kind {kind!r:.80}; supported: {', '.join(get_args(DraftKind))}"
-        )
-    return kind, config

@@ -158,6 +158,7 @@ _MAX_HEADER_BYTES, _MAX_TENSORS = 32 << 20, 1 << 17
 """Of a safetensors file; those of the largest models have a thousand tensors, with experts one by one some ten thousand."""
 _MAX_NAME = 200
 """Characters of a file name."""
+_FLOATS = ("F32", "F16", "BF16")
 
 
 def open_folder(folder: Path) -> Checkpoint:
@@ -182,9 +183,9 @@ def open_folder(folder: Path) -> Checkpoint:
 class FolderWeights:
     """`Weights` over the safetensors files of a folder, memory mapped."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "model.safetensors") -> None:
         self._files: dict[Path, safe_open] = {}
-        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+        index, single = folder / f"{name}.index.json", folder / name
         if index.is_file():
             shards = _weight_map(index)
             missing = sorted({shard for shard in shards.values() if not (folder / shard).is_file()})
@@ -215,6 +216,11 @@ class FolderWeights:
     def shape(self, name: str) -> tuple[int, ...]:
         with _readable(self._path(name)):
             return tuple(self._file(self._path(name)).get_slice(self._stored_names[name]).get_shape())
+
+    def is_float(self, name: str) -> bool:
+        """Whether the values are float32, float16 or bfloat16."""
+        with _readable(self._path(name)):
+            return self._file(self._path(name)).get_slice(self._stored_names[name]).get_dtype() in _FLOATS
 
     def matrix(self, name: str) -> Weight:
         values = self.tensor(name)

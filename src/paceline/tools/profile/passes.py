@@ -104,8 +104,7 @@ def _head_seconds(runner: Any, rows: int, clock: Clock) -> float:
     """Median time in which an EAGLE head computes that many rows."""
     from statistics import median
 
-    config, device = runner.model.config, runner.model.device
-    states = {layer: runner.model.hidden_norm.new_zeros(rows, config.hidden_size) for layer in config.state_layers}
+    device, states = runner.model.device, runner.model.zero_states(rows)
     spans, seconds = _spans(runner.num_blocks, rows), []
     for _ in range(4):
         before = clock.now()

@@ -7,7 +7,6 @@ import torch
 
 from paceline.core.request import SamplingParams
 from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
-from paceline.models.heads.eagle.eagle_weights import EagleConfig
 from paceline.speculation.drafts.drafts import DraftPrefill, depths
 from paceline.speculation.proposer import HiddenRows, SequenceProgress
 from paceline.speculation.proposers.eagle.eagle import EagleProposer
@@ -15,7 +14,7 @@ from paceline.speculation.proposers.eagle.eagle_trees import BRANCHES, LEVELS, W
 from paceline.speculation.trees.growth import Growth, draft_row, rank
 from tests.exactness.suite import mixed_requests
 from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
-from tests.heads import TensorWeights, draft_config, draft_tensors, eagle
+from tests.heads import draft_config, draft_tensors, eagle, eagle_model
 from tests.models.reference_heads import eagle_logits, target_states
 from tests.traffic import CHAT
 
@@ -43,7 +42,7 @@ def growth(request, monkeypatch):
 
 
 def proposer(num_blocks=64, max_rows=64, lanes=32):
-    model = EagleModel(EagleConfig.read(CONFIG, TARGET.config), TensorWeights(TENSORS), TARGET)
+    model = eagle_model(CONFIG, TENSORS, TARGET)
     return EagleProposer(EagleRunner(model, num_blocks, lanes), max_rows)
 
 

@@ -1,10 +1,11 @@
-"""EAGLE-3: one decoder layer over the target's hidden states and the embedding of the next token.
+"""EAGLE: a decoder layer, or a few, over the target's hidden states and the embedding of the next token.
 
-Slot i joins the hidden state of token i with the embedding of token i + 1 and predicts token i + 2. The state of a committed
-token is g = fc([h_l1; h_l2; h_l3]), from three inner states of the target. The state of a drafted token is the layer's output
-in the previous slot. Inference only; call it under `torch.inference_mode`.
+Slot i joins the hidden state of token i with the embedding of token i + 1 and predicts token i + 2. In EAGLE-3 the state of a
+committed token is g = fc([h_l1; h_l2; h_l3]), from inner states of the target; in EAGLE-1 it is the target's last state after
+its final norm. The state of a drafted token is the output of the layers in the previous slot. `EagleConfig` has the variants.
+Inference only; call it under `torch.inference_mode`.
 
-`EagleRunner` runs the head over one cache. Where `native_head` returns native code, the layer is one native call.
+`EagleRunner` runs the head over one cache. Where `native_head` returns native code, a pass is one native call.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from paceline.core.sequence import BLOCK_SIZE
 from paceline.kernels.cpu.eagle_head import EagleHead, HeadWeights, InnerRows
 from paceline.kernels.formats.layout import AttentionLayout, uses_gpu_kernels
 from paceline.kernels.formats.packing import PackedWeight
-from paceline.kernels.linear import embedding_rows
+from paceline.kernels.linear import embedding_rows, linear
 from paceline.kernels.rms_norm import rms_norm
 from paceline.models.decoder import HiddenStates, TorchOps, forward_layer, native_layer
 from paceline.models.heads.eagle.eagle_weights import EagleWeights
@@ -28,25 +29,37 @@ if TYPE_CHECKING:
     from paceline.kernels.gpu.attention.plan import AttentionPlan
 
 
-def native_head(head: EagleWeights, cache: tuple[Tensor, Tensor]) -> EagleHead | None:
+HeadCache = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of each layer of a head."""
+
+
+def native_head(head: EagleWeights, cache: HeadCache) -> EagleHead | None:
     """The head as one native call. None if a part of the head needs its own call."""
-    native = native_layer(head.layer, head.final_norm, cache)
+    config = head.config
+    if config.version != 3:
+        return None
+    layers = zip(head.layers, head.norms_after, cache, strict=True)
+    found = [native_layer(layer, norm, of_layer) for layer, norm, of_layer in layers]
+    native = [layer for layer in found if layer is not None]
     tables = (head.embedding, head.fc, head.vocabulary.head)
     packed = tuple(table for table in tables if isinstance(table, PackedWeight))
-    if native is None or len(packed) < len(tables):
+    if len(native) < len(found) or len(packed) < len(tables):
         return None
     return EagleHead(
         HeadWeights(
-            *native,
+            native[0][0],
+            tuple(layer for _, layer in native),
             embedding=packed[0],
             fc=packed[1],
             vocabulary=packed[2],
-            input_norm=head.input_norm,
+            input_norm=head.layers[0].input_norm,
             hidden_norm=head.hidden_norm,
             cos=head.cos,
             sin=head.sin,
             ids=head.vocabulary.ids,
-            is_residual_normed=head.config.norm_before_residual,
+            is_residual_normed=config.norm_before_residual,
+            is_output_normed=config.norm_output,
+            has_plain_states=config.state_norm == "none" and config.state_size == config.hidden_size,
         )
     )
 
@@ -58,7 +71,7 @@ MAX_BRANCH = (LANE_BLOCKS - 1) * BLOCK_SIZE
 
 
 class EagleModel(EagleWeights):
-    _native: tuple[tuple[Tensor, Tensor], EagleHead | None] | None = None
+    _native: tuple[HeadCache, EagleHead | None] | None = None
     """Cache of the last pass, and the head over it."""
 
     def forward(
@@ -67,7 +80,7 @@ class EagleModel(EagleWeights):
         tokens: Tensor,  # [T] int64: the token after each state
         positions: Tensor,  # [T] int64, of the states
         layout: AttentionLayout,
-        cache: tuple[Tensor, Tensor],  # keys, values, each [num_blocks, 16, KV, hd]
+        cache: HeadCache,  # keys, values of each layer, [num_blocks, 16, KV, hd]
         plan: "AttentionPlan | None" = None,
     ) -> Tensor:
         """Returns the states [T, D] of the next slots, which `logits` turns into predictions. `plan` comes from the method
@@ -77,13 +90,21 @@ class EagleModel(EagleWeights):
 
             return gpu_eagle_forward(self, states, tokens, positions, layout, cache, plan)
         ops = TorchOps([(self.cos, self.sin)], positions, layout, self.config.rms_eps)
-        embedded = ops.norm(embedding_rows(self.embedding, tokens), self.input_norm)
+        hidden, normed = self._enter(ops, states, embedding_rows(self.embedding, tokens))
+        for layer, next_norm, of_layer in zip(self.layers, self.norms_after, cache, strict=True):
+            hidden, normed = forward_layer(layer, hidden, normed, next_norm, of_layer, ops)
+        return normed if self.config.norm_output else hidden
+
+    def _enter(self, ops: TorchOps, states: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual [T, D] of the first layer, and its input: [T, 2 D], or [T, D] in version 1."""
+        if self.config.version == 1:
+            joined = linear(torch.cat((embedded, states), 1), self.fc, self.fc_bias)
+            return joined, joined
         normed = ops.norm(states, self.hidden_norm)
         residual = normed if self.config.norm_before_residual else states
-        joined = torch.cat((embedded, normed), 1)  # [T, 2 D]
-        return forward_layer(self.layer, residual, joined, self.final_norm, cache, ops)[0]
+        return residual, torch.cat((ops.norm(embedded, self.layers[0].input_norm), normed), 1)
 
-    def native(self, cache: tuple[Tensor, Tensor]) -> EagleHead | None:
+    def native(self, cache: HeadCache) -> EagleHead | None:
         """The native calls over `cache`; None if a part of the head needs its own call."""
         known = self._native
         if known is None or known[0] is not cache:
@@ -104,7 +125,9 @@ class EagleModel(EagleWeights):
             from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_norm
 
             return self.vocabulary.logits(gpu_eagle_norm(self, states))
-        return self.vocabulary.logits(rms_norm(states, self.final_norm, self.config.rms_eps))
+        if self.has_final_norm:
+            states = rms_norm(states, self.final_norm, self.config.rms_eps)
+        return self.vocabulary.logits(states)
 
 
 class EagleRunner:
@@ -118,9 +141,12 @@ class EagleRunner:
         self.model = model
         self.num_blocks = num_blocks
         self.num_lanes = num_lanes
-        shape = (num_blocks + num_lanes * LANE_BLOCKS, BLOCK_SIZE, model.config.num_kv_heads, model.config.head_dim)
+        heads = model.config.decoder.heads
+        shape = (num_blocks + num_lanes * LANE_BLOCKS, BLOCK_SIZE, heads.num_kv, heads.head_dim)
         # Zeroed: a masked slot must not hold a NaN.
-        self.cache = (zeroed(shape, model.dtype, model.device), zeroed(shape, model.dtype, model.device))
+        self.cache = [
+            (zeroed(shape, model.dtype, model.device), zeroed(shape, model.dtype, model.device)) for _ in model.layers
+        ]
 
     def lane(self, number: int) -> list[int]:
         """Blocks of a lane."""
@@ -135,11 +161,12 @@ class EagleRunner:
         """[T, D] from states [T, D] or from the target's states by layer, in span order. The tokens of a span are those after
         its states."""
         native = self.model.native(self.cache)
-        if native is not None:
-            given = states if isinstance(states, Tensor) else self.inner_rows([(states, slice(None))])
-            return native.forward(given, pass_rows(spans))
-        inputs = build_inputs(spans, self.model.device)
+        if native is not None and native.has_plain_states and not isinstance(states, Tensor):
+            return native.forward(self.inner_rows([(states, slice(None))]), pass_rows(spans))
         states = states if isinstance(states, Tensor) else self.model.fuse(states)
+        if native is not None:
+            return native.forward(states, pass_rows(spans))
+        inputs = build_inputs(spans, self.model.device)
         return self.model.forward(states, inputs.tokens, inputs.positions, inputs.layout, self.cache)
 
     def inner_rows(self, parts: Sequence[tuple[Mapping[int, Tensor], slice]]) -> InnerRows:
@@ -168,7 +195,9 @@ class EagleRunner:
         sizes = {*warm_up_sizes(max_num_seqs, max_rows, longest), *warm_up_sizes(self.num_lanes, self.num_lanes, 1)}
         for count, rows in sorted(sizes):
             padding = Span(scratch * -(-rows // BLOCK_SIZE), 0, [0] * rows, 0)
-            states = self.model.hidden_norm.new_zeros(count * rows, self.model.config.hidden_size)
+            states = torch.zeros(
+                count * rows, self.model.config.hidden_size, dtype=self.model.dtype, device=self.model.device
+            )
             self.model.logits(self.forward([padding] * count, states)[:count])
 
     @torch.inference_mode()
@@ -177,5 +206,5 @@ class EagleRunner:
         if not sources:
             return
         source, target = (torch.tensor(blocks, device=self.model.device) for blocks in (sources, targets))
-        for values in self.cache:
+        for values in (values for layer in self.cache for values in layer):
             values[target] = values[source]

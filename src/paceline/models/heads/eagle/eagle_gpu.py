@@ -1,6 +1,8 @@
-"""Forward pass of an EAGLE head on a GPU: eight kernels if rows are few. No function here waits for the device or branches on
-device values.
+"""Forward pass of an EAGLE head on a GPU: eight kernels for one layer and few rows. No function here waits for the device or
+branches on device values.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -8,18 +10,22 @@ from torch import Tensor
 from paceline.kernels.formats.layout import MAX_TREE_ROWS, AttentionLayout
 from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu.attention.plan import AttentionPlan, AttentionScratch, attention_plan
+from paceline.kernels.gpu.normed import Normed
 from paceline.kernels.gpu.products import product
 from paceline.kernels.gpu.rms_norm import rms_norm
 from paceline.kernels.gpu.speculation.join_norms import join_norms
-from paceline.models.decoder import FusedGpuOps, forward_layer
+from paceline.models.decoder import FusedGpuOps, Layer, forward_layer
 from paceline.models.heads.eagle.eagle_weights import EagleWeights
+
+GpuStates = Normed | Tensor
+"""Hidden states of the next product. A tensor has the whole norm, as what enters the first layer of a head."""
 
 
 def plan_eagle(
     model: EagleWeights, rows: int, sequences: int, scratch: AttentionScratch | None = None
 ) -> AttentionPlan:
     """Attention plan for passes of this size."""
-    c = model.config
+    c = model.config.decoder
     heads = c.num_heads, c.num_kv_heads, c.head_dim
     each, longest = -(-rows // sequences), len(model.cos) + MAX_TREE_ROWS
     return attention_plan(rows, sequences, each, *heads, longest, model.device, scratch=scratch, is_tree=True)
@@ -31,7 +37,7 @@ def gpu_eagle_forward(
     tokens: Tensor,  # [T] int64
     positions: Tensor,  # [T] int64
     layout: AttentionLayout,
-    cache: tuple[Tensor, Tensor],
+    cache: Sequence[tuple[Tensor, Tensor]],
     plan: AttentionPlan | None = None,
 ) -> Tensor:
     """Computes `EagleModel.forward`, which calls it. If `plan` is None, the pass makes a new plan."""
@@ -45,28 +51,58 @@ def gpu_eagle_pass(
     tokens: Tensor,  # [T] int64
     positions: Tensor,  # [T] int64
     layout: AttentionLayout,
-    cache: tuple[Tensor, Tensor],
+    cache: Sequence[tuple[Tensor, Tensor]],
     plan: AttentionPlan | None = None,
     first_row: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """Returns the states [T, D], and the same states after the final norm. Earlier passes have cached the first
+    """Returns the states [T, D], and the same states as the head's product reads them. Earlier passes have cached the first
     `first_row` rows of each sequence's tree."""
-    eps, keeps_normed = model.config.rms_eps, model.config.norm_before_residual
-    assert isinstance(model.embedding, DenseWeight)  # on a GPU
     plan = plan or plan_eagle(model, len(tokens), len(layout.context_lens))
-    joined, residual = join_norms(
-        tokens, model.embedding.values, model.input_norm, states, model.hidden_norm, eps, rows, keeps_normed
-    )
-    ops = FusedGpuOps([(model.cos, model.sin)], eps, positions, layout, plan, first_row=first_row)
-    hidden, _ = forward_layer(model.layer, residual, joined, model.final_norm, cache, ops)
+    ops = _HeadOps([(model.cos, model.sin)], model.config.rms_eps, positions, layout, plan, first_row=first_row)
+    hidden, joined = _enter(model, states, rows, tokens)
+    normed: GpuStates = joined
+    for layer, next_norm, of_layer in zip(model.layers, model.norms_after, cache, strict=True):
+        hidden, normed = forward_layer(layer, hidden, normed, next_norm, of_layer, ops)
+    if model.config.norm_output:
+        hidden = rms_norm(hidden, model.final_norm, model.config.rms_eps)
     return hidden, gpu_eagle_norm(model, hidden)
 
 
+class _HeadOps(FusedGpuOps):
+    """The operations of a head. Its layouts in graph steps have no slots: the kernel that rotates finds them."""
+
+    def project(self, normed: GpuStates, layer: Layer, cache: tuple[Tensor, Tensor]) -> Tensor:
+        if isinstance(normed, Tensor):
+            return super().project(normed, layer, cache)
+        qkv = product(normed.scaled, layer.qkv)
+        return self.rotate_and_store(qkv, layer, cache, normed, layer.qkv_bias)
+
+
+def _enter(model: EagleWeights, states: Tensor, rows: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The residual [T, D] of the first layer, and its input: [T, 2 D], or [T, D] in version 1."""
+    assert isinstance(model.embedding, DenseWeight)  # on a GPU
+    config = model.config
+    if config.version == 1:
+        chosen = states if rows is None else states[rows]
+        joined = product(torch.cat((model.embedding.values[tokens], chosen), 1), model.fc, model.fc_bias)
+        return joined, joined
+    norms = model.layers[0].input_norm, states, model.hidden_norm
+    joined, residual = join_norms(
+        tokens, model.embedding.values, *norms, config.rms_eps, rows, config.norm_before_residual
+    )
+    return residual, joined
+
+
+def gpu_eagle_states(model: EagleWeights, joined: Tensor) -> Tensor:
+    """g [T, D] from the target's states of all layers [T, L D]."""
+    return model.fuse_joined(joined, rms_norm, product)
+
+
 def gpu_eagle_norm(model: EagleWeights, states: Tensor) -> Tensor:
-    """[R, D]: states after the final norm."""
-    return rms_norm(states, model.final_norm, model.config.rms_eps)
+    """[R, D]: states as the product with the head reads them."""
+    return rms_norm(states, model.final_norm, model.config.rms_eps) if model.has_final_norm else states
 
 
 def gpu_eagle_logits(model: EagleWeights, normed: Tensor, rows: Tensor | None = None) -> Tensor:
-    """The logits [R, V'] of `rows` in float32, by default of all rows; `normed` has them after the final norm."""
+    """The logits [R, V'] of `rows` in float32, by default of all rows; `normed` is as `gpu_eagle_norm` returns it."""
     return product(normed if rows is None else normed[rows], model.vocabulary.head, out_dtype=torch.float32)

@@ -116,7 +116,8 @@ class EagleProposer:
         head = None if self.grows_on_device else self._model.native(self._runner.cache)
         updates = self._cache.next_updates(sequences)
         # Penalties depend on the grown tokens and need the host. A draft prefill is timed apart from the trees.
-        if head is None or not updates or any(update.is_prefill or update.is_processed for update in updates):
+        in_parts = head is None or not head.has_plain_states
+        if head is None or in_parts or not updates or any(u.is_prefill or u.is_processed for u in updates):
             return self._draft_in_parts(head, updates)
         return self._draft_natively(head, updates)
 

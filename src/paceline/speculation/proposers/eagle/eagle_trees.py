@@ -98,7 +98,7 @@ class Beams:
         else:
             source = self._lanes.gather(1, beam.unsqueeze(2).expand(-1, -1, LANE_BLOCKS)).flatten()
             target = self._lanes.flatten()
-        for values in self._runner.cache:
+        for values in (values for layer in self._runner.cache for values in layer):
             values[target] = values[source]  # all is read before anything is written
 
     def _advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
