@@ -122,6 +122,20 @@ class MixedDepth:
         return [min(candidate.max_depth, self._random.randint(0, self._max_depth)) for candidate in batch]
 
 
+class IdleTasks(StepHook):
+    """Calls one function in each idle moment."""
+
+    def __init__(self, tasks: Sequence[Callable[[], object]]) -> None:
+        self._tasks = list(tasks)
+
+    @property
+    def has_idle_work(self) -> bool:
+        return bool(self._tasks)
+
+    def use_idle_time(self) -> None:
+        self._tasks.pop()()
+
+
 @dataclass
 class FakeProposer:
     """Drafts whatever `guess(progress)` returns: (tokens, parents)."""

@@ -41,7 +41,7 @@ CHECK_PAIRS = 13
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="of the targets; default: random weights")
-    parser.add_argument("--draft")
+    parser.add_argument("--draft", help="default: the model of the targets")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--pairs", type=int, default=1_000_000, help="end after so many pairs of faults")
     parser.add_argument("--streams", type=int, default=16)
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, folder: Path) -> list[str]:
     mark(folder)
     clock, read_only = patch(folder)
     target, draft, _ = models(folder / "models")
-    config = document(folder, options.model or target, options.draft or draft)
+    config = document(folder, options.model or target, options.draft or options.model or draft)
     with local_cluster(config, folder) as cluster:
         expected = {case: plain(cluster.metrics_url, case) for case in cases(options.seed, 12, options.tokens)}
         faults = Faults(options.seed, cluster, clock, read_only, lambda rng: send_poison(cluster.url, rng, results))

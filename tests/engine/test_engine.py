@@ -11,7 +11,6 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.request import Request, SamplingParams, SpeculationFlags
 from paceline.core.sequence import FinishReason, Origin
 from paceline.engine.engine import Engine
-from paceline.engine.graph.captures import IdleCaptures
 from paceline.engine.start.build import engine_of_parts
 from paceline.engine.step.step import HostReason
 from paceline.speculation.proposer import Proposer
@@ -350,7 +349,7 @@ def test_warm_up_does_nothing_while_a_request_runs() -> None:
     warmed: list[bool] = []
 
     class Graphs:
-        num_inflight, is_loaded, captures = 0, False, IdleCaptures()
+        num_inflight, is_loaded = 0, False
 
         def schedule(self, can_prefill: bool) -> HostReason:
             return HostReason.PREFILL

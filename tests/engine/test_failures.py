@@ -10,7 +10,6 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import Sequence as EngineSequence
 from paceline.engine.failures import owner_error
-from paceline.engine.graph.captures import IdleCaptures
 from paceline.engine.hook import StepHook
 from paceline.engine.loop import EngineLoop
 from paceline.engine.start.build import engine_of_parts
@@ -209,7 +208,6 @@ def test_a_poisoned_request_in_graph_steps_ends_alone() -> None:
         """What the engine uses of a graph executor whose steps fail."""
 
         num_inflight, is_loaded, seconds_to_spare = 0, False, 0.0
-        captures = IdleCaptures()
 
         def schedule(self, can_prefill: bool) -> Any:
             calls.append("schedule")

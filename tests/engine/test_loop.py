@@ -17,12 +17,11 @@ from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request, SpeculationFlags
 from paceline.engine import loop as engine_loop
 from paceline.engine.engine import Engine
-from paceline.engine.graph.captures import IdleCaptures
 from paceline.engine.loop import EngineLoop
 from paceline.speculation.proposers.model.draft_model import DraftModelProposer
 from tests.engine.harness import MODEL, PROMPT, request
 from tests.exactness.suite import mixed_requests, plain_text
-from tests.fakes import TINY, draft_model, tiny_engine, tiny_model
+from tests.fakes import TINY, IdleTasks, draft_model, tiny_engine, tiny_model
 
 TIMEOUT = 30.0
 
@@ -122,9 +121,8 @@ def test_commands_without_work_do_not_delay_idle_work(monkeypatch: pytest.Monkey
     """A gateway asks a worker for its state several times a second."""
     monkeypatch.setattr(engine_loop, "IDLE_AFTER", 0.05)
     with running() as loop:
-        captures, done = IdleCaptures(), threading.Event()
-        captures.add([done.set])
-        on_engine_thread(loop, lambda: loop.engine.hooks.add(captures))
+        done = threading.Event()
+        on_engine_thread(loop, lambda: loop.engine.hooks.add(IdleTasks([done.set])))
         deadline = time.monotonic() + TIMEOUT
         while not done.is_set() and time.monotonic() < deadline:
             on_engine_thread(loop, lambda: None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from paceline.core.sequence import Sequence as Running
-from paceline.engine.graph.drafter import DraftShape, DraftTensors
+from paceline.engine.graph.drafter import DraftPart, DraftShape, DraftTensors
 from paceline.engine.graph.slots import DeviceSlots
 from paceline.speculation.drafts.drafts import DraftPrefill, depths
 from paceline.speculation.proposer import ProposerTraits
@@ -22,7 +22,9 @@ class OracleProposer(FakeProposer):
         super().__init__(lambda progress: ([], []), traits=ProposerTraits(is_tree=True))
         self.text, self.random = text, random.Random(seed)
 
-    def drafter(self, _: object, slots: DeviceSlots, vocab_size: int, prefills: object) -> "OracleDrafter":
+    def drafter(
+        self, _: object, slots: DeviceSlots, vocab_size: int, prefills: object, max_depth: int
+    ) -> "OracleDrafter":
         """In place of `make_drafter`."""
         return OracleDrafter(self, slots, vocab_size)
 
@@ -75,7 +77,7 @@ class OracleDrafter:
     def reserve_blocks(self, sequence: Running, num_tokens: int, shape: DraftShape) -> Sequence[int] | None:
         return [0]
 
-    def begin(self, shape: DraftShape) -> str | None:
+    def begin(self, shape: DraftShape) -> tuple[DraftPart, ...]:
         """Drafts here and now, on the host: that waits, as a graph never could."""
         if shape.nodes:
             drafts = self.drafts(shape)
@@ -85,12 +87,12 @@ class OracleDrafter:
                 tokens, parents = self._proposer.tree(truth, shape, self._vocab_size)
                 drafts.tokens[slot] = torch.tensor(tokens)
                 drafts.parents[slot] = torch.tensor(parents, dtype=torch.int32)
-        return None
+        return ()
 
-    def draft(self, shape: DraftShape, sampling: object) -> Callable[[], None]:
-        raise AssertionError
+    def parts(self, shape: DraftShape) -> tuple[DraftPart, ...]:
+        return ()
 
-    def follow(self) -> Callable[[], None]:
+    def work(self, part: DraftPart, sampling: object) -> Callable[[], None]:
         raise AssertionError
 
     def drafts(self, shape: DraftShape) -> DraftTensors:

@@ -11,7 +11,6 @@ from paceline.engine.engine import Engine
 from paceline.engine.graph import eligibility
 from paceline.engine.graph import scheduler as graph_scheduler
 from paceline.engine.graph.batch import GraphBatch
-from paceline.engine.graph.captures import IdleCaptures
 from paceline.engine.graph.executor import GraphExecutor
 from paceline.models.runner.gpu.runner import GpuRunner
 from paceline.policy.depth.rules import FixedDepth
@@ -315,20 +314,6 @@ class Deeper(FixedDepth):
     def decide(self, batch):
         self._count += 1
         return [2 if self._count < 6 else depth for depth in super().decide(batch)]
-
-
-@pytest.mark.usefixtures("captures_with_a_run")
-@pytest.mark.parametrize(("is_allowed", "most"), [pytest.param(True, 5, marks=pytest.mark.interpreted), (False, 2)])
-def test_a_shape_without_graphs_waits_until_captures_are_allowed(monkeypatch, is_allowed, most):
-    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
-    engine, shapes = graph_engine(proposer, Deeper(5)), []
-    monkeypatch.setattr(IdleCaptures, "is_allowed", is_allowed)
-    submit = GraphBatch.submit
-    monkeypatch.setattr(
-        GraphBatch, "submit", lambda self, shape, *rest: shapes.append(shape) or submit(self, shape, *rest)
-    )
-    check(engine, [request("r0", [1, 2, 3], temperature=0.0, max_tokens=40)])
-    assert max(shape.nodes for shape in shapes) == most
 
 
 @pytest.mark.interpreted

@@ -83,8 +83,8 @@ class Case:
         for slot, sequence in enumerate(self.sequences):
             blocks = self.drafter.reserve_blocks(sequence, len(sequence.ids) + self.nodes, shape)
             self.tables[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-        assert self.drafter.begin(shape) == "draft"
-        self.drafter.draft(shape, self.slots.sampling)()
+        for part in self.drafter.begin(shape):
+            self.drafter.work(part, self.slots.sampling)()
         drafts = self.drafter.drafts(shape)
         return list(zip(drafts.tokens.tolist(), drafts.parents.tolist(), strict=True))
 
@@ -141,12 +141,13 @@ def test_rounds_without_drafts_are_caught_up_with(monkeypatch):
     follows = 0
     with torch.inference_mode():
         for _ in range(FRESH + 1):
-            if case.drafter.begin(tree_drafter.DraftShape(0, 0)) == "follow":
+            for part in case.drafter.begin(tree_drafter.DraftShape(0, 0)):
+                assert part.name == "follow"
                 follows += 1
                 for slot, sequence in enumerate(case.sequences):
                     blocks = case.drafter.reserve_blocks(sequence, len(sequence.ids), tree_drafter.DraftShape(0, 0))
                     case.tables[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
-                case.drafter.follow()()
+                case.drafter.work(part, case.slots.sampling)()
             case.commit([0, 0])
     assert follows == 1
     assert case.device_drafts() == case.host_drafts()

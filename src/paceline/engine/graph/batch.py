@@ -21,8 +21,14 @@ from torch import Tensor
 
 from paceline.core.request import SamplingParams
 from paceline.core.sequence import Sequence
-from paceline.engine.graph.captures import Capture
-from paceline.engine.graph.drafter import NO_DRAFTS, DraftPrefills, DraftShape, DraftTensors, GraphProposer
+from paceline.engine.graph.drafter import (
+    NO_DRAFTS,
+    DraftPart,
+    DraftPrefills,
+    DraftShape,
+    DraftTensors,
+    GraphProposer,
+)
 from paceline.engine.graph.inflight import InflightStep, StepBuffers
 from paceline.engine.graph.mixed import SlotInputs
 from paceline.engine.graph.rows import ChainRows, TreeRows
@@ -124,7 +130,7 @@ class ControlBuffer:
             self._draft_tables.write(draft_tables)
 
 
-Part = Literal["draft", "follow", "verify", "accept"]
+Part = Literal["draft", "extend", "follow", "verify", "accept"]
 
 
 class GraphKey(NamedTuple):
@@ -137,10 +143,11 @@ class GraphKey(NamedTuple):
 
 
 def _is_optional(key: GraphKey) -> bool:
-    """Whether the part can run without its graph: it has few kernels, or another graph does."""
-    return key.sampling is not None and key.sampling.has_features
+    """Whether the part has so few kernels that a step runs it without a graph."""
+    return key.part == "accept" and key.sampling is not None and key.sampling.has_features
 
 
+Capture = Callable[[], object]
 TIMED_RUNS = 5
 """Runs of a graph that is timed; their median counts."""
 IN_FLIGHT = 2
@@ -164,7 +171,7 @@ class GraphBatch:
         self.target, self.size, self.device = target, size, target.device
         self.slots = DeviceSlots(size, self.device, largest)
         vocab_size = target.model.config.vocab_size
-        self.drafter = make_drafter(proposer, self.slots, vocab_size, prefills) if proposer else None
+        self.drafter = make_drafter(proposer, self.slots, vocab_size, prefills, max_depth) if proposer else None
         drafter, width = self.drafter, target.table_width
         draft_width = drafter.table_width if drafter else 0
         # Copied to the device with every step: active slots, node limits, the target's block tables, the draft's
@@ -201,15 +208,14 @@ class GraphBatch:
         self._controls[turn].write(limits, tables, draft_tables)
         self._control.copy_(buffers.control, non_blocking=True)
         buffers.begin.record()
-        first = self.drafter.begin(shape) if self.drafter else None
-        if first is not None:
-            self._run(first, shape)
+        for part in self.drafter.begin(shape) if self.drafter else ():
+            self._run(*part)
         buffers.drafted.record()
         return buffers
 
     def inputs(self, shape: DraftShape) -> SlotInputs:
         """What a mixed step reads of the slots after `begin`."""
-        drafts = self.drafter.drafts(shape).tokens if self.drafter and shape != NO_DRAFTS else None
+        drafts = self.drafter.drafts(shape).tokens.contiguous() if self.drafter and shape != NO_DRAFTS else None
         return SlotInputs(self.tables, self._active, self._limits, drafts)
 
     @torch.inference_mode()
@@ -243,41 +249,32 @@ class GraphBatch:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def has_graphs(self, shape: DraftShape, with_prompts: bool) -> bool:
-        """Whether a step with drafts of this shape captures nothing. In a step with prompts, only drafting is a graph."""
-        keys = [self._key("draft", shape)]
-        if not with_prompts:
-            keeps = self.drafter is not None and self.drafter.wants_states
-            keys += [self._key("verify", shape), self._key("accept", shape, keeps)]
-        return all(self._substitute(key) in self._graphs or _is_optional(key) for key in keys)
+    def captures(self, max_depth: int, max_rows: int) -> list[Capture]:
+        """Functions that capture the graphs of every shape of up to `max_rows` rows, over empty slots."""
+        captures: list[Capture] = [
+            partial(self._capture, shape, params)
+            for shape in self.shapes(max_depth, max_rows)
+            for params in (*WARM_UP_SAMPLING, *WARM_UP_FEATURES)
+        ]
+        return [*captures, partial(self._graph, "follow", NO_DRAFTS)] if self.drafter else captures
 
-    def captures(self, max_depth: int, max_rows: int) -> tuple[list[Capture], list[Capture], list[Capture]]:
-        """Functions that capture the graphs of every shape of up to `max_rows` rows, over empty slots. The first list has the
-        graphs that any traffic needs, the second list the remaining graphs, the third list those that steps can do without."""
-        first, later, optional = list[Capture](), list[Capture](), list[Capture]()
-        for shape in self.shapes(max_depth, max_rows):
-            for number, params in enumerate(WARM_UP_SAMPLING):
-                is_first = shape == NO_DRAFTS and number < 2
-                (first if is_first else later).append(partial(self._capture, shape, params))
-            optional += [partial(self._capture, shape, params) for params in WARM_UP_FEATURES]
-        if self.drafter:
-            later.append(partial(self._graph, "follow", NO_DRAFTS))
-        return first, later, optional
+    def _draft_parts(self, shape: DraftShape) -> tuple[DraftPart, ...]:
+        return self.drafter.parts(shape) if self.drafter and shape != NO_DRAFTS else ()
 
     @torch.inference_mode()
     def _capture(self, shape: DraftShape, params: SamplingParams) -> None:
         """Capture the graphs of one shape and one sampling. No sequence is in a slot."""
         self._clear(params)
         self._graph("verify", shape)
-        if shape.nodes:
-            self._graph("draft", shape)
+        for part in self._draft_parts(shape):
+            self._graph(*part)
         self._graph("accept", shape, bool(self._capture_layers))
         if not shape.nodes:  # without drafts no states are kept
             self._graph("accept", shape)
 
     @torch.inference_mode()
     def load_features(self) -> None:
-        """Load the kernels of features, which steps run before they are captured."""
+        """Load the kernels of steps whose features together have no graph."""
         self._clear(WARM_UP_ALL)
         for shape in (NO_DRAFTS, self.drafter.shape(1) if self.drafter else NO_DRAFTS):
             self._run("verify", shape)
@@ -287,11 +284,12 @@ class GraphBatch:
     def draft_seconds(self, shape: DraftShape) -> float:
         """Time of the drafts of a step, over empty slots."""
         self._clear(WARM_UP_SAMPLING[0])
-        graph, seconds = self._graph("draft", shape), []
+        graphs, seconds = [self._graph(*part) for part in self._draft_parts(shape)], []
         with self._kept():
             for _ in range(TIMED_RUNS):
                 timer = StreamTimer(self.device)
-                graph.replay()
+                for graph in graphs:
+                    graph.replay()
                 seconds.append(timer.seconds())
         return median(seconds)
 
@@ -319,25 +317,17 @@ class GraphBatch:
         return self._rounds[shape]
 
     def _key(self, part: Part, shape: DraftShape, keeps: bool = False) -> GraphKey:
-        # The pass itself does not depend on the sampling
-        sampling = self.slots.sampling if part in ("draft", "accept") else None
-        if part == "draft":
-            assert sampling is not None
+        if part in ("verify", "follow"):  # passes alone
+            return GraphKey(part, shape, None, keeps)
+        sampling = self.slots.sampling
+        if part != "accept":
             assert self.drafter is not None
             sampling = Sampling(sampling.kind, sampling.is_edited and self.drafter.edits_logits)
         return GraphKey(part, shape, sampling, keeps)
 
-    def _substitute(self, key: GraphKey) -> GraphKey:
-        """The key itself, or that of the drafts without biases and penalties until the graph is captured: fewer of them are
-        accepted."""
-        if key.part != "draft" or key in self._graphs:
-            return key
-        assert key.sampling is not None
-        return key._replace(sampling=Sampling(key.sampling.kind))
-
     def _run(self, part: Part, shape: DraftShape, keeps: bool = False) -> None:
         """Queue a part of a step: its graph, which is captured if it is missing and the part needs one."""
-        key = self._substitute(self._key(part, shape, keeps))
+        key = self._key(part, shape, keeps)
         if key in self._graphs or not _is_optional(key):
             self._captured(key).replay()
             return
@@ -375,10 +365,7 @@ class GraphBatch:
             assert key.sampling is not None
             return self._accept_part(key.shape, key.sampling, key.keeps)
         assert self.drafter is not None
-        if key.part == "follow":
-            return self.drafter.follow()
-        assert key.sampling is not None
-        return self.drafter.draft(key.shape, key.sampling)
+        return self.drafter.work(DraftPart(key.part, key.shape), key.sampling or Sampling("greedy"))
 
     def _verify_part(self, shape: DraftShape) -> Callable[[], None]:
         """The target's pass over the last committed token and the drafts."""
@@ -425,7 +412,7 @@ class GraphBatch:
                 contexts = round_.tree.places.contexts
                 self.target.move_paths(contexts, self.tables, path.rows, path.counts, rows)
             else:
-                tokens = drafts.tokens if drafts is not None else none
+                tokens = drafts.tokens.contiguous() if drafts is not None else none
                 out = Accepted(path.counts, path.tokens)
                 accept_chains(tokens, picks, self._limits, self._active, state, out)
             slots.count(path.tokens, sampling)

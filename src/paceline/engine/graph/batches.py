@@ -3,8 +3,7 @@
 from typing import cast
 
 from paceline.engine import Scheduler
-from paceline.engine.graph.batch import GraphBatch
-from paceline.engine.graph.captures import Capture
+from paceline.engine.graph.batch import Capture, GraphBatch
 from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import DraftPrefills, GraphProposer
 from paceline.engine.graph.slots import DeviceSlots, SlotTable
@@ -47,15 +46,15 @@ class GraphBatches:
         """Most rows of a step of `size` slots, drafts included."""
         return min(self._scheduler.max_batched_tokens, size + self._scheduler.max_draft_tokens)
 
-    def captures(self) -> tuple[list[Capture], list[Capture]]:
-        """Functions that capture the graphs of all batches. The first list has the graphs that any traffic needs, the second
-        list the remaining graphs, those that steps can do without last."""
+    def captures(self) -> list[Capture]:
+        """Functions that capture the graphs of all batches."""
         batches = [self.of(size) for size in reversed(padded_sizes(self._scheduler.max_num_seqs))]
         most = max(batch.most_rows(self.max_depth, self.max_rows(batch.size)) for batch in batches)
         self._runner.workspace.logits(most)  # all batches share it
-        lists = [batch.captures(self.max_depth, self.max_rows(batch.size)) for batch in batches]
-        first, later, optional = ([capture for some in kind for capture in some] for kind in zip(*lists, strict=True))
-        return [*first, batches[-1].load_features], [*later, *optional]
+        captures = [
+            capture for batch in batches for capture in batch.captures(self.max_depth, self.max_rows(batch.size))
+        ]
+        return [*captures, batches[-1].load_features]
 
     def draft_seconds(self, size: int) -> dict[int, float]:
         """{draft tokens of a sequence: seconds of drafting} in steps of about `size` sequences."""

@@ -2,17 +2,17 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from paceline.core.sequence import Sequence
-from paceline.engine.graph.drafter import DraftPrefills, DraftShape, DraftTensors
+from paceline.engine.graph.drafter import DraftPart, DraftPrefills, DraftShape, DraftTensors
 from paceline.engine.graph.rows import ChainRows
 from paceline.engine.graph.slot_params import Sampling
 from paceline.engine.graph.slots import DeviceSlots
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
+from paceline.kernels.gpu.speculation.chain_steps import ChainSteps, append_drafts, begin_chains
 from paceline.kernels.gpu.speculation.edits import DraftedRows
 from paceline.models.device import StreamEvent
 from paceline.models.runner.gpu import GpuRunner
@@ -20,19 +20,30 @@ from paceline.speculation import SequenceProgress
 from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposers.model import DraftModelProposer
 
+_ONE_TOKEN = DraftShape(1, 1)
+"""Shape of the graphs of a drafting pass. They serve drafts of any length."""
+
 MAX_FOLLOWED_ROUNDS = 2
 """Consecutive rounds without drafts that the draft model follows. After more of them it needs a draft prefill."""
 
 
 class ChainDrafter:
-    """A `GraphDrafter` for the proposer `draft_model`, with the model, block tables and sequences of its `ModelDrafter`."""
+    """A `GraphDrafter` for the proposer `draft_model`, with the model, block tables and sequences of its `ModelDrafter`.
+
+    The first pass of a round is one graph, and every further pass is another, which is replayed for each token.
+    """
 
     state_layers: tuple[int, ...] = ()
     wants_states = False
     edits_logits = True
 
     def __init__(
-        self, proposer: DraftModelProposer, slots: DeviceSlots, vocab_size: int, prefills: DraftPrefills
+        self,
+        proposer: DraftModelProposer,
+        slots: DeviceSlots,
+        vocab_size: int,
+        prefills: DraftPrefills,
+        max_depth: int,
     ) -> None:
         """`vocab_size` is the target's."""
         runner = proposer.drafter.runner
@@ -41,7 +52,7 @@ class ChainDrafter:
         self._vocab_size, self._prefills = vocab_size, prefills
         self.table_width = self._runner.table_width
         self.scratch_block = self._runner.scratch_block
-        self._drafts: dict[DraftShape, DraftTensors] = {}
+        self._steps = ChainSteps.of(slots.size, max(1, max_depth), slots.device)
         self._current: set[int] = set()
         """Sequences of which at most two tokens are missing in the draft's cache."""
         self._num_plain = 0
@@ -49,7 +60,8 @@ class ChainDrafter:
 
     @property
     def state(self) -> tuple[Tensor, ...]:
-        return ()
+        steps = self._steps
+        return steps.tokens, steps.newest, steps.lengths, steps.column
 
     @property
     def is_idle(self) -> bool:
@@ -133,52 +145,68 @@ class ChainDrafter:
             return None
         return drafter.tables.blocks(cached.id)
 
-    def begin(self, shape: DraftShape) -> Literal["draft", "follow"] | None:
+    def begin(self, shape: DraftShape) -> tuple[DraftPart, ...]:
         if shape.nodes:
             self._num_plain = 0
-            return "draft"
+            return self.parts(shape)
         self._num_plain += 1
         if self._num_plain > MAX_FOLLOWED_ROUNDS:
             self._current.clear()
-        return "follow" if self._current else None
+        return (DraftPart("follow", shape),) if self._current else ()
 
-    def draft(self, shape: DraftShape, sampling: Sampling) -> Callable[[], None]:
+    def parts(self, shape: DraftShape) -> tuple[DraftPart, ...]:
+        return DraftPart("draft", _ONE_TOKEN), *[DraftPart("extend", _ONE_TOKEN)] * (shape.nodes - 1)
+
+    def work(self, part: DraftPart, sampling: Sampling) -> Callable[[], None]:
+        if part.name == "draft":
+            return self._draft(sampling)
+        return self._extend(sampling) if part.name == "extend" else self._follow()
+
+    def _draft(self, sampling: Sampling) -> Callable[[], None]:
         """The first pass computes the last two committed tokens: after a full acceptance the draft's cache lacks these two."""
-        size, state = self._slots.size, self._slots.state
-        first, others = (ChainRows(self._runner, self._tables, size, rows) for rows in (2, 1))
-        choose, drafts = self._slots.picker(1, sampling), self.drafts(shape).tokens
+        slots, state, steps = self._slots, self._slots.state, self._steps
+        rows, choose = ChainRows(self._runner, self._tables, slots.size, 2), slots.picker(1, sampling)
 
         def compute() -> None:
-            logits = self._logits(first, state.last.flatten(), -2)
-            drafts[:, 0] = choose(logits, first.next_positions(), None)
-            for step in range(1, shape.nodes):
-                logits = self._logits(others, drafts[:, step - 1].contiguous(), step - 1)
-                drafts[:, step] = choose(logits, others.next_positions(), DraftedRows(drafts, 1, size, first=step))
+            begin_chains(steps, state.lengths)
+            logits = self._logits(rows, state.last.flatten(), state.lengths, -2)
+            append_drafts(steps, choose(logits, rows.next_positions(), None))
 
         return compute
 
-    def follow(self) -> Callable[[], None]:
+    def _extend(self, sampling: Sampling) -> Callable[[], None]:
+        """A pass over the newest draft of every slot."""
+        size, steps = self._slots.size, self._steps
+        rows, choose = ChainRows(self._runner, self._tables, size, 1), self._slots.picker(1, sampling)
+        drafted = DraftedRows(
+            steps.tokens, 1, size, first=steps.tokens.shape[1]
+        )  # no token has the id of a missing draft
+
+        def compute() -> None:
+            logits = self._logits(rows, steps.newest, steps.lengths, -1)
+            append_drafts(steps, choose(logits, rows.next_positions(), drafted))
+
+        return compute
+
+    def _follow(self) -> Callable[[], None]:
         rows, state = ChainRows(self._runner, self._tables, self._slots.size, 2), self._slots.state
 
         def compute() -> None:
-            self._logits(rows, state.last.flatten(), -2)
+            self._logits(rows, state.last.flatten(), state.lengths, -2)
 
         return compute
 
-    def _logits(self, rows: ChainRows, tokens: Tensor, offset: int) -> Tensor:
+    def _logits(self, rows: ChainRows, tokens: Tensor, lengths: Tensor, offset: int) -> Tensor:
         """Logits after each sequence's last row; its first row has the index length + offset."""
         known = self._drafter.num_proposable
         if known < self._vocab_size:  # 0 replaces tokens outside the draft's vocabulary
             tokens = torch.where(tokens < known, tokens, 0)
-        output = rows.forward(tokens, self._slots.state.lengths, offset, last_only=True)
+        output = rows.forward(tokens, lengths, offset, last_only=True)
         assert output.logits is not None
         return output.logits[:, :known]
 
     def drafts(self, shape: DraftShape) -> DraftTensors:
-        if shape not in self._drafts:
-            tokens = torch.zeros(self._slots.size, shape.nodes, dtype=torch.int64, device=self._slots.device)
-            self._drafts[shape] = DraftTensors(tokens, None)
-        return self._drafts[shape]
+        return DraftTensors(self._steps.tokens[:, : shape.nodes], None)
 
     def keep_states(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
         """The draft model needs no hidden states."""

@@ -7,7 +7,7 @@ the same time as the target's pass, in their own stream.
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -36,11 +36,19 @@ class DraftShape:
 NO_DRAFTS = DraftShape(0, 0)
 
 
+class DraftPart(NamedTuple):
+    """A graph of drafting."""
+
+    name: Literal["draft", "extend", "follow"]
+    """`draft` begins a round, `extend` adds a token to every draft, `follow` computes the committed tokens without drafting."""
+    shape: DraftShape
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftTensors:
     """Device memory that drafting writes and verification reads."""
 
-    tokens: Tensor  # [B, N] int64
+    tokens: Tensor  # [B, N] int64, perhaps columns of a wider tensor
     # [B, N] int32. -1 marks a child of the last committed token. None if every draft is a chain.
     parents: Tensor | None
 
@@ -49,7 +57,7 @@ class GraphDrafter(Protocol):
     """Drafts for the slots of one batch. Its proposer owns the draft's block tables, and gets the sequences back when the
     batch returns to the host.
 
-    `draft` and `follow` return functions to capture: they may read and write only memory at fixed addresses.
+    `work` returns functions to capture: they may read and write only memory at fixed addresses.
     """
 
     state_layers: tuple[int, ...]
@@ -62,7 +70,7 @@ class GraphDrafter(Protocol):
 
     @property
     def state(self) -> tuple[Tensor, ...]:
-        """Tensors that `draft` and `follow` update in place; a capture saves and restores them."""
+        """Tensors that the parts update in place; a capture saves and restores them."""
         ...
 
     @property
@@ -103,19 +111,21 @@ class GraphDrafter(Protocol):
         """The draft's blocks for a step that ends at `num_tokens` at most. None if the sequence gets no drafts."""
         ...
 
-    def begin(self, shape: DraftShape) -> Literal["draft", "follow"] | None:
-        """Which graph the step runs before verification."""
+    def begin(self, shape: DraftShape) -> tuple[DraftPart, ...]:
+        """Which graphs the step runs before verification, in their order."""
         ...
 
-    def draft(self, shape: DraftShape, sampling: Sampling) -> Callable[[], None]:
-        """A function that writes `drafts(shape)`, with kernels that serve slots of this sampling."""
+    def parts(self, shape: DraftShape) -> tuple[DraftPart, ...]:
+        """The graphs of drafts of this shape."""
         ...
 
-    def follow(self) -> Callable[[], None]:
-        """A function that computes the committed tokens without drafting."""
+    def work(self, part: DraftPart, sampling: Sampling) -> Callable[[], None]:
+        """The function of a graph, with kernels that serve slots of this sampling."""
         ...
 
-    def drafts(self, shape: DraftShape) -> DraftTensors: ...
+    def drafts(self, shape: DraftShape) -> DraftTensors:
+        """What the graphs of this shape write."""
+        ...
 
     def keep_states(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
         """Store the hidden states of the committed rows of a pass; part of the accept graph."""

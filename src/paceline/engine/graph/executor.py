@@ -7,7 +7,7 @@ sequences back to the host executor. The tokens are the same either way: they de
 tokens alone.
 
 `BatchDrafts` decides what each slot may draft, and starts draft prefills that run at the same time as the step. The warm-up
-computes kernels and the graphs that any traffic needs before the first request, and the other graphs in idle moments.
+compiles kernels and captures all graphs before the first request.
 """
 
 from collections import deque
@@ -21,9 +21,8 @@ from paceline.core.clock import Clock
 from paceline.core.machine import phase, show_share
 from paceline.core.sequence import Sequence
 from paceline.engine import Scheduler, Speculator
-from paceline.engine.graph.batch import IN_FLIGHT
+from paceline.engine.graph.batch import IN_FLIGHT, Capture
 from paceline.engine.graph.batches import GraphBatches
-from paceline.engine.graph.captures import Capture, IdleCaptures
 from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import GraphProposer
 from paceline.engine.graph.eligibility import GraphEligibility
@@ -112,10 +111,8 @@ def warm_up_passes(
     max_num_seqs: int,
     max_rows: int,
     window: int,
-    later: IdleCaptures | None = None,
 ) -> None:
-    """Load the kernels of every pass of the target and of the drafts. `later` captures their graphs in idle moments. If it is
-    None, they are captured now."""
+    """Load the kernels of every pass of the target and of the drafts, and capture their graphs."""
     kinds = frozenset(pass_kinds(proposers))
     captures: list[Capture] = []
     with phase("load kernels") as loading:
@@ -127,24 +124,15 @@ def warm_up_passes(
             runner.load_kernels(limits)
             captures.extend(runner.captures(limits))
         loading.note = f"{counts.hits} in the cache, {counts.misses} compiled"
-    if later is not None:
-        later.add(captures)
-        return
-    with phase("capture passes") as capturing:
+    capture_all("passes", captures)
+
+
+def capture_all(name: str, captures: Seq[Capture]) -> None:
+    with phase(f"capture {name}") as capturing:
         for number, capture in enumerate(captures):
             show_share(number / len(captures))
             capture()
         capturing.note = f"{len(captures)} graphs"
-
-
-def capture_steps(first: Seq[Capture], later: Seq[Capture], idle: IdleCaptures) -> None:
-    """Capture the first graphs now, and the remaining graphs in idle moments."""
-    with phase("capture steps") as capturing:
-        for number, capture in enumerate(first):
-            show_share(number / len(first))
-            capture()
-        idle.add(later)
-        capturing.note = f"{len(first)} of {len(first) + idle.num_waiting}"
 
 
 def _runners(
@@ -190,8 +178,6 @@ class GraphExecutor:
         self._batches = GraphBatches(runner, proposer, scheduler, max_depth, self._device_slots, self._slots)
         most, most_decoding = scheduler.max_batched_tokens, self._batches.max_rows(self._device_slots.size)
         self._mixed = MixedSteps(runner, self._device_slots, most, most_decoding, IN_FLIGHT)
-        self.captures = IdleCaptures()
-        """Graphs to capture in idle moments; a hook of the engine."""
         self._inflight: deque[InflightStep | InflightMixed] = deque()
         self._drafts = BatchDrafts(self._slots, self._batches, validator)
         self._eligibility = GraphEligibility(proposer, scheduler, speculator, validator)
@@ -202,7 +188,6 @@ class GraphExecutor:
             self._slots,
             self._batches,
             self._inflight,
-            self.captures,
             validator,
         )
         self._is_draining = False
@@ -217,24 +202,22 @@ class GraphExecutor:
         """The newest step collected, for measurements."""
 
     def warm_up(self) -> None:
-        """Compile the kernels of every pass and capture the graphs that any traffic needs. The remaining graphs are captured in
-        idle moments, or by the first step that needs one."""
+        """Compile the kernels of every pass and capture all graphs: no request waits for one."""
         scheduler, batches = self._scheduler, self._batches
         most_mixed = min(scheduler.max_batched_tokens, batches.max_rows(self._device_slots.size) + MIXED_PROMPT_ROWS)
-        first, later = batches.captures()
         warm_up_passes(
             self._runner,
             set(self._speculator.proposers.values()),
             scheduler.max_num_seqs,
             scheduler.max_batched_tokens,
             self._validator.limits.max_model_len,
-            self.captures,
         )
         self._mixed.warm_up(most_mixed, batches.max_depth if batches.prefills else 0)
+        captures = batches.captures()
         if batches.prefills is not None:
             batches.prefills.warm_up()
-            later += self._mixed.captures()
-        capture_steps(first, later, self.captures)
+            captures += self._mixed.captures()
+        capture_all("steps", captures)
         if self._runner.device.type == "cuda":  # a later capture would wait until this memory is returned
             torch.cuda.empty_cache()
 
@@ -304,7 +287,7 @@ class GraphExecutor:
     def submit(self, schedule: Schedule, drafts: StepDrafts) -> None:
         assert isinstance(schedule, GraphSchedule)
         assert isinstance(drafts, GraphDrafts)
-        batch, began = self._batches.current, self._clock.now()
+        batch = self._batches.current
         self._drafts.order_after_prefill()
         num_graphs = batch.num_graphs
         if schedule.items:
@@ -316,9 +299,7 @@ class GraphExecutor:
             self._inflight.append(replace(step, is_timed=is_timed))
             self._drafts.catch_up(schedule.catching_up, step.buffers.drafted, len(self._inflight) - 1)
         now = self._clock.now()
-        if batch.num_graphs > num_graphs:
-            self.captures.count_busy(now - began)
-        else:
+        if batch.num_graphs == num_graphs:
             self._pacer.observe_submit(bool(schedule.items), now - self._scheduled)
         if len(self._inflight) == 1:
             self._running_since = now

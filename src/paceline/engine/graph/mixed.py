@@ -1,5 +1,6 @@
 """Steps that compute prompts and the decoding slots in one pass, which the host does not wait for."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +11,6 @@ from torch import Tensor
 from paceline.core.clock import Clock
 from paceline.core.output import StepTimes
 from paceline.core.sequence import BLOCK_SIZE, Sequence, Status
-from paceline.engine.graph.captures import Capture
 from paceline.engine.graph.drafter import DraftShape
 from paceline.engine.graph.inflight import StepBuffers, chain_path, origins, scores_of
 from paceline.engine.graph.slot_params import WARM_UP_ALL, WARM_UP_SAMPLING, Slot
@@ -171,6 +171,7 @@ class MixedSteps:
         self._scratch: PickScratch | None = None
         self._score = slots.scorer(self._num_picks)
         self._every = torch.arange(self._num_picks, device=target.device)
+        self._no_scores = torch.empty(0, COLUMNS, dtype=torch.int32, device=slots.device)
         self._count = 0
 
     def warm_up(self, max_rows: int, max_depth: int) -> None:
@@ -189,7 +190,7 @@ class MixedSteps:
                 inputs = SlotInputs(tables, none, none, drafts)
                 self._compute(self._buffers[0], inputs, [0][: slots.size - 1], [prompt], [slots.size - 1])
 
-    def captures(self) -> list[Capture]:
+    def captures(self) -> list[Callable[[], object]]:
         """Functions that capture the passes with drafts. Passes without drafts are captured with the passes of the target."""
         return list(self._passes.captures())
 
@@ -207,7 +208,9 @@ class MixedSteps:
         self._count += 1
         ending = [prompt.slot for prompt in prompts if prompt.slot is not None]
         spans = [prompt.span for prompt in prompts]
-        self._compute(buffers, inputs, [entry.slot for entry in decoding], spans, ending)
+        tokens, scores = self._compute(buffers, inputs, [entry.slot for entry in decoding], spans, ending)
+        buffers.tokens[: len(tokens)].copy_(tokens, non_blocking=True)
+        buffers.scores[: len(scores)].copy_(scores, non_blocking=True)
         buffers.end.record()
         is_scored = self._slots.sampling.is_scored
         return InflightMixed(shape, decoding, prompts, begun, buffers, is_timed, is_scored)
@@ -215,15 +218,16 @@ class MixedSteps:
     @torch.inference_mode()
     def _compute(
         self, buffers: MixedBuffers, inputs: SlotInputs, decoding: Seq[int], prompts: Seq[Span], ending: Seq[int]
-    ) -> None:
-        """Queue the pass, the new state of the slots in `decoding` and `ending`, and the copy of the tokens committed there."""
+    ) -> tuple[Tensor, Tensor]:
+        """Queue the pass and the new state of the slots in `decoding` and `ending`. Returns the tokens committed there, and their
+        log-probabilities if a slot wants some."""
         slots, state, drafts = self._slots, self._slots.state, inputs.drafts
         slots.params.upload()
         sampling = slots.sampling
         output = self._passes.run(state, inputs.tables, drafts, decoding, prompts, ending)
         buffers.verified.record()
         if output.logits is None:
-            return
+            return self._every[:0], self._no_scores
         if self._scratch is None:
             self._scratch = pick_scratch(self._num_picks, output.logits.shape[1], slots.device)
         params = slots.tensors
@@ -243,8 +247,8 @@ class MixedSteps:
             tokens = torch.cat((accepted.tokens.flatten(), picks[num_rows:]))
         commit_rows(state, output.rows, output.slots, output.tokens, output.positions, picks, first=num_rows)
         slots.count(picks[num_rows:].unsqueeze(1), sampling, output.slots[num_rows:])
-        buffers.tokens[: len(tokens)].copy_(tokens, non_blocking=True)
-        if sampling.is_scored:
-            scores = torch.empty(len(tokens), COLUMNS, dtype=torch.int32, device=slots.device)
-            self._score(output.logits, self._every[: len(tokens)], tokens, 1, scores, output.slots)
-            buffers.scores[: len(tokens)].copy_(scores, non_blocking=True)
+        if not sampling.is_scored:
+            return tokens, self._no_scores
+        scores = torch.empty(len(tokens), COLUMNS, dtype=torch.int32, device=slots.device)
+        self._score(output.logits, self._every[: len(tokens)], tokens, 1, scores, output.slots)
+        return tokens, scores

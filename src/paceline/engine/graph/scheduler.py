@@ -13,7 +13,6 @@ from paceline.core.sequence import BLOCK_SIZE, Sequence
 from paceline.engine import Scheduler, Speculator
 from paceline.engine.graph.batch import IN_FLIGHT, GraphBatch
 from paceline.engine.graph.batches import GraphBatches
-from paceline.engine.graph.captures import IdleCaptures
 from paceline.engine.graph.chain_drafter import ChainDrafter
 from paceline.engine.graph.drafter import NO_DRAFTS, DraftShape
 from paceline.engine.graph.eligibility import GraphEligibility
@@ -49,12 +48,11 @@ class GraphScheduler:
         slots: SlotTable,
         batches: GraphBatches,
         inflight: Collection[InflightStep | InflightMixed],
-        captures: IdleCaptures,
         validator: RequestValidator,
     ) -> None:
         self._scheduler, self._speculator, self._eligibility = scheduler, speculator, eligibility
         self._slots, self._batches, self._inflight = slots, batches, inflight
-        self._captures, self._validator = captures, validator
+        self._validator = validator
 
     def schedule(self, can_prefill: bool) -> GraphSchedule | HostReason:
         """The next step, with its blocks reserved, or the reason why the host executor has to take it. `can_prefill` is true if
@@ -182,7 +180,7 @@ class GraphScheduler:
                 depth = 0
         if depth > 0 and self.is_for_few(members):
             return HostReason.FEW_DRAFTS
-        shape = self._shape(batch, depth, most, has_prompts)
+        shape = self._shape(batch, depth, most)
         # A step computes its nodes, and commits a path of them and one token more
         num_ahead = self._num_inflight_tokens + shape.nodes + 1
         reason = self._reserve(members, num_ahead)
@@ -197,18 +195,12 @@ class GraphScheduler:
             sequence.depth = 0
         return max([sequence.depth for sequence in members])
 
-    def _shape(self, batch: GraphBatch, depth: int, most: int, with_prompts: bool) -> DraftShape:
-        """The shape for drafts of `depth` tokens, with up to `most` nodes. While its graphs are not captured, and captures have
-        taken their share of the time, a smaller shape that has graphs."""
+    def _shape(self, batch: GraphBatch, depth: int, most: int) -> DraftShape:
+        """The shape for drafts of `depth` tokens, with up to `most` nodes."""
         drafter = batch.drafter
         # The next larger shape may have too many rows for a pass
         shapes = [drafter.shape(less) for less in range(depth, 0, -1)] if drafter else []
-        fitting = [shape for shape in shapes if shape.nodes <= most]
-        if not fitting:
-            return NO_DRAFTS
-        if self._captures.is_allowed:
-            return fitting[0]
-        return next((shape for shape in fitting if batch.has_graphs(shape, with_prompts)), fitting[0])
+        return next((shape for shape in shapes if shape.nodes <= most), NO_DRAFTS)
 
     @property
     def inflight_prompts(self) -> set[int]:

@@ -11,13 +11,13 @@ from paceline.speculation.proposers.model import DraftModelProposer
 
 
 def make_drafter(
-    proposer: GraphProposer, slots: DeviceSlots, vocab_size: int, prefills: DraftPrefills | None
+    proposer: GraphProposer, slots: DeviceSlots, vocab_size: int, prefills: DraftPrefills | None, max_depth: int
 ) -> GraphDrafter:
     """The drafter for a proposer; `vocab_size` is the target's."""
     if proposer.traits.is_tree:
         return TreeDrafter(cast(EagleProposer, proposer), slots)
     assert prefills is not None
-    return ChainDrafter(cast(DraftModelProposer, proposer), slots, vocab_size, prefills)
+    return ChainDrafter(cast(DraftModelProposer, proposer), slots, vocab_size, prefills, max_depth)
 
 
 def draft_shape(proposer: GraphProposer | None, depth: int) -> DraftShape:

@@ -8,13 +8,12 @@ among them, and the context is read once for all branches. `TreeDrafter` connect
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from paceline.core.sequence import BLOCK_SIZE, Sequence
-from paceline.engine.graph.drafter import DraftShape, DraftTensors
+from paceline.engine.graph.drafter import DraftPart, DraftShape, DraftTensors
 from paceline.engine.graph.slot_params import PickKind, Sampling
 from paceline.engine.graph.slots import DeviceSlots
 from paceline.kernels.formats.layout import AttentionLayout
@@ -280,20 +279,22 @@ class TreeDrafter:
             self._proposer.close([sequence.id])
         return blocks
 
-    def begin(self, shape: DraftShape) -> Literal["draft", "follow"] | None:
+    def begin(self, shape: DraftShape) -> tuple[DraftPart, ...]:
         if shape.nodes:
             self._num_fresh = shape.levels + 1
-            return "draft"
+            return self.parts(shape)
         if self._num_fresh < FRESH:
             self._num_fresh += 1
-            return None
+            return ()
         self._num_fresh = 1
-        return "follow" if self._current else None
+        return (DraftPart("follow", shape),) if self._current else ()
 
-    def draft(self, shape: DraftShape, sampling: Sampling) -> Callable[[], None]:
-        return self._growth(shape).part(sampling.kind)
+    def parts(self, shape: DraftShape) -> tuple[DraftPart, ...]:
+        return (DraftPart("draft", shape),)
 
-    def follow(self) -> Callable[[], None]:
+    def work(self, part: DraftPart, sampling: Sampling) -> Callable[[], None]:
+        if part.name == "draft":
+            return self._growth(part.shape).part(sampling.kind)
         run = fresh_pass(self._runner, self._fresh, self._tables, self._slots, self._scratch)
 
         def compute() -> None:

@@ -171,7 +171,6 @@ def engine_of_parts(
         KvImports(runner, scheduler, speculator, validator.limits.max_model_len),
         KvExports(runner, scheduler.tables),
         scheduler.tiers,
-        None if graph is None else graph.captures,
     ]
     return Engine(
         runner,

@@ -79,7 +79,7 @@ class LLM:
         self._loop.run(self.engine.warm_up)
 
     def finish_idle_work(self) -> None:
-        """Do now what waits for an idle moment, such as captures of CUDA graphs, so that none of it falls into a
+        """Do now what waits for an idle moment, such as writes to the disk tier, so that none of it falls into a
         measurement."""
         self._loop.run(self.engine.hooks.finish_idle_work)
 
