@@ -193,7 +193,8 @@ def main() -> None:
         own = found["goodput"][i]
         print(
             f"| {plain['size']}, {plain['temperature']}, {plain['turn']} | {plain['rate']:.0f} | {shares} | "
-            f"{own['window'] / plain['rate']:.2f} | {own['slow']} ({own['lost']:.2f}) | {own['graph']:.3f} | {own['drafted']:.2f} |"
+            f"{own['window'] / plain['rate']:.2f} | {own['slow']} ({own['lost']:.2f}) | "
+            f"{own['graph']:.3f} | {own['drafted']:.2f} |"
         )
 
 

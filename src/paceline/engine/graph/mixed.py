@@ -219,8 +219,8 @@ class MixedSteps:
     def _compute(
         self, buffers: MixedBuffers, inputs: SlotInputs, decoding: Seq[int], prompts: Seq[Span], ending: Seq[int]
     ) -> tuple[Tensor, Tensor]:
-        """Queue the pass and the new state of the slots in `decoding` and `ending`. Returns the tokens committed there, and their
-        log-probabilities if a slot wants some."""
+        """Queue the pass and the new state of the slots in `decoding` and `ending`. Returns the tokens committed there, and
+        their log-probabilities if a slot wants some."""
         slots, state, drafts = self._slots, self._slots.state, inputs.drafts
         slots.params.upload()
         sampling = slots.sampling
