@@ -28,10 +28,13 @@ MARKS = re.compile(
     r"(<!-- families: begin \(docs/family_table\.py writes this\) -->\n\n).*?(\n\n<!-- families: end -->)", re.DOTALL
 )
 NAMES = {
+    "deepseek_v2": "DeepSeek V2",
+    "deepseek_v3": "DeepSeek V3, R1",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3, text part",
     "glm4": "GLM-4",
     "glm4_moe": "GLM-4.5, GLM-4.6",
+    "glm4_moe_lite": "GLM-4.7-Flash",
     "gpt_oss": "gpt-oss",
     "granite": "Granite 3",
     "granitemoehybrid": "Granite 4, sizes without Mamba layers and experts",

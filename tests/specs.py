@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.kernels.rope import FrequencyFactors
 from paceline.models.families.flat import flat_spec
-from paceline.models.families.layers import RoutedExperts
+from paceline.models.families.layers import Heads, RoutedExperts
 from paceline.models.families.spec import DecoderSpec
 
 
@@ -19,7 +19,7 @@ def resized(spec: DecoderSpec, vocab_size: int, hidden_size: int, head_dim: int,
     layers = (
         replace(
             layer,
-            attention=replace(layer.attention, head_dim=head_dim),
+            attention=_resized_heads(layer.attention, head_dim),
             ffn=replace(layer.ffn, width=ffn_size),
         )
         for layer in spec.layers
@@ -28,12 +28,22 @@ def resized(spec: DecoderSpec, vocab_size: int, hidden_size: int, head_dim: int,
         replace(
             turning,
             size=head_dim,
-            num_rotated=None if turning.num_rotated is None else turning.num_rotated * head_dim // turning.size,
+            num_rotated=None
+            if turning.num_rotated is None
+            else turning.num_rotated * head_dim // turning.size // 2 * 2,
             scaling=None if isinstance(turning.scaling, FrequencyFactors) else turning.scaling,
         )
         for turning in spec.rotary
     )
     return replace(spec, vocab_size=vocab_size, hidden_size=hidden_size, layers=tuple(layers), rotary=tuple(rotary))
+
+
+def _resized_heads(heads: Heads, head_dim: int) -> Heads:
+    latent = heads.latent
+    if latent is not None:
+        rotated = latent.num_rotated * head_dim // heads.head_dim // 2 * 2
+        latent = replace(latent, num_rotated=rotated, value_dim=latent.value_dim * head_dim // heads.head_dim)
+    return replace(heads, head_dim=head_dim, latent=latent)
 
 
 def with_heads(spec: DecoderSpec, **changes: Any) -> DecoderSpec:

@@ -36,13 +36,14 @@ def make(
     return Experts(routing, activation, *packed, *vectors), Experts(routing, activation, *dense, *vectors)
 
 
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2)])
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("is_normalized", [True, False])
-def test_routing_equals_the_reference(is_normalized: bool, scoring: Scoring) -> None:
+def test_routing_equals_the_reference(is_normalized: bool, scoring: Scoring, groups: tuple[int, int]) -> None:
     logits = torch.randn(40, 20, generator=generator(4)) * 3
     logits[:, 7] = logits[:, 3]  # equal logits: the first expert comes first
     logits[5] = 0.0
-    routing = Routing(20, 6, is_normalized, scoring)
+    routing = Routing(20, 6, is_normalized, scoring, 1.0, *groups)
     (ids, weights), (expected_ids, expected) = route(logits, routing), route_reference(logits, routing)
     assert torch.equal(ids, expected_ids)
     assert ids[5].tolist() == [0, 1, 2, 3, 4, 5]

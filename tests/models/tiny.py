@@ -3,10 +3,13 @@
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeHybridConfig,
@@ -78,6 +81,7 @@ _SCORED_EXPERTS = {
     "routed_scaling_factor": 1.5,
     "first_k_dense_replace": 1,
 }
+_LATENT = {"q_lora_rank": 24, "kv_lora_rank": 40, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32}
 _LAYER_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 FAMILIES = {
@@ -169,6 +173,24 @@ FAMILIES = {
         use_qk_norm=True,
         pad_token_id=0,
         rope_parameters=_partial(0.5),
+    ),
+    "deepseek-v2": lambda: DeepseekV2Config(
+        **_SHAPE | _SCORED_EXPERTS | _LATENT | {"q_lora_rank": None, "num_key_value_heads": 4}, topk_method="greedy"
+    ),
+    "deepseek-v2-groups": lambda: DeepseekV2Config(
+        **_SHAPE | _SCORED_EXPERTS | _LATENT | {"num_key_value_heads": 4},
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+    ),
+    "deepseek-v3": lambda: DeepseekV3Config(
+        **_SHAPE | _SCORED_EXPERTS | _LATENT | {"num_key_value_heads": 4},
+        n_group=4,
+        topk_group=2,
+        rope_parameters=_YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+    ),
+    "glm4-moe-lite": lambda: Glm4MoeLiteConfig(
+        **_SHAPE | _SCORED_EXPERTS | _LATENT | {"num_key_value_heads": 4, "v_head_dim": 48}
     ),
 }
 ROW_OF = {

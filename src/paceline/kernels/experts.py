@@ -38,6 +38,8 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -
         routing.per_token,
         routing.is_normalized,
         routing.scoring == "sigmoid",
+        routing.num_groups,
+        routing.kept_groups,
         routing.scale,
     )
     return ids, weights
@@ -46,8 +48,15 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -
 def route_reference(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     logits = logits.float()
     scores = logits.sigmoid() if routing.scoring == "sigmoid" else logits
+    choices = scores if choice_bias is None else scores + choice_bias
+    if routing.num_groups > 1:
+        groups = choices.unflatten(1, (routing.num_groups, -1))  # [T, G, E / G]
+        values = groups.topk(1 if choice_bias is None else 2, dim=2).values.sum(2)
+        kept = values.sort(dim=1, descending=True, stable=True).indices[:, : routing.kept_groups]
+        is_kept = torch.zeros_like(values, dtype=torch.bool).scatter_(1, kept, True)
+        choices = groups.masked_fill(~is_kept.unsqueeze(2), float("-inf")).flatten(1)
     # a stable sort: of equal ones the first comes first
-    best = (scores if choice_bias is None else scores + choice_bias).sort(dim=1, descending=True, stable=True)
+    best = choices.sort(dim=1, descending=True, stable=True)
     ids = best.indices[:, : routing.per_token]
     weights = scores.gather(1, ids)
     if routing.scoring == "softmax":

@@ -41,14 +41,15 @@ def make(per_token: int, activation: Activation = "silu", kind: str = "dense", *
     )
 
 
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2)])
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("is_normalized", [True, False])
-def test_routing_equals_the_reference(is_normalized: bool, scoring: Scoring) -> None:
+def test_routing_equals_the_reference(is_normalized: bool, scoring: Scoring, groups: tuple[int, int]) -> None:
     logits = torch.randn(6, 20, generator=generator(4)) * 3
     logits[:, 7] = logits[:, 3]
     logits[5] = 0.0
     bias = draw(20, seed=8).cpu() if scoring == "sigmoid" else None
-    routing = Routing(20, 6, is_normalized, scoring, 1.5)
+    routing = Routing(20, 6, is_normalized, scoring, 1.5, *groups)
     ids, weights = route(*on_device(logits), routing, None if bias is None else bias.to(DEVICE))
     expected_ids, expected = route_reference(logits, routing, bias)
     assert torch.equal(ids.cpu(), expected_ids)

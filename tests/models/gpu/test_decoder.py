@@ -11,7 +11,7 @@ from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu import linear
 from paceline.models.decoder import gpu_ops as gpu_decoder
 from paceline.models.decoder.gpu_ops import gpu_forward
-from paceline.models.families.layers import DenseFeedForward, Heads, LayerSpec, QueryScale
+from paceline.models.families.layers import DenseFeedForward, Heads, Latent, LayerSpec, QueryScale
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner import runner as runner_module
 from paceline.models.runner.runner import BatchInputs, ModelRunner, Span, build_inputs
@@ -99,6 +99,7 @@ _OF_HEADS = {
     "score_cap": 2.0,
     "has_joined_qk_norm": True,
     "query_scale": QueryScale(0.5, 8),
+    "latent": Latent(None, 32, 8, 16),
 }
 _FUSED = {"num", "num_kv", "head_dim", "score_scale", "has_bias", "has_sinks", "score_cap"}
 """What the fused kernels compute, or leave to the kernel of attention, which all models have."""

@@ -6,6 +6,7 @@
 #include "activation.h"
 #include "experts.h"
 #include "pool.h"
+#include <math.h>
 
 enum { ROWS_AT_ONCE = 512, MAX_EXPERTS = 4096 }; /* the first bounds the scratch memory */
 
@@ -16,7 +17,7 @@ typedef struct {
     int32_t *ids;
     float *weights;
     const float *choice_bias;
-    int64_t num_experts, per_token, is_normalized, is_sigmoid;
+    int64_t num_experts, per_token, is_normalized, is_sigmoid, num_groups, kept_groups;
     float scale;
 } route_job;
 
@@ -24,6 +25,25 @@ INLINE float exponential(float x) {
     float lanes[LANES];
     vf_store(lanes, vf_exp(vf_of(x)));
     return lanes[0];
+}
+
+/* choices[e] = -infinity for the experts of all groups but those with the highest choice, or sum of the two highest if there is a
+ * bias; of equal ones the first is higher */
+static void keep_groups(const route_job *j, float *choices) {
+    const int64_t size = j->num_experts / j->num_groups;
+    float best[MAX_EXPERTS];
+    for (int64_t g = 0; g < j->num_groups; g++) {
+        float first = -INFINITY, second = -INFINITY;
+        for (int64_t e = g * size; e < (g + 1) * size; e++)
+            if (choices[e] > first) second = first, first = choices[e];
+            else if (choices[e] > second) second = choices[e];
+        best[g] = j->choice_bias ? first + second : first;
+    }
+    for (int64_t g = 0; g < j->num_groups; g++) {
+        int64_t higher = 0;
+        for (int64_t o = 0; o < j->num_groups; o++) higher += best[o] > best[g] || (best[o] == best[g] && o < g);
+        for (int64_t e = g * size; higher >= j->kept_groups && e < (g + 1) * size; e++) choices[e] = -INFINITY;
+    }
 }
 
 static void route_row(const void *job, int64_t row) {
@@ -35,6 +55,7 @@ static void route_row(const void *job, int64_t row) {
         scores[e] = j->is_sigmoid ? 1.0f / (1.0f + exponential(-logits[e])) : logits[e];
         choices[e] = j->choice_bias ? scores[e] + j->choice_bias[e] : scores[e];
     }
+    if (j->num_groups > 1) keep_groups(j, choices);
     for (int64_t slot = 0; slot < j->per_token; slot++) {
         int64_t best = -1;
         for (int64_t e = 0; e < j->num_experts; e++) {
@@ -57,8 +78,10 @@ static void route_row(const void *job, int64_t row) {
 
 /* logits [rows, E] -> ids, weights [rows, per_token] */
 EXPORT void paceline_route(const float *logits, int32_t *ids, float *weights, const float *choice_bias, int64_t rows,
-                           int64_t num_experts, int64_t per_token, int64_t is_normalized, int64_t is_sigmoid, float scale) {
-    route_job job = {logits, ids, weights, choice_bias, num_experts, per_token, is_normalized, is_sigmoid, scale};
+                           int64_t num_experts, int64_t per_token, int64_t is_normalized, int64_t is_sigmoid,
+                           int64_t num_groups, int64_t kept_groups, float scale) {
+    route_job job = {logits, ids, weights, choice_bias, num_experts, per_token, is_normalized, is_sigmoid, num_groups, kept_groups,
+                     scale};
     parallel(route_row, &job, rows);
 }
 
@@ -115,7 +138,8 @@ static void some_rows(const experts_t *e, const float *x, float *out, int64_t ro
     int64_t *places = (int64_t *)(gathered + whole), *starts = places + pairs;
     int32_t *ids = (int32_t *)(starts + E + 1);
     paceline_linear(e->router, x, e->router_bias, logits, rows);
-    paceline_route(logits, ids, weights, e->choice_bias, rows, E, k, e->is_normalized, e->is_sigmoid, e->scale);
+    paceline_route(logits, ids, weights, e->choice_bias, rows, E, k, e->is_normalized, e->is_sigmoid, e->num_groups,
+                   e->kept_groups, e->scale);
     memset(starts, 0, (size_t)(E + 1) * sizeof *starts);
     for (int64_t i = 0; i < pairs; i++) starts[ids[i] + 1]++;
     for (int64_t i = 0; i < E; i++) starts[i + 1] += starts[i];

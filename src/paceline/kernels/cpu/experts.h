@@ -12,7 +12,8 @@ typedef struct {
     int64_t is_normalized; /* the weights of a row's experts add up to 1; otherwise those of all experts do */
     int64_t activation;
     int64_t is_sigmoid; /* the scores are sigmoids of the logits; otherwise their softmax */
-    float scale;        /* of the weights */
+    int64_t num_groups, kept_groups; /* the experts of a row are of so many groups, those with the best ones */
+    float scale;                     /* of the weights */
 } experts_t;
 
 /* x [rows, D] -> out [rows, D] */

@@ -45,7 +45,7 @@ _ARGUMENTS = {
     "paceline_head_norm": [c_void_p] * 3 + [c_int64] * 4 + [c_float],
     "paceline_joined_head_norm": [c_void_p] * 3 + [c_int64] * 4 + [c_float],
     "paceline_gated": [c_void_p] * 2 + [c_int64] * 3,
-    "paceline_route": [c_void_p] * 4 + [c_int64] * 5 + [c_float],
+    "paceline_route": [c_void_p] * 4 + [c_int64] * 7 + [c_float],
     "paceline_experts": [c_void_p] * 3 + [c_int64],
     "paceline_rotary": [c_void_p] * 7 + [c_int64] * 4,
     "paceline_attention": [c_void_p] * 10 + [c_int64] * 7 + [c_float] * 2,

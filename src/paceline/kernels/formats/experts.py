@@ -27,6 +27,7 @@ class _Header(ctypes.Structure):
         *((name, c_void_p) for name in ("router", "gate_up", "down", "router_bias", "gate_up_bias", "down_bias")),
         *((name, c_void_p) for name in ("choice_bias", "shared_gate_up", "shared_down")),
         *((name, c_int64) for name in ("num_experts", "per_token", "is_normalized", "activation", "is_sigmoid")),
+        *((name, c_int64) for name in ("num_groups", "kept_groups")),
         ("scale", c_float),
     )
 
@@ -41,6 +42,10 @@ class Routing:
     scoring: Scoring = "softmax"
     scale: float = 1.0
     """Factor of the weights."""
+    num_groups: int = 1
+    """Experts are chosen from `kept_groups` of so many groups: those with the highest score, or sum of the two highest sums of
+    score and bias if there is a bias."""
+    kept_groups: int = 1
 
 
 class Experts:
@@ -83,6 +88,8 @@ class Experts:
                 *(packed[3:] or (None, None)),
                 *rest,
                 routing.scoring == "sigmoid",
+                routing.num_groups,
+                routing.kept_groups,
                 routing.scale,
             )
             self.address = ctypes.addressof(self._header)

@@ -147,6 +147,10 @@ class Layer:
     down: LinearWeight
     router: LinearWeight
     choice_bias: Tensor | None = None
+    latent_norm: Tensor
+    query_norm: Tensor | None = None
+    kv_out: LinearWeight
+    query_out: LinearWeight
     shared_gate_up: LinearWeight
     shared_down: LinearWeight
 
@@ -172,7 +176,9 @@ class Layer:
         ffn = self.spec.ffn
         if not isinstance(ffn, RoutedExperts):
             return None
-        routing = Routing(ffn.num, ffn.per_token, ffn.normalizes, ffn.scoring, ffn.scale)
+        routing = Routing(
+            ffn.num, ffn.per_token, ffn.normalizes, ffn.scoring, ffn.scale, ffn.num_groups, ffn.kept_groups
+        )
         biases = self.router_bias, self.gate_up_bias, self.down_bias, self.choice_bias
         shared = (self.shared_gate_up, self.shared_down) if ffn.shared_width else None
         return Experts(routing, ffn.activation, self.router, self.gate_up, self.down, *biases, shared)

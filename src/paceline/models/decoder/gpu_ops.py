@@ -70,7 +70,8 @@ def is_plain(config: DecoderSpec) -> bool:
     """Whether the fused kernels compute all that the layers of a model do."""
     heads, ffn = config.heads, config.ffn
     has_norms = heads.has_qk_norm or heads.has_joined_qk_norm or config.norms != "pre"
-    has_others = heads.has_output_bias or heads.query_scale is not None or config.experts is not None
+    has_others = heads.has_output_bias or heads.query_scale is not None or heads.latent is not None
+    has_others |= config.experts is not None
     is_scaled = config.residual_scale != 1.0
     return not (has_norms or has_others or is_scaled) and ffn.activation == "silu" and len(config.rotary) == 1
 
@@ -159,8 +160,8 @@ class GpuOps(_GpuRows, ComposedOps):
             return feed_experts(normed, layer.experts)
         return gated(product(normed, layer.gate_up), layer.spec.ffn.activation)
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self.rms_eps)
+    def norm(self, x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
+        return rms_norm(x, weight, self.rms_eps if eps is None else eps)
 
     def add_norm(self, x: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         normed, total = add_rms_norm(x, hidden, weight, self.rms_eps)

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
-from torch import Tensor, float32
+from torch import Tensor, cat, float32
+from torch.nn.functional import pad
 
 from paceline.kernels.activation import gated
 from paceline.kernels.attention import HEAD_MULTIPLE, paged_attention
@@ -24,9 +25,12 @@ from paceline.kernels.linear import linear
 from paceline.kernels.rms_norm import add_rms_norm, norm_heads, norm_joined_heads, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.models.decoder.decoder import DecoderWeights, Layer
+from paceline.models.families.layers import Latent
 
 LayerCache = tuple[Tensor, Tensor]
 """Keys and values of a layer, each [num_blocks, BLOCK_SIZE, KV, hd]."""
+LATENT_EPS = 1e-6
+"""Epsilon of the norms of compressed states, whatever that of the other norms is."""
 N = TypeVar("N")
 """The normed hidden states of a pass. A backend may leave a part of the norm to the product that reads them."""
 
@@ -100,8 +104,8 @@ class ComposedOps(ABC):
         """See `Ops.feed`."""
 
     @abstractmethod
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The RMS norm of x [T, D]."""
+    def norm(self, x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
+        """The RMS norm of x [T, D]; `eps` is that of the model if None."""
 
     @abstractmethod
     def add_norm(self, x: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,9 +116,30 @@ class ComposedOps(ABC):
         return hidden, hidden.clone() if norm is None else self.norm(hidden, norm)
 
     def project(self, normed: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
-        return self.rotate_and_store(self.product(normed, layer.qkv, layer.qkv_bias), layer, cache)
+        qkv = self.product(normed, layer.qkv, layer.qkv_bias)
+        if layer.spec.attention.latent is not None:
+            qkv = self._expand(qkv, layer, layer.spec.attention.latent)
+        return self.rotate_and_store(qkv, layer, cache)
+
+    def _expand(self, joined: Tensor, layer: Layer, latent: Latent) -> Tensor:
+        """The queries, keys and values of all heads [T, 3 H hd] from compressed queries, or whole ones, compressed keys and
+        values, and the values of keys that turn. In each half of a head, those that turn come first."""
+        heads, half = layer.spec.attention, latent.num_rotated // 2
+        kept = (heads.head_dim - latent.num_rotated) // 2
+        q, compressed, turning = joined.split([latent.query_rank or heads.q_size, latent.rank, latent.num_rotated], 1)
+        if layer.query_norm is not None:
+            q = self.product(self.norm(q.contiguous(), layer.query_norm, LATENT_EPS), layer.query_out)
+        kv = self.product(self.norm(compressed.contiguous(), layer.latent_norm, LATENT_EPS), layer.kv_out)
+        low, high, values = kv.unflatten(1, (heads.num, -1)).split([kept, kept, latent.value_dim], 2)
+        first, second = turning.unsqueeze(1).expand(-1, heads.num, -1).split([half, half], 2)
+        keys = cat((first, low, second, high), 2)
+        return cat((q, keys.flatten(1), pad(values, (0, heads.head_dim - latent.value_dim)).flatten(1)), 1)
 
     def add_attention(self, attended: Tensor, layer: Layer, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        heads = layer.spec.attention
+        if heads.output_size < heads.q_size:  # the rest of each head is zeros
+            width = heads.output_size // heads.num
+            attended = attended.unflatten(1, (heads.num, heads.head_dim))[..., :width].flatten(1)
         output = self.product(attended, layer.output, layer.output_bias)
         return self._add(output, layer, layer.attention_norm, hidden, layer.post_attention_norm)
 
@@ -180,8 +205,8 @@ class TorchOps(ComposedOps):
             return feed_experts(normed, layer.experts)
         return gated(linear(normed, layer.gate_up), layer.spec.ffn.activation)
 
-    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self._rms_eps)
+    def norm(self, x: Tensor, weight: Tensor, eps: float | None = None) -> Tensor:
+        return rms_norm(x, weight, self._rms_eps if eps is None else eps)
 
     def add_norm(self, x: Tensor, hidden: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         normed, total = add_rms_norm(x, hidden, weight, self._rms_eps)
@@ -253,7 +278,7 @@ def native_layer(layer: Layer, next_norm: Tensor | None, cache: LayerCache) -> t
     matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
     packed = tuple(matrix for matrix in matrices if isinstance(matrix, PackedWeight))
     is_native = len(packed) == len(matrices) and (layer.experts is None or layer.experts.address is not None)
-    is_known = heads.query_scale is None and heads.head_dim % HEAD_MULTIPLE == 0
+    is_known = heads.query_scale is None and heads.latent is None and heads.head_dim % HEAD_MULTIPLE == 0
     if not (is_native and is_known) or layer.reduce is not None or keys.dtype is not float32:
         return None
     shape = DecoderShape(

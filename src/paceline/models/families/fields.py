@@ -111,8 +111,7 @@ class Fields:
     def scored_experts(self) -> RoutedExperts:
         """Experts that are chosen by a sigmoid and a bias, and a shared one for all tokens, as in DeepSeek V3."""
         count, width = self.values.count, self.values.count(self.key("moe_intermediate_size"), WIDTH)
-        if count(self.key("n_group"), EXPERTS, 1) != 1:
-            raise UnsupportedModel("experts in groups (n_group above 1) are not supported")
+        num_groups = count(self.key("n_group"), EXPERTS, 1)
         return RoutedExperts(
             count(self.key("n_routed_experts"), EXPERTS),
             count(self.key("num_experts_per_tok"), EXPERTS),
@@ -122,6 +121,8 @@ class Fields:
             has_choice_bias=True,
             scale=self.factor("routed_scaling_factor"),
             shared_width=width * count(self.key("n_shared_experts"), EXPERTS, 1, least=0),
+            num_groups=num_groups,
+            kept_groups=count(self.key("topk_group"), EXPERTS, num_groups),
         )
 
     def has_qk_norm(self) -> bool:
@@ -270,6 +271,7 @@ _GGUF_KEYS = {
     "routed_scaling_factor": "expert_weights_scale",
     "norm_topk_prob": "expert_weights_norm",
     "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
     "first_k_dense_replace": "leading_dense_block_count",
 }
 

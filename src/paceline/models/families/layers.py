@@ -43,6 +43,20 @@ class QueryScale:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Projections of attention through compressed states (MLA). Keys and values are cached for all heads, not compressed."""
+
+    query_rank: int | None
+    """Width of the compressed queries. None if queries are projected at once."""
+    rank: int
+    """Width of the compressed keys and values."""
+    num_rotated: int
+    """Last values of a head that turn with the position; keys have the same ones in all heads."""
+    value_dim: int
+    """Values of a head's output; those of the cache are followed by zeros."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     """Attention of query heads to the cached keys and values of as many or fewer heads."""
 
@@ -63,10 +77,14 @@ class Heads:
     has_joined_qk_norm: bool = False
     """Whether q and k have an RMS norm over all their heads before the rotation."""
     query_scale: QueryScale | None = None
+    latent: Latent | None = None
+    """If not None, how queries, keys and values are projected."""
 
     def __post_init__(self) -> None:
         if self.num % self.num_kv:
             raise UnsupportedModel(f"{self.num} heads do not divide into {self.num_kv} key-value heads")
+        if self.latent is not None and self.latent.value_dim > self.head_dim:
+            raise UnsupportedModel(f"values of {self.latent.value_dim} are not supported with keys of {self.head_dim}")
 
     @property
     def q_size(self) -> int:
@@ -75,6 +93,11 @@ class Heads:
     @property
     def kv_size(self) -> int:
         return self.num_kv * self.head_dim
+
+    @property
+    def output_size(self) -> int:
+        """Width of the output of all heads."""
+        return self.q_size if self.latent is None else self.num * self.latent.value_dim
 
     @property
     def scale(self) -> float:
@@ -109,14 +132,25 @@ class RoutedExperts:
     """Factor of the weights."""
     shared_width: int = 0
     """Width of a feed-forward layer that all tokens use too. 0 if there is none."""
+    num_groups: int = 1
+    """Experts are chosen from `kept_groups` of so many groups, those with the best experts."""
+    kept_groups: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.per_token <= self.num:
             raise UnsupportedModel(f"{self.per_token} of {self.num} experts per token are not possible")
+        if self.num_groups == 1:
+            return
+        size, rest = divmod(self.num, self.num_groups)
+        if rest or size < 2 or not self.per_token <= size * self.kept_groups <= self.num:
+            raise UnsupportedModel(
+                f"{self.per_token} experts per token from {self.kept_groups} of {self.num_groups} groups of {self.num} experts "
+                "are not possible"
+            )
 
 
 Attention = Heads
-"""Kinds of attention. A further kind, such as attention to a compressed cache, is added as a union: `Heads | Latent`."""
+"""Kinds of attention. A further kind, such as attention to a compressed cache, is added as a union."""
 FeedForward = DenseFeedForward | RoutedExperts
 
 

@@ -63,6 +63,15 @@ def _yarn(rope: Metadata, fields: Metadata) -> YarnScaling:
     )
 
 
+def yarn_score_factor(config: Mapping[str, Any]) -> float:
+    """Factor of the scores of latent attention: what cosines and sines are not multiplied by, once for queries and once for
+    keys."""
+    fields = Metadata("config.json", config)
+    rope = fields.section("rope_parameters" if fields.raw("rope_parameters") else "rope_scaling")
+    all_dims = rope.number("mscale_all_dim", 0.0, 1e3, 0.0)
+    return _yarn_magnitude(_factor(rope, "factor"), all_dims) ** 2 if all_dims else 1.0
+
+
 def _yarn_magnitude(factor: float, scale: float = 1.0) -> float:
     return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
 

@@ -8,13 +8,21 @@ from typing import Any
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.rope import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
 from paceline.models.families.fields import EXPERTS, LAYERS
-from paceline.models.families.layers import DenseFeedForward, Heads, LayerSpec, QueryScale, Rotary, RoutedExperts
+from paceline.models.families.layers import (
+    DenseFeedForward,
+    Heads,
+    Latent,
+    LayerSpec,
+    QueryScale,
+    Rotary,
+    RoutedExperts,
+)
 from paceline.models.families.spec import DecoderSpec
 
 _KINDS = {
     kind.__name__: kind
     for kind in (
-        DecoderSpec, LayerSpec, Heads, QueryScale, DenseFeedForward, RoutedExperts, Rotary,
+        DecoderSpec, LayerSpec, Heads, Latent, QueryScale, DenseFeedForward, RoutedExperts, Rotary,
         LinearScaling, Llama3Scaling, FrequencyFactors, YarnScaling,
     )
 }  # fmt: skip

@@ -95,16 +95,32 @@ def layer_pieces(hidden_size: int, layer: LayerSpec) -> tuple[PieceSpec, ...]:
         if ffn.has_choice_bias:
             bias = TensorSpec("mlp.gate.e_score_correction_bias", (ffn.num,))
             pieces.append(PieceSpec("choice_bias", (bias,), is_float32=True))
-    qkv = (TensorSpec(f"self_attn.{part}_proj.weight", (size, hidden_size), divided) for part, size, divided in parts)
+    qkv = tuple(
+        TensorSpec(f"self_attn.{part}_proj.weight", (size, hidden_size), divided) for part, size, divided in parts
+    )
+    if heads.latent is not None:
+        latent = heads.latent
+        pieces.append(_norm("latent_norm", "self_attn.kv_a_layernorm", latent.rank))
+        kept = (heads.head_dim - latent.num_rotated + latent.value_dim) * heads.num
+        inner = [PieceSpec("kv_out", (TensorSpec("self_attn.kv_b_proj.weight", (kept, latent.rank)),))]
+        first = TensorSpec("self_attn.q_proj.weight", (heads.q_size, hidden_size))
+        if latent.query_rank is not None:
+            pieces.append(_norm("query_norm", "self_attn.q_a_layernorm", latent.query_rank))
+            shape = heads.q_size, latent.query_rank
+            inner.append(PieceSpec("query_out", (TensorSpec("self_attn.q_b_proj.weight", shape),)))
+            first = TensorSpec("self_attn.q_a_proj.weight", (latent.query_rank, hidden_size))
+        compressed = latent.rank + latent.num_rotated
+        qkv = first, TensorSpec("self_attn.kv_a_proj_with_mqa.weight", (compressed, hidden_size))
+        pieces += inner
     gate_up = (
         TensorSpec(f"{owner}.{part}_proj.weight", (ffn.width, hidden_size), "inner")
         for owner in owners
         for part in _GATE_UP
     )
     down = (TensorSpec(f"{owner}.down_proj.weight", (hidden_size, ffn.width), inputs="inner") for owner in owners)
-    output = TensorSpec("self_attn.o_proj.weight", (hidden_size, heads.q_size), inputs="query")
+    output = TensorSpec("self_attn.o_proj.weight", (hidden_size, heads.output_size), inputs="query")
     pieces += [
-        PieceSpec("qkv", tuple(qkv)),
+        PieceSpec("qkv", qkv),
         PieceSpec("output", (output,)),
         PieceSpec("gate_up", tuple(gate_up)),
         PieceSpec("down", tuple(down)),

@@ -44,6 +44,8 @@ def split_obstacle(config: DecoderSpec) -> str | None:
     """What the layers have that ranks cannot share. None if there is nothing."""
     if config.experts is not None:
         return "experts"
+    if config.heads.latent is not None:
+        return "latent attention"
     if config.heads.has_joined_qk_norm:  # a rank has some of the heads
         return "a norm of all heads"
     if config.heads.has_output_bias:  # every rank would add it

@@ -5,8 +5,9 @@ norms        the weights of norms are stored as w - 1 (gemma3_text)
 fused        `qkv_proj` and `gate_up_proj` have the rows of several matrices (phi3, glm4)
 experts      `experts.gate_up_proj` has all experts, gate and up in alternating columns, transposed or as MXFP4;
              the router is called `router` instead of `gate` (gpt_oss)
-rotary rows  pairs of q and k are in adjacent rows (GGUF files of Llama, glm4), or a part of a head turns (phi3, glm4). The
-             kernels rotate pairs that are half a head apart: the rows of q and k, and their biases and norms, are reordered
+rotary rows  pairs of q and k are in adjacent rows (GGUF files of Llama, glm4, deepseek), or a part of a head turns (phi3, glm4,
+             deepseek). The kernels rotate pairs that are half a head apart: the rows of q and k, and their biases and norms,
+             are reordered
 
 `unpack_mxfp4` reads MXFP4: 4-bit floats in groups of 32 with a power of two each, as in gpt-oss checkpoints. A code has a sign,
 two exponent bits and a mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4 or 6. Twice the value is a whole number: 8-bit codes with a scale
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.weights import Dense, FourBit, Weight, rows, take_rows
+from paceline.models.families.layers import Latent
 from paceline.models.families.registry import family_of
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights.checkpoint import Weights
@@ -171,7 +173,7 @@ def with_rotary_rows(weights: ShapedWeights, config: DecoderSpec, has_adjacent_p
     return weights if is_whole and not has_adjacent_pairs else _RotaryRows(weights, config, has_adjacent_pairs)
 
 
-_ROTATED = re.compile(r"model\.layers\.(\d+)\.self_attn\.[qk]_(proj|norm)\.(weight|bias)")
+_ROTATED = re.compile(r"model\.layers\.(\d+)\.self_attn\.([qk]_(proj|norm)|q_b_proj|kv_a_proj_with_mqa)\.(weight|bias)")
 
 
 class _RotaryRows(_StoredUnchanged):
@@ -191,12 +193,25 @@ class _RotaryRows(_StoredUnchanged):
         """The stored row of each row, head by head: half of the rotated rows and of the others, then the other halves."""
         found = _ROTATED.fullmatch(name)
         assert found is not None
+        latent = self._config.heads.latent
+        if latent is not None:
+            return _latent_order(self._config.head_dim, latent, num_rows, has_heads="kv_a" not in name)
         rotary = self._config.rotary[self._config.layers[int(found[1])].rotary]
         head = torch.arange(rotary.size)
         rotated, passed = head.tensor_split([rotary.size if rotary.num_rotated is None else rotary.num_rotated])
         halves = rotated.view(-1, 2).t() if self._has_adjacent_pairs else rotated.view(2, -1)
         order = torch.cat((halves, passed.view(2, -1)), 1).flatten()
         return (torch.arange(0, num_rows, rotary.size)[:, None] + order).flatten()
+
+
+def _latent_order(head_dim: int, latent: Latent, num_rows: int, has_heads: bool) -> Tensor:
+    """The stored row of each row of queries, or of compressed keys and values with the part of keys that turns."""
+    turning = torch.arange(latent.num_rotated).view(-1, 2).t()
+    if not has_heads:
+        return torch.cat((torch.arange(latent.rank), latent.rank + turning.flatten()))
+    first = head_dim - latent.num_rotated
+    order = torch.cat((first + turning, torch.arange(first).view(2, -1)), 1).flatten()
+    return (torch.arange(0, num_rows, head_dim)[:, None] + order).flatten()
 
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.(weight|bias)")

@@ -45,7 +45,8 @@ def route(logits: Tensor, routing: Routing, choice_bias: Tensor | None = None) -
     _route[(rows,)](
         logits, ids, weights, choice_bias, routing.scale, EXPERTS=num_experts, BLOCK=triton.next_power_of_2(num_experts),
         PER_TOKEN=routing.per_token, SLOTS=triton.next_power_of_2(routing.per_token), NORMALIZED=routing.is_normalized,
-        SIGMOID=routing.scoring == "sigmoid", BIAS=choice_bias is not None, num_warps=1, **PDL,
+        SIGMOID=routing.scoring == "sigmoid", BIAS=choice_bias is not None, GROUPS=routing.num_groups,
+        KEPT=routing.kept_groups, GROUP_SLOTS=triton.next_power_of_2(routing.num_groups), num_warps=1, **PDL,
     )  # fmt: skip
     return ids, weights
 
@@ -88,7 +89,8 @@ def _sort_many(ids: Tensor, num_experts: int, block_rows: int) -> PairBlocks:
 def _route(
     logits_ptr, id_ptr, weight_ptr, bias_ptr, scale,
     EXPERTS: tl.constexpr, BLOCK: tl.constexpr, PER_TOKEN: tl.constexpr, SLOTS: tl.constexpr,
-    NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr, PDL: tl.constexpr,
+    NORMALIZED: tl.constexpr, SIGMOID: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
+    GROUP_SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(PDL)
     gdc_launch(PDL)
@@ -104,9 +106,11 @@ def _route(
     choices = scores
     if BIAS:
         choices += tl.load(bias_ptr + expert, mask=expert < EXPERTS, other=0.0)
+    is_free = expert < EXPERTS
+    if GROUPS > 1:
+        is_free &= _of_best_groups(choices, expert, EXPERTS // GROUPS, BLOCK, GROUPS, KEPT, GROUP_SLOTS, BIAS)
     ids = tl.zeros([SLOTS], tl.int32)
     weights = tl.zeros([SLOTS], tl.float32)
-    is_free = expert < EXPERTS
     for i in tl.static_range(PER_TOKEN):
         largest = tl.max(tl.where(is_free, choices, float("-inf")), 0)
         chosen = tl.min(tl.where(is_free & (choices == largest), expert, BLOCK), 0)  # the first of equal ones
@@ -123,6 +127,29 @@ def _route(
     at = row * PER_TOKEN + slot
     tl.store(id_ptr + at, ids, mask=slot < PER_TOKEN)
     tl.store(weight_ptr + at, weights / total * scale, mask=slot < PER_TOKEN)
+
+
+@triton.jit
+def _of_best_groups(
+    choices, expert, SIZE: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
+    GROUP_SLOTS: tl.constexpr, TWO: tl.constexpr,
+):  # fmt: skip
+    """Whether each expert is of a group with the highest choice, or sum of the two highest; of equal groups the first."""
+    group = tl.arange(0, GROUP_SLOTS)
+    best = tl.full([GROUP_SLOTS], float("-inf"), tl.float32)
+    for g in tl.static_range(GROUPS):
+        own = tl.where(expert // SIZE == g, choices, float("-inf"))
+        highest = tl.max(own, 0)
+        if TWO:
+            first = tl.min(tl.where(own == highest, expert, BLOCK), 0)
+            highest += tl.max(tl.where(expert == first, float("-inf"), own), 0)
+        best = tl.where(group == g, highest, best)
+    is_kept = expert < 0
+    for _ in tl.static_range(KEPT):
+        chosen = tl.min(tl.where(best == tl.max(best, 0), group, GROUP_SLOTS), 0)
+        best = tl.where(group == chosen, float("-inf"), best)
+        is_kept |= expert // SIZE == chosen
+    return is_kept
 
 
 @triton.jit
