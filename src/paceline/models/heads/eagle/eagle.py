@@ -52,7 +52,7 @@ def native_head(head: EagleWeights, cache: HeadCache) -> EagleHead | None:
             embedding=packed[0],
             fc=packed[1],
             vocabulary=packed[2],
-            input_norm=head.layers[0].input_norm,
+            input_norm=head.input_norm,
             hidden_norm=head.hidden_norm,
             cos=head.cos,
             sin=head.sin,
@@ -102,7 +102,7 @@ class EagleModel(EagleWeights):
             return joined, joined
         normed = ops.norm(states, self.hidden_norm)
         residual = normed if self.config.norm_before_residual else states
-        return residual, torch.cat((ops.norm(embedded, self.layers[0].input_norm), normed), 1)
+        return residual, torch.cat((ops.norm(embedded, self.input_norm), normed), 1)
 
     def native(self, cache: HeadCache) -> EagleHead | None:
         """The native calls over `cache`; None if a part of the head needs its own call."""

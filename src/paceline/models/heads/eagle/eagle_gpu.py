@@ -86,7 +86,7 @@ def _enter(model: EagleWeights, states: Tensor, rows: Tensor | None, tokens: Ten
         chosen = states if rows is None else states[rows]
         joined = product(torch.cat((model.embedding.values[tokens], chosen), 1), model.fc, model.fc_bias)
         return joined, joined
-    norms = model.layers[0].input_norm, states, model.hidden_norm
+    norms = model.input_norm, states, model.hidden_norm
     joined, residual = join_norms(
         tokens, model.embedding.values, *norms, config.rms_eps, rows, config.norm_before_residual
     )

@@ -115,10 +115,14 @@ class EagleWeights:
         self.state_norms = [self._vector(name) for name in config.norm_names()]
         self._state_eps = config.rms_eps
         if config.state_norm == "final":
-            self.state_norms, self._state_eps = [target.norms_after[-1]], target.config.rms_eps
+            final = target.norms_after[-1]
+            assert final is not None
+            self.state_norms, self._state_eps = [final], target.config.rms_eps
         self.layers = [Layer(config.decoder, i, self._layer(i)) for i in range(config.decoder.num_layers)]
         """The layers. The input of the first is the embedding and the state, both normed, or what `fc` makes of the two."""
         if config.version == 3:
+            self.input_norm = self._vector("layers.0.input_layernorm.weight")
+            """The norm of the embedding."""
             self.hidden_norm = self._vector("layers.0.hidden_norm.weight")
             self.final_norm = self._vector("norm.weight")
         else:  # a pass always computes a norm after its last layer; here nothing reads it
@@ -131,7 +135,7 @@ class EagleWeights:
         self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, hd / 2] float32
 
     @property
-    def norms_after(self) -> list[Tensor]:
+    def norms_after(self) -> list[Tensor | None]:
         """The norm after each layer."""
         return [*(layer.input_norm for layer in self.layers[1:]), self.final_norm]
 
@@ -168,7 +172,7 @@ class EagleWeights:
             names = [f"layers.{number}.{tensor.name}" for tensor in piece.tensors]
             if piece.is_matrix:
                 found[piece.attribute] = self._matrix(*names)
-            elif self.config.version == 3 or number or piece.attribute != "input_norm":
+            elif number or piece.attribute != "input_norm":  # the head has that of the first layer
                 found[piece.attribute] = self._vector(*names)
         return found
 
