@@ -97,6 +97,9 @@ class StepClock:
         self._now += 0.001
         return self._now
 
+    def pass_time(self, seconds: float) -> None:
+        self._now += seconds
+
 
 class MixedDepth:
     """A different depth for each sequence and step, 0 included."""

@@ -1,4 +1,4 @@
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -6,9 +6,10 @@ import pytest
 from paceline.core.request import ValidatedRequest
 from paceline.engine.engine import Engine
 from paceline.policy.step import Objectives, PromptPacer, PromptRoom
+from paceline.speculation import SequenceProgress
 from tests.engine.harness import MODEL, PROMPT, engine_of, oracle, plain_tokens, request
 from tests.exactness.suite import plain_text
-from tests.fakes import run, tiny_engine
+from tests.fakes import StepClock, run, tiny_engine
 
 
 def test_prompts_leave_time_for_sequences_that_decode() -> None:
@@ -92,3 +93,26 @@ def test_drafts_wait_while_prompts_fill_the_steps() -> None:
     assert first >= 4
     assert all(count == 0 for count, _ in drafted[: first - 1])  # the last piece leaves time for drafts
     assert any(count for count, name in drafted[first + 1 :])
+
+
+def test_time_of_drafting_does_not_make_prompts_look_slow() -> None:
+    """Steps that are full of prompts draft nothing."""
+    clock, drafts = StepClock(), oracle(plain_tokens(max_tokens=40))
+    guess = drafts.guess
+
+    def slow(progress: SequenceProgress) -> tuple[list[int], list[int]]:
+        clock.pass_time(10.0)
+        return guess(progress)
+
+    def rows(of: Callable[[SequenceProgress], tuple[list[int], list[int]]]) -> float:
+        drafts.guess = of
+        engine = engine_of(drafts, max_batched_tokens=128, prefix_caching=False, clock=clock)
+        engine.add(request("r", PROMPT, max_tokens=40))
+        engine.step()
+        engine.add(request("prompt", [i % 40 for i in range(20)], max_tokens=1))
+        engine.step()
+        room = engine.scheduler._room
+        assert room is not None
+        return room.rows
+
+    assert rows(slow) == pytest.approx(rows(guess), rel=0.2)

@@ -173,14 +173,16 @@ class Committer:
             hook.committed(result)
 
     def _pace(self, result: StepResult) -> None:
-        """Decide how many prompt tokens the next step computes at most. The time of a step includes what its drafts took."""
+        """Decide how many prompt tokens the next step computes at most. The time of drafting does not count: a step that is
+        full of prompts drafts nothing."""
         now, last = result.times.verified, self._last_verified
         running = self._scheduler.running
         self._last_verified = now if running else None
         if result.is_timed:
             contents = StepContents.of(result)
             drafted = sum([sequence_result.num_nodes for sequence_result in contents.rounds])
-            seconds = now - (result.times.began if last is None else last)
+            times = result.times
+            seconds = max(0.0, now - (times.began if last is None else last) - (times.drafted - times.began))
             self._pacer.observe(contents.batch, drafted, contents.prefill_rows, seconds, _mean_context(result))
         num_decoding = sum([sequence.num_uncomputed == 1 for sequence in running])
         self._scheduler.limit_prompts(self._pacer.room(num_decoding, self._scheduler.claims(now)))
