@@ -40,6 +40,19 @@ def test_the_workers_of_a_server(url: str) -> None:
     assert (document["cluster"], [one["name"] for one in document["workers"]]) == (url, ["engine-0"])
 
 
+def test_doctor_names_the_workers_of_a_server_and_their_symptoms(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = paceline("doctor", "--server", url)
+    assert result.exit_code == 0, result.output
+    assert "engine-0" in result.output
+    symptom = {"name": "host_steps", "figure": 0.2, "limit": 0.05, "remedy": "use a draft model"}
+    workers = [{**SHARED, "state": "unhealthy", "symptoms": [symptom]}]
+    monkeypatch.setattr(ServerClient, "get", lambda self, path, **query: {"models": ["a"], "workers": workers})
+    result = paceline("doctor", "--server", url)
+    assert result.exit_code == 1
+    assert "unhealthy" in result.output
+    assert "use a draft model" in result.output
+
+
 def test_a_server_that_does_not_answer() -> None:
     result = paceline("status", "http://127.0.0.1:9")
     assert result.exit_code == 2
@@ -59,7 +72,7 @@ def test_workers_of_several_models_come_once(monkeypatch: pytest.MonkeyPatch) ->
         return {"models": ["a", "b"], "workers": workers}
 
     monkeypatch.setattr(ServerClient, "get", get)
-    with module._of_server(ServerClient("http://x")) as (_, is_ready, workers):
+    with module.of_server(ServerClient("http://x")) as (_, is_ready, workers):
         assert [worker.name for worker in workers()] == ["a-0", "draft-0", "b-0"]
         assert not is_ready
 

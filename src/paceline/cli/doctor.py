@@ -1,4 +1,4 @@
-"""`paceline doctor`: checks of the machine, the models or a cluster, with advice."""
+"""`paceline doctor`: checks of the machine, the models, a cluster or a running server, with advice."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -31,13 +31,23 @@ def doctor(
             metavar="CLUSTER.yaml|HEAD", help="Check this cluster instead of one server, or this draft head."
         ),
     ] = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="Check the workers of this running server instead.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PACELINE_API_KEY", help="With --server: a key with the scope `metrics`.")
+    ] = None,
 ) -> None:
     """Check that the models fit this machine and each other, and print what to change.
 
     Takes the same options or --config as serve, or a cluster file, which is checked as a whole: models, drafts, ranks, keys
     and memory by device. With the folder of a draft head, says what the head is, whether it fits --model, and what it costs.
-    No weights are loaded. Exit status 1: there is a problem.
+    No weights are loaded. With --server, says what is wrong with the workers of a running server. Exit status 1: there is a
+    problem.
     """
+    if server is not None:
+        _check_server(server, api_key)
+        return
     with console.err.status("checking"):
         from paceline.cli.doctor_checks import CheckResult, check_machine, check_models
         from paceline.cli.doctor_cluster import check_cluster
@@ -54,6 +64,26 @@ def doctor(
     ready = f"paceline up {file}" if is_cluster else "paceline serve, with the same options"
     ready += f" and --draft {file}" if file is not None and not is_cluster else ""
     console.out.print(f"Ready: {ready}", style="green", markup=False, soft_wrap=True)
+
+
+def _check_server(url: str, api_key: str | None) -> None:
+    from paceline.cli.doctor_checks import Check, CheckResult
+    from paceline.cli.status import of_server
+    from paceline.gateway import ServerClient
+
+    checks = []
+    with of_server(ServerClient(url, api_key)) as (_, _, workers):
+        for worker in workers():
+            found = f"{worker.state}; {worker.running} sequences run, {worker.waiting} wait"
+            is_good = worker.state in ("ready", "gone")
+            checks.append(Check(worker.name, found, CheckResult.GOOD if is_good else CheckResult.PROBLEM))
+            checks += [
+                Check.note(symptom.name, f"{symptom.figure:.4g}, limit {symptom.limit:.4g}", symptom.remedy)
+                for symptom in worker.symptoms
+            ]
+    console.out.print(_table(checks))
+    if any(check.verdict is CheckResult.PROBLEM for check in checks):
+        raise typer.Exit(1)
 
 
 def _table(checks: "Iterable[Check]") -> Table:

@@ -70,7 +70,7 @@ def _chosen(
     if place is None and ray is None and not has_default():
         place = SERVER
     if place is not None and place.startswith(("http://", "https://")):
-        return _of_server(ServerClient(place, api_key))
+        return of_server(ServerClient(place, api_key))
     file = None if place is None else Path(place)
     return _of_cluster(running_config(file, ray, "`paceline status CLUSTER.yaml`"))
 
@@ -88,8 +88,8 @@ def _of_cluster(config: ClusterConfig) -> Iterator[tuple[str, bool, Workers]]:
 
 
 @contextmanager
-def _of_server(server: ServerClient) -> Iterator[tuple[str, bool, Workers]]:
-    """The same of a server. Workers that several models share come once."""
+def of_server(server: ServerClient) -> Iterator[tuple[str, bool, Workers]]:
+    """The same of a running server. Workers that several models share come once."""
     import msgspec  # part of the extra `server`
 
     def workers() -> list[WorkerStatus]:

@@ -1,9 +1,16 @@
 import pytest
 
-from paceline.policy.cost.symptoms import Measurements, SymptomWatch, symptoms
+from paceline.engine.step.step import HostReason
+from paceline.policy.cost.symptoms import HOST_REMEDIES, Measurements, SymptomWatch, symptoms
 
 HEALTHY = Measurements(
-    accepted=3.0, depth=5.0, draft_seconds=0.01, verify_seconds=0.015, round_trip=0.001, preemptions=0.0
+    accepted=3.0,
+    depth=5.0,
+    draft_seconds=0.01,
+    verify_seconds=0.015,
+    round_trip=0.001,
+    preemptions=0.0,
+    host_share=0.05,
 )
 
 CASES = {
@@ -11,6 +18,7 @@ CASES = {
     "slow_draft": (Measurements(draft_seconds=0.02, verify_seconds=0.015), 0.02, 0.015),
     "slow_network": (Measurements(draft_seconds=0.01, round_trip=0.012), 0.012, 0.01),
     "kv_pressure": (Measurements(preemptions=0.1), 0.1, 0.0),
+    "host_steps": (Measurements(host_share=0.2, host_reason="sampling"), 0.2, 0.05),
 }
 
 
@@ -22,6 +30,10 @@ def test_each_failure_mode_has_its_figure_and_remedy(name):
     assert symptom.remedy
     assert name in str(symptom)
     assert f"{figure:.4g}" in str(symptom)
+
+
+def test_the_reasons_of_host_steps_are_those_of_the_engine():
+    assert set(HOST_REMEDIES) <= set(HostReason)
 
 
 def test_no_symptoms_without_problems_or_measurements():

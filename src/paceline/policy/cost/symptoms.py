@@ -1,4 +1,4 @@
-"""Four failure modes of speculation across a network, each with its figure and its remedy."""
+"""Failure modes of speculation, each with its figure and its remedy: four across a network, and steps on the host of a GPU."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,6 +6,19 @@ from dataclasses import dataclass
 from paceline.core.status import Symptom
 
 MIN_ACCEPTED = 2.0
+MAX_HOST_SHARE = 0.05
+"""Share of steps on the host above which a GPU loses speed."""
+HOST_REMEDIES = {
+    "admission": "requests join a batch that drafts with a head or a method that cannot take them over: use a draft model",
+    "blocks": "the KV cache has too few free blocks: add cache (`kv_tokens`), or run fewer sequences",
+    "draft_behind": "a head computes what it missed before it drafts: use a draft model, or fewer changes of the batch",
+    "few_drafts": "few sequences of a batch draft: ask for the same depth in all requests",
+    "prefill": "prompts are computed next to drafts of a head: use a draft model, or a prefill worker",
+    "proposer": "a method drafts on the host: use a draft model or a head instead of lookups",
+    "sampling": "requests have grammars, rejection or long lists of tokens: send them to workers of their own",
+    "window": "sequences reach `max_model_len`: raise it",
+}
+"""What to do about each reason of `HostReason`; the others are rare."""
 PERSISTENCE = 20
 """Observations in a row after which a symptom begins or ends."""
 
@@ -24,6 +37,10 @@ class Measurements:
     round_trip: float | None = None
     preemptions: float | None = None
     """Preemptions per step with speculation on."""
+    host_share: float | None = None
+    """Share of the steps that did not run as CUDA graphs, of an engine that has graphs."""
+    host_reason: str = ""
+    """The most frequent reason of these steps."""
 
 
 def symptoms(measurements: Measurements) -> list[Symptom]:
@@ -46,6 +63,10 @@ def symptoms(measurements: Measurements) -> list[Symptom]:
     if measurements.preemptions:
         remedy = "draft tokens take blocks that sequences need: lower the depth, add cache, or run fewer sequences"
         found.append(Symptom("kv_pressure", measurements.preemptions, 0.0, remedy))
+    if measurements.host_share is not None and measurements.host_share > MAX_HOST_SHARE:
+        reason = measurements.host_reason
+        remedy = f"most often because of {reason}: {HOST_REMEDIES.get(reason, 'see docs/operations.md')}"
+        found.append(Symptom("host_steps", measurements.host_share, MAX_HOST_SHARE, remedy))
     return found
 
 

@@ -42,7 +42,7 @@ from paceline.worker.server.backend import WRONG_EPOCH, BackendReport, Control, 
 from paceline.worker.server.draft_swap import DraftSwaps
 from paceline.worker.server.gateways import Submission
 from paceline.worker.server.resumable import ResumableStreams
-from paceline.worker.server.symptoms import DraftSymptoms, WorkerFlags
+from paceline.worker.server.symptoms import DraftSymptoms, HostSteps, WorkerFlags
 from paceline.worker.server.weights_change import WeightsChanges
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class EngineBackend:
         self._weights_changes, self._fingerprint = weights_changes, loop.engine.fingerprint
         if publisher is not None:
             self._engine.listen(publisher.put)
-        self._flags, self._draft_symptoms = WorkerFlags(loop), DraftSymptoms()
+        self._flags, self._draft_symptoms, self._host_steps = WorkerFlags(loop), DraftSymptoms(), HostSteps()
         self._resumable, self._next_expiry = ResumableStreams(), 0.0
         self._grammars = GrammarThread(loop.engine.validator, lambda: self._lifecycle.wake())
         self._steps = StallDetector(HANG_SECONDS, UNMEASURED_HANG_SECONDS)
@@ -220,14 +220,16 @@ class EngineBackend:
     def status(self) -> EngineStatus:
         """The engine's status, with what its parts report and the symptoms that the worker itself has found."""
         snapshot, drafts = self._engine.status.snapshot(), self._drafts
-        if self._flags.observe(snapshot, self._lifecycle.clock.now()) and drafts is None:
-            self._draft_symptoms.observe(snapshot)
+        if self._flags.observe(snapshot, self._lifecycle.clock.now()):
+            self._host_steps.observe(snapshot)
+            if drafts is None:
+                self._draft_symptoms.observe(snapshot)
         of_drafts = self._draft_symptoms.active if drafts is None else drafts.symptoms()
         handoffs = self._handoffs or self._prefill_service
         return replace(
             snapshot,
             drafters=() if drafts is None else tuple(drafts.drafters()),
-            symptoms=(*of_drafts, *self._flags.symptoms, *snapshot.audit.symptoms),
+            symptoms=(*of_drafts, *self._flags.symptoms, *self._host_steps.active, *snapshot.audit.symptoms),
             handoffs=None if handoffs is None else handoffs.counts(),
             draft=None if self._draft_swaps is None else self._draft_swaps.status,
             weights=None if self._weights_changes is None else self._weights_changes.status,

@@ -1,9 +1,11 @@
-"""What a target worker finds wrong with its engine: pressure on the cache, which limits speculation, and slow or bad drafts.
+"""What a target worker finds wrong with its engine: pressure on the cache, which limits speculation, slow or bad drafts, and
+steps outside the CUDA graphs.
 
 A draft pool reports the same symptoms, and that of a slow network, itself.
 """
 
 import logging
+from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
 from operator import mul
@@ -12,6 +14,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.request import SpeculationFlags
 from paceline.core.status import EngineStatus, Symptom, TrafficStatus
 from paceline.engine import EngineLoop
+from paceline.engine.step.step import GRAPH, HostReason
 from paceline.policy.cost.symptoms import Measurements, SymptomWatch
 
 logger = logging.getLogger(__name__)
@@ -90,6 +93,38 @@ class WorkerFlags:
     def _apply(self) -> None:
         flags = self._pressure.limit(self._flags)
         self._loop.call(lambda: self._engine.flags.apply(flags))
+
+
+LEAST_STEPS = 256
+"""Steps of which the share on the host is computed."""
+
+
+class HostSteps:
+    """Watches how many steps of an engine with CUDA graphs run on the host."""
+
+    def __init__(self) -> None:
+        self._watch = SymptomWatch(persistence=2)
+        self._last = Counter[str]()
+
+    @property
+    def active(self) -> tuple[Symptom, ...]:
+        return self._watch.active
+
+    def observe(self, status: EngineStatus) -> None:
+        """Count since the last observation of so many steps. The first step after an idle time does not count."""
+        steps = Counter(status.executor_steps) - self._last
+        del steps[HostReason.IDLE]
+        if steps.total() < LEAST_STEPS:
+            return
+        self._last = Counter(status.executor_steps)
+        on_host = Counter({reason: count for reason, count in steps.items() if reason != GRAPH})
+        if HostReason.NO_GRAPHS in on_host:
+            return
+        ((reason, _),) = on_host.most_common(1) or [("", 0)]
+        for symptom in self._watch.observe(
+            Measurements(host_share=on_host.total() / steps.total(), host_reason=str(reason))
+        ):
+            logger.warning("%s", symptom)
 
 
 SYMPTOM_PERSISTENCE = 3
