@@ -15,12 +15,20 @@ from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.output import StepTimes
-from paceline.core.sequence import BLOCK_SIZE, Sequence
+from paceline.core.sequence import BLOCK_SIZE
 from paceline.engine.hook import AfterLayer, StepHooks
 from paceline.engine.output import OutputProcessor
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
-from paceline.engine.step.step import NO_DRAFT, Schedule, Scheduled, SequenceResult, StepDrafts, StepResult
+from paceline.engine.step.step import (
+    NO_DRAFT,
+    Schedule,
+    Scheduled,
+    SequenceResult,
+    StepDrafts,
+    StepResult,
+    needs_logits,
+)
 from paceline.kernels.cpu.decoder import Sampler
 from paceline.kv import BlockTables
 from paceline.models.decoder import ForwardOutput, HiddenStates
@@ -91,23 +99,10 @@ def samplers_of(schedule: Schedule, output: OutputProcessor) -> list[Sampler] | 
     samplers = []
     for item in schedule.items:
         sequence = item.sequence
-        if _needs_logits(sequence) or output.has_grammar(sequence):
+        if needs_logits(sequence) or output.has_grammar(sequence):
             return None
         samplers.append(Sampler(sequence.sampling, stream(Purpose.SHARED, sequence.seed, sequence.choice)))
     return samplers
-
-
-def _needs_logits(sequence: Sequence) -> bool:
-    """Whether its logits are returned, or modified before a token is picked, or verified by probabilities."""
-    params = sequence.sampling
-    return (
-        (sequence.verification != "coupled" and not params.is_greedy)
-        or params.logprobs is not None
-        or params.has_penalties
-        or bool(params.logit_bias)
-        or (sequence.num_output < params.min_tokens and bool(params.blocked_ids))
-        or sequence.needs_prompt_scores
-    )
 
 
 def span_of(item: Scheduled, draft: Draft, blocks: Seq[int]) -> Span:
@@ -309,7 +304,7 @@ class HostExecutor:
 
     def _results(self, step: _Submitted, verdicts: Mapping[int, Verdict]) -> list[SequenceResult]:
         results, row, logits = [], 0, step.output.logits
-        needs_logits = any(hook.needs_logits for hook in self._hooks)
+        hooks_need_logits = any(hook.needs_logits for hook in self._hooks)
         for item in step.schedule.items:
             sequence, verdict = item.sequence, verdicts.get(item.sequence.id)
             if verdict is None:
@@ -318,7 +313,7 @@ class HostExecutor:
             draft = step.drafts.get(sequence.id, NO_DRAFT)
             first, row = row, row + 1 + len(draft)
             rows: Tensor | None = None
-            if needs_logits or sequence.sampling.logprobs is not None:
+            if hooks_need_logits or sequence.sampling.logprobs is not None:
                 assert logits is not None
                 rows = logits[first:row]
             levels = max(depths(draft.parents)) if draft else 0

@@ -162,6 +162,38 @@ def test_log_probabilities_are_those_of_a_scoring_pass(monkeypatch: pytest.Monke
     assert HostReason.SAMPLING not in engine.executors.counts
 
 
+def rejecting(name: str, **speculation: Any) -> Request:
+    asked = {"verification": "rejection", **speculation}
+    return request(name, [4, 5, len(name)], asked, temperature=0.8, seed=1, max_tokens=7)
+
+
+def test_rejection_next_to_others_decodes_plainly_in_graphs() -> None:
+    """With the noise of plain decoding under rejection, and next to sequences that draft."""
+    others = asked([("counts",)], max_tokens=60)
+    engine, requests = drafting(audit_fraction=1.0), [*others, rejecting("r"), rejecting("other")]
+    result = check_in_graphs(engine, requests, arrivals=1)
+    assert result.accepted > 0
+    engine.hooks.finish_idle_work()
+    counts = engine.status.snapshot().audit
+    assert (counts.texts, counts.drifted) == (3, 0)
+    assert result.tokens["r", 0] != run(graph_engine(None), [coupled(rejecting("r"))]).tokens["r", 0]
+
+
+def coupled(request: Request) -> Request:
+    return replace(request, speculation=replace(request.speculation, verification="coupled"))
+
+
+def test_few_sequences_under_rejection_alone_draft_on_the_host() -> None:
+    engine = drafting()
+    assert run(engine, [rejecting("r")]).drafted > 0
+    assert engine.executors.counts[HostReason.SAMPLING] > 0
+    engine = drafting()
+    assert run(engine, [rejecting("r" * i) for i in range(1, 6)]).tokens
+    assert engine.executors.counts[GRAPH] > 0
+    without = graph_engine(None)
+    check_in_graphs(without, [rejecting("r")])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", range(len(KINDS)))
 @pytest.mark.parametrize("names", TRIPLES, ids="-".join)

@@ -19,7 +19,7 @@ from paceline.speculation.proposer import ProposerTraits
 from paceline.speculation.proposers.suffix import NgramProposer
 from tests.engine.graph.test_executor import DEVICE, SAMPLINGS, SMALL, check, executor_of, graph_engine
 from tests.exactness.suite import plain_text
-from tests.fakes import draft_model, request, run, tiny_model
+from tests.fakes import draft_model, request, tiny_model
 
 
 def arriving(count: int, seed: int = 0, longest: int = 30, **sampling) -> list[Request]:
@@ -171,11 +171,11 @@ def test_a_request_that_needs_the_host_is_admitted_by_it():
     engine = graph_engine(None)
     asked = [
         request("first", [1, 2, 3], temperature=0.0, max_tokens=20),
-        request("rejecting", [4, 5, 6], {"verification": "rejection"}, temperature=0.8, seed=1, max_tokens=5),
+        request("scored", [4, 5, 6], temperature=0.8, seed=1, prompt_logprobs=1, max_tokens=5),
         request("last", [7, 8, 9], temperature=0.0, max_tokens=5),
     ]
-    run(engine, asked, arrivals=1)
-    assert engine.executors.counts[HostReason.SAMPLING] > 0
+    check(engine, asked, arrivals=1)
+    assert engine.executors.counts[HostReason.ADMISSION] > 0
 
 
 class PlainAtFirst(FixedDepth):

@@ -95,7 +95,7 @@ class _Watched:
     first: int
     """Output tokens that another engine had committed: how it judged them is not known here."""
     probs: list[float] = field(default_factory=list)
-    """Rejection: p(x) of every token as verification had it."""
+    """Rejection: p(x) of every token as verification had it. NaN if a graph step picked the token."""
     steps: list[_Step] = field(default_factory=list)
     method: str = ""
 
@@ -179,7 +179,10 @@ class SelfAudit(StepHook):
                 continue
             sizes = len(result.sequences), sequence_result.num_nodes, sequence_result.accepted
             watched.steps.append(_Step(sequence.num_output, result.is_graph, *sizes))
-            if watched.is_coupled or verdict.p is None:
+            if watched.is_coupled:
+                continue
+            if verdict.p is None:  # a graph step, which keeps no distribution
+                watched.probs.extend([math.nan] * len(verdict.tokens))
                 continue
             rows = [0, *(1 + node for node in verdict.path)]
             watched.probs.extend(verdict.p[rows, list(verdict.tokens)].tolist())
@@ -314,6 +317,8 @@ class SelfAudit(StepHook):
             if not 0 <= index < len(watched.probs):
                 continue
             used, own = watched.probs[index], math.exp(float(plain[i, token]))
+            if math.isnan(used):
+                continue
             row, tolerance = rescored.rows[i], rounding(rescored.logits[i], computed)
             if own == 0.0:  # on the edge of a truncation, perhaps
                 raised = rescored.logits[i : i + 1].clone()

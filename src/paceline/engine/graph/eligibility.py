@@ -18,6 +18,11 @@ SMALL_BATCH = 16
 """Sequences for each step that an admission waits: a small batch admits at once."""
 
 
+HOST_REJECTION = 4
+"""Most sequences that verify drafts by rejection on the host, if no other sequence runs. In larger batches, and next to
+sequences of another kind, they decode in graphs without drafts: the host would slow down all by more than the drafts gain."""
+
+
 class GraphEligibility:
     def __init__(
         self,
@@ -47,7 +52,21 @@ class GraphEligibility:
             if not self._can_draft(sequence):
                 return HostReason.PROPOSER
             eligible.add(sequence.id)
+        running = self._scheduler.running
+        if 0 < len(running) <= HOST_REJECTION and all(map(self._would_reject, running)):
+            return HostReason.SAMPLING
         return None
+
+    def skip_rejection(self, sequences: Iterable[Sequence]) -> None:
+        """Sequences under rejection draft nothing in graph steps."""
+        for sequence in sequences:
+            if sequence.verification != "coupled" and not sequence.sampling.is_greedy:
+                sequence.depth = 0
+
+    def _would_reject(self, sequence: Sequence) -> bool:
+        """Whether it verifies drafts by rejection in steps of the host."""
+        is_rejection = sequence.verification != "coupled" and not sequence.sampling.is_greedy
+        return is_rejection and self._speculator.enabled and self._validator.max_depth(sequence) > 0
 
     def can_continue(self, running: Seq[Sequence]) -> bool:
         """Whether the graph executor takes over again after one step of the host that completes all prompts."""
@@ -71,8 +90,7 @@ class GraphEligibility:
         """Whether the device can pick its tokens."""
         params = sequence.sampling
         return (
-            (sequence.verification == "coupled" or params.is_greedy)
-            and params.constraint is None
+            params.constraint is None
             and not sequence.needs_prompt_scores
             and fits_slot(params, self._validator.limits.vocab_size)
             and len(sequence.ids) >= 2

@@ -262,6 +262,7 @@ class GraphExecutor:
             if self._inflight:  # of sequences that have ended, and of a prompt that is not complete
                 return HostReason.PREFILL
             decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
+            self._eligibility.skip_rejection(decoding)
             reason = self._steps.load_reason(decoding, can_prefill)
             if reason is not None:
                 return reason

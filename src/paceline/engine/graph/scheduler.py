@@ -19,7 +19,7 @@ from paceline.engine.graph.eligibility import GraphEligibility
 from paceline.engine.graph.inflight import InflightStep
 from paceline.engine.graph.mixed import InflightMixed
 from paceline.engine.graph.slots import SlotTable
-from paceline.engine.step.step import HostReason, Schedule
+from paceline.engine.step.step import HostReason, Schedule, needs_logits
 from paceline.policy.depth.probing import SEQUENCES as PROBED
 from paceline.policy.depth.prompt_load import MANY_ROWS, may_draft_with_prompts
 from paceline.policy.step import padded_size, prompt_budget
@@ -156,6 +156,7 @@ class GraphScheduler:
             self._speculator.decide(members, prompt_rows + self._chunk_rows)
         else:
             self._speculator.skip(members)
+        self._eligibility.skip_rejection(members)
         if self._eligibility.draft_on_host(members):
             return HostReason.PROPOSER
         batch = self._batches.current
@@ -239,9 +240,10 @@ class GraphScheduler:
 
     def is_for_few(self, decoding: Seq[Sequence]) -> bool:
         """Whether the ragged pass of the host is cheaper: a graph step has as many rows for every slot as for the deepest
-        draft. A probe of one node stays in the graph: twice the rows cost less than leaving it."""
+        draft. A probe of one node stays in the graph: twice the rows cost less than leaving it. The host is slower where it has
+        to modify logits or return them."""
         depths = [sequence.depth for sequence in decoding if sequence.depth]
-        if not depths or 2 * sum(depths) >= max(depths) * len(decoding):
+        if not depths or 2 * sum(depths) >= max(depths) * len(decoding) or any(map(needs_logits, decoding)):
             return False
         drafter = self._batches.of(padded_size(len(decoding))).drafter
         is_small = drafter is not None and drafter.shape(max(depths)).nodes == 1

@@ -64,10 +64,14 @@ class Slot(NamedTuple):
     choice: int
     num_prompt: int = 0
     """Tokens of `ids` that are the prompt."""
+    noise: Purpose = Purpose.SHARED
+    """The noise that its tokens are picked with."""
 
     @staticmethod
     def of(sequence: Sequence) -> "Slot":
-        return Slot(sequence.ids, sequence.sampling, sequence.seed, sequence.choice, sequence.num_prompt)
+        # Without drafts, rejection picks every token with the noise of recovered tokens
+        noise = Purpose.SHARED if sequence.verification == "coupled" else Purpose.RECOVER
+        return Slot(sequence.ids, sequence.sampling, sequence.seed, sequence.choice, sequence.num_prompt, noise)
 
 
 def fits_slot(params: SamplingParams, vocab_size: int) -> bool:
@@ -153,7 +157,7 @@ class SlotParams:
         self._write(slot, *_EMPTY)
 
     def set(self, slot: int, content: Slot) -> None:
-        params, number = content.sampling, stream(Purpose.SHARED, content.seed, content.choice)
+        params, number = content.sampling, stream(content.noise, content.seed, content.choice)
         temperature = 0.0 if params.is_greedy else params.temperature
         signed = number - (1 << 64) if number >> 63 else number
         is_short = len(content.ids) - content.num_prompt < params.min_tokens

@@ -60,7 +60,8 @@ class HostReason(StrEnum):
     PREFILL = "prefill"
     """A sequence has prompt tokens to compute, and no mixed step can compute them."""
     SAMPLING = "sampling"
-    """A request has a grammar, sampled rejection, prompt scores to compute, or longer lists than the kernels take."""
+    """A request has a grammar, prompt scores to compute, or longer lists than the kernels take; or a few requests verify drafts
+    by rejection, and no others run."""
     PROPOSER = "proposer"
     """A sequence drafts with a proposer that cannot run inside a graph."""
     DRAFT_BEHIND = "draft_behind"
@@ -71,6 +72,19 @@ class HostReason(StrEnum):
     """A sequence may reach `max_model_len` in the step."""
     BLOCKS = "blocks"
     """The cache has too few free blocks for the step."""
+
+
+def needs_logits(sequence: Sequence) -> bool:
+    """Whether a host step returns its logits, modifies them before a token is picked, or verifies by probabilities."""
+    params = sequence.sampling
+    return (
+        (sequence.verification != "coupled" and not params.is_greedy)
+        or params.logprobs is not None
+        or params.has_penalties
+        or bool(params.logit_bias)
+        or (sequence.num_output < params.min_tokens and bool(params.blocked_ids))
+        or sequence.needs_prompt_scores
+    )
 
 
 NO_DRAFT = Draft()
