@@ -2,9 +2,11 @@
 
     python benchmarks/exactness/gpu_texts.py --prompts spec_bench_dev.jsonl gsm8k_train_questions.jsonl
     python benchmarks/exactness/gpu_texts.py --prompts … --groups draft,eagle --shape llama-8b
+    python benchmarks/exactness/gpu_texts.py --prompts … --groups features,features_eagle     # penalties, biases and others
 
 Every group has an engine of its own. Requests are numbered; the number is the seed, and the temperature is 0 or 0.8 in turn.
-All texts of the same request, model and form of the KV cache are compared with the first of them.
+All texts of the same request, model and form of the KV cache are compared with the first of them. In the groups `features`,
+four requests in five have features of sampling or three of them, and the first texts are those of the host executor.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,8 @@ class Form:
     is_reversed: bool = False
     is_random: bool = False
     """Requests arrive at random steps, in a random order."""
+    on_host: bool = False
+    """All steps run on the host executor."""
 
 
 PLAIN = (
@@ -75,6 +80,24 @@ class Group:
     draft: str | None = None
     reference: str = "bf16"
     """Texts of equal reference are compared."""
+    has_features: bool = False
+    """Whether requests have `FEATURES`."""
+
+
+ON_HOST = Form("plain, on the host, alone", 1, 40, on_host=True)
+FEATURES: tuple[dict[str, Any], ...] = (
+    {},
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.3, "frequency_penalty": 0.7},
+    {"logit_bias": {token: 0.01 * (token % 300) for token in range(200, 700)}},
+    {"min_tokens": 100, "stop_token_ids": tuple(range(30))},
+    {},
+    {"logprobs": 3},
+    {"repetition_penalty": 1.1, "logit_bias": {260: 1.5}, "logprobs": 20},
+    {"repetition_penalty": 0.9, "presence_penalty": -0.3, "min_tokens": 100, "stop_token_ids": tuple(range(30))},
+    {"frequency_penalty": 0.9, "top_p": 0.9, "top_k": 40, "logprobs": 0},
+)
+"""Sampling of the requests in turn, each greedy and at a temperature."""
 
 
 GROUPS = {
@@ -86,6 +109,14 @@ GROUPS = {
     "prefix": Group((PLAIN[1], *AGAIN), {"prefix_caching": True}),
     "preempt": Group(PLAIN[1:2] + DRAFTED[2:3], {"kv_tokens": 12_000}),
     "eagle": Group((*PLAIN[:2], *TREES, *DRAFTED[:3]), draft="smollm2-eagle", reference="noise 0"),
+    "features": Group((ON_HOST, *PLAIN, *DRAFTED, *FIXED), reference="features", has_features=True),
+    "features_preempt": Group((PLAIN[1], DRAFTED[2]), {"kv_tokens": 12_000}, reference="features", has_features=True),
+    "features_eagle": Group(
+        (ON_HOST, PLAIN[1], *TREES, DRAFTED[2]),
+        draft="smollm2-eagle",
+        reference="features, noise 0",
+        has_features=True,
+    ),
     "fp8kv": Group(PLAIN[:3] + DRAFTED[:3], {"kv_dtype": "fp8"}, reference="fp8 KV"),
 }
 
@@ -105,7 +136,17 @@ class Texts:
         return len(compared), differ
 
 
-def run(engine: Engine, form: Form, prompts: Sequence[list[int]], tokens: int) -> tuple[dict[int, list[int]], float]:
+def sampling_of(number: int, tokens: int, has_features: bool) -> SamplingParams:
+    sampling = SamplingParams(max_tokens=tokens, temperature=0.8 if number % 2 else 0.0, seed=number, ignore_eos=True)
+    if not has_features:
+        return sampling
+    features = FEATURES[number // 2 % len(FEATURES)]
+    return replace(sampling, **features | {"min_tokens": min(features.get("min_tokens", 0), tokens)})
+
+
+def run(
+    engine: Engine, form: Form, prompts: Sequence[list[int]], tokens: int, has_features: bool
+) -> tuple[dict[int, list[int]], float]:
     """The text of each request, and the tokens drafted per round."""
     switch(engine, form.drafts, form.depth)
     order = list(range(form.total))
@@ -122,9 +163,7 @@ def run(engine: Engine, form: Form, prompts: Sequence[list[int]], tokens: int) -
             number = next(waiting, None)
             if number is None:
                 break
-            sampling = SamplingParams(
-                max_tokens=tokens, temperature=0.8 if number % 2 else 0.0, seed=number, ignore_eos=True
-            )
+            sampling = sampling_of(number, tokens, has_features)
             engine.add(engine.validate(Request(str(number), tuple(prompts[number % len(prompts)]), sampling)))
             running += 1
         if not engine.has_work:
@@ -137,7 +176,7 @@ def run(engine: Engine, form: Form, prompts: Sequence[list[int]], tokens: int) -
 
 
 def build(options: argparse.Namespace, group: Group) -> Engine:
-    noise = 0 if group.reference == "noise 0" else options.noise
+    noise = 0 if group.reference.endswith("noise 0") else options.noise
     config = EngineConfig(
         model=options.base if options.shape == "none" else f"inflate:{options.shape}?base={options.base}&noise={noise}",
         draft=group.draft or options.base,
@@ -162,7 +201,8 @@ def rows(options: argparse.Namespace, prompts: Sequence[list[int]] | None, names
         yield f"| {name} | ready after {time.perf_counter() - started:.0f} s | | | | |"
         for form in group.forms:
             started = time.perf_counter()
-            found, depth = run(engine, form, prompts, options.tokens)
+            with engine.executors.host_only() if form.on_host else nullcontext():
+                found, depth = run(engine, form, prompts, options.tokens, group.has_features)
             seconds = time.perf_counter() - started
             compared, differ = texts.compare(group.reference, found)
             yield f"| {name} | {form.name} | {compared} | {differ} | {depth:.2f} | {seconds:.1f} |"
@@ -187,7 +227,8 @@ def encoded(engine: Engine, files: Sequence[Path]) -> list[list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, nargs="+", required=True)
-    parser.add_argument("--groups", default=",".join(GROUPS))
+    default = ",".join(name for name, group in GROUPS.items() if not group.has_features)
+    parser.add_argument("--groups", default=default)
     parser.add_argument("--shape", default="llama-8b", help="llama-1b, llama-8b, …; none: the base model")
     parser.add_argument("--base", default="smollm2")
     parser.add_argument("--noise", type=float, default=0.06)

@@ -70,6 +70,7 @@ def edit_logits(
         logits, edits.num_biased, edits.biased, edits.biases, *where, width, MOST=MAX_BIASED, num_warps=4, **PDL
     )
     tokens = None if drafted is None else drafted.tokens
+    assert tokens is None or tokens.shape[1] < 2 or tokens.stride(1) == 1
     # HAZARD: a fused multiplication and subtraction would round once instead of twice
     _penalise[(rows, triton.cdiv(width, _CHUNK))](
         logits,
