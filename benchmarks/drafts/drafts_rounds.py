@@ -44,7 +44,7 @@ from paceline.kernels.cpu import native
 from paceline.model_files.hub.hub import find_model
 from paceline.model_files.tokenizer.chat_template import ChatTemplate
 from paceline.models.drafts.load import LoadedHead, load_draft, open_draft_folder
-from paceline.models.heads.trained import MedusaModel
+from paceline.models.heads.medusa import MedusaModel
 from paceline.models.heads.vocabulary import proposable_ids
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runners import make_runner

@@ -35,11 +35,13 @@ FEATURES: dict[str, dict[str, Any]] = {
     "logprobs": {"logprobs": 5},
     "top_logprobs": {"logprobs": 20},
     "top_p": {"top_p": 0.9},
+    "qwen": {"top_k": 20, "top_p": 0.8, "repetition_penalty": 1.05},
     "three": {"repetition_penalty": 1.1, "logit_bias": {1000: 0.5}, "logprobs": 5},
     "rejection": {},
     "json_schema": {"json_schema": SCHEMA},
 }
-"""Fields of `SamplingParams` by feature. `rejection` is one of `SpeculationParams`."""
+"""Fields of `SamplingParams` by feature; `qwen` is what generation_config.json of Qwen2.5 recommends. `rejection` is one of
+`SpeculationParams`."""
 
 
 class Speed(NamedTuple):

@@ -45,7 +45,8 @@ def pick(logits: Tensor, rows: SamplingRows) -> Tensor:
                 for params, seed, position in zip(rows.params, rows.seeds, rows.positions.tolist(), strict=True)
             ],
         )
-    from paceline.kernels.gpu.speculation import pick as kernels
+    from paceline.kernels.gpu.speculation.pick import pick as pick_sampled
+    from paceline.kernels.gpu.speculation.pick_truncated import pick_truncated
 
     device = logits.device
 
@@ -56,8 +57,8 @@ def pick(logits: Tensor, rows: SamplingRows) -> Tensor:
     streams = column([_signed(stream(Purpose.SHARED, seed, 0)) for seed in rows.seeds], torch.int64)
     positions = rows.positions.to(torch.int64)
     if not any(params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0 for params in rows.params):
-        return kernels.pick(logits, temperature, streams, positions)
-    return kernels.pick_truncated(
+        return pick_sampled(logits, temperature, streams, positions)
+    return pick_truncated(
         logits,
         temperature,
         streams,

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from paceline.core.sequence import Sequence, Status
 from paceline.engine.graph.slot_params import Sampling, SamplingTensors, Slot, SlotParams
-from paceline.engine.step.step import PICKING_BYTES
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.edits import DraftedRows, count_tokens, edit_logits
-from paceline.kernels.gpu.speculation.pick import PickScratch, pick, pick_greedy, pick_scratch, pick_truncated
+from paceline.kernels.gpu.speculation.pick import PickScratch, pick, pick_greedy, pick_scratch
+from paceline.kernels.gpu.speculation.pick_truncated import pick_truncated
 from paceline.kernels.gpu.speculation.scores import ScoreScratch, score_scratch, score_tokens
 
 
@@ -122,7 +122,7 @@ def sample(
     noise = params.temperature, params.streams, positions
     if sampling.kind == "sampled":
         return pick(logits, *noise, scratch)
-    return pick_truncated(logits, *noise, params.top_k, params.top_p, params.min_p, scratch, max_bytes=PICKING_BYTES)
+    return pick_truncated(logits, *noise, params.top_k, params.top_p, params.min_p)
 
 
 class SlotTable:

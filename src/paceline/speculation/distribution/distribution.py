@@ -111,10 +111,14 @@ def pick(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
     greedy, whole, truncated = _kinds(rows)
     if greedy:
         picks[greedy] = _select(scores, greedy).argmax(1)
+    sampled = sorted(whole + truncated)
+    if not sampled:
+        return picks
     if can_sample(scores):
-        sampled = sorted(whole + truncated)
-        if sampled:
-            picks[sampled] = sample(_select(scores, sampled), [sampled_row(rows[i]) for i in sampled])
+        picks[sampled] = sample(_select(scores, sampled), [sampled_row(rows[i]) for i in sampled])
+        return picks
+    if uses_gpu_kernels(scores.device):
+        picks[sampled] = _pick_on_gpu(_select(scores, sampled), [rows[i] for i in sampled])
         return picks
     if whole:
         chosen = [rows[i] for i in whole]
@@ -124,6 +128,22 @@ def pick(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
         chosen = [rows[i] for i in truncated]
         picks[truncated] = _pick_truncated(_scale(_select(scores, truncated), chosen), chosen)
     return picks
+
+
+def _pick_on_gpu(scores: Tensor, rows: Sequence[RowContext]) -> Tensor:
+    """By the kernel of graph steps, so that a token does not depend on which executor takes the step."""
+    from paceline.kernels.gpu.speculation.pick_truncated import pick_truncated
+
+    streams = [stream(Purpose.SHARED, row.seed, row.choice) for row in rows]
+    columns = (
+        torch.tensor([row.params.temperature for row in rows], dtype=torch.float32),
+        torch.tensor([number - (1 << 64) if number >> 63 else number for number in streams]),
+        torch.tensor([row.position for row in rows]),
+        torch.tensor([row.params.top_k for row in rows]),
+        torch.tensor([row.params.top_p for row in rows], dtype=torch.float64),
+        torch.tensor([row.params.min_p for row in rows], dtype=torch.float32),
+    )
+    return pick_truncated(scores, *(column.to(scores.device, non_blocking=True) for column in columns))
 
 
 def sampled_row(row: RowContext) -> SampledRow:

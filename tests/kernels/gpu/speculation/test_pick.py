@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.request import SamplingParams
-from paceline.kernels.gpu.speculation.pick import pick, pick_greedy, pick_scratch, pick_truncated
+from paceline.kernels.gpu.speculation.pick import pick, pick_greedy, pick_scratch
+from paceline.kernels.gpu.speculation.pick_truncated import pick_truncated
 from paceline.speculation.distribution import distribution
 from paceline.speculation.rows.noise import NoiseKey
 from paceline.speculation.rows.rows import RowContext
@@ -105,11 +106,11 @@ TRUNCATED = [
 
 
 @pytest.mark.parametrize("is_coarse", [False, True])
-@pytest.mark.parametrize("max_bytes", [None, 1])
-def test_truncated_and_plain_rows_in_one_batch(max_bytes: int | None, is_coarse: bool) -> None:
-    """Coarse logits tie at every boundary. All rows at once, or 16 at a time."""
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, 9000])
+def test_truncated_and_plain_rows_in_one_batch(vocabulary: int, is_coarse: bool) -> None:
+    """Coarse logits tie at every boundary."""
     rows = make_rows(TRUNCATED * 3)
-    logits = make_logits(len(rows))
+    logits = make_logits(len(rows), vocabulary=vocabulary)
     logits = logits.round() if is_coarse else logits
     expected = distribution.pick(logits, rows)
     params = [row.params for row in rows]
@@ -119,5 +120,5 @@ def test_truncated_and_plain_rows_in_one_batch(max_bytes: int | None, is_coarse:
         torch.tensor([p.min_p for p in params], dtype=torch.float32),
     )
     limits = tuple(limit.to(DEVICE) for limit in limits)
-    out = pick_truncated(logits.to(DEVICE), *inputs(rows), *limits, max_bytes=max_bytes)
+    out = pick_truncated(logits.to(DEVICE), *inputs(rows), *limits)
     assert torch.equal(out.cpu(), expected)

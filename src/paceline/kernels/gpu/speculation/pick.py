@@ -14,9 +14,6 @@ from torch import Tensor
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.speculation.noise import gumbel, noise_bits
 
-_TRUNCATION_BYTES = 40
-"""Temporary bytes per logit."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PickScratch:
@@ -59,7 +56,7 @@ def pick(
         logits, scratch.maxima, logits.stride(0), V=vocab_size, CHUNKS=chunks, CHUNK=scratch.chunk,
         num_warps=4, **PDL,
     )  # fmt: skip
-    _launch(logits, logits, temperature, streams, positions, positions, scratch, out, "sampled")
+    _launch(logits, temperature, streams, positions, scratch, out, is_greedy=False)
     return out
 
 
@@ -69,79 +66,18 @@ def pick_greedy(logits: Tensor, scratch: PickScratch | None = None, out: Tensor 
     assert logits.stride(1) == 1
     scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
-    _launch(logits, logits, logits, logits, logits, logits, scratch, out, "greedy")
+    _launch(logits, logits, logits, logits, scratch, out, is_greedy=True)
     return out
-
-
-def pick_truncated(
-    logits: Tensor,  # [R, V]
-    temperature: Tensor,  # [R] float32, 0: greedy
-    streams: Tensor,  # [R] int64
-    positions: Tensor,  # [R] int64
-    top_k: Tensor,  # [R] int64, 0: off
-    top_p: Tensor,  # [R] float64, 1: off
-    min_p: Tensor,  # [R] float32, 0: off
-    scratch: PickScratch | None = None,
-    out: Tensor | None = None,
-    max_bytes: int | None = None,
-) -> Tensor:
-    """[R] int64: tokens sampled after min-p, then top-k, then top-p, ranked and summed as in `truncation.py`. Rows without
-    truncation, greedy rows included, give the same token as `pick`. It sorts whole rows: all at once, or as many as `max_bytes`
-    allow. Shapes are static and it does not wait for the device, so a CUDA graph can capture it."""
-    rows, vocab_size = logits.shape
-    scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
-    step = rows
-    if max_bytes is not None:
-        step = max(16, max_bytes // (_TRUNCATION_BYTES * vocab_size) // 16 * 16)  # keeps slices aligned
-    for first in range(0, rows, step):
-        some = slice(first, first + step)
-        noise = temperature[some], streams[some], positions[some]
-        _pick_truncated(logits[some], *noise, top_k[some], top_p[some], min_p[some], scratch, out[some])
-    return out
-
-
-def _pick_truncated(
-    logits: Tensor,
-    temperature: Tensor,
-    streams: Tensor,
-    positions: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    scratch: PickScratch,
-    out: Tensor,
-) -> None:
-    vocab_size = logits.shape[1]
-    wide = logits.float()
-    divisor = torch.where(temperature > 0.0, temperature, 1.0).unsqueeze(1)
-    scores = (wide - wide.amax(1, keepdim=True)).div_(divisor)
-    ranked, tokens = scores.sort(dim=1, descending=True, stable=True)
-    limit = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).unsqueeze(1)
-    share = torch.where(top_p < 1.0, top_p, torch.inf).unsqueeze(1)
-    floor = min_p.log().unsqueeze(1)
-    is_whole = (limit == vocab_size) & (share > 1.0) & (floor == -torch.inf)
-
-    keep = (ranked >= floor) & (ranked > -torch.inf) & (torch.arange(vocab_size, device=ranked.device) < limit)
-    mass = ranked.to(torch.float64).exp_().masked_fill_(~keep, 0.0)
-    before = mass.cumsum(1).sub_(mass)
-    # top-p is a share of the top-k if there is one, otherwise of all tokens above the floor, summed as float32
-    above = scores.exp().masked_fill_(scores < floor, 0.0)
-    total = torch.where(limit < vocab_size, mass.sum(1, keepdim=True), above.sum(1, keepdim=True, dtype=torch.float64))
-    ranked.masked_fill_(~(keep & (before < share * total)), -torch.inf)
-    _launch(ranked, tokens, temperature, streams, positions, is_whole, scratch, out, "ranked")
 
 
 def _launch(
     logits: Tensor,
-    tokens: Tensor,
     temperature: Tensor,
     streams: Tensor,
     positions: Tensor,
-    is_whole: Tensor,
     scratch: PickScratch,
     out: Tensor,
-    kind: str,
+    is_greedy: bool,
 ) -> None:
     rows, vocab_size = logits.shape
     assert len(scratch.counters) >= rows
@@ -149,18 +85,16 @@ def _launch(
     chunks = scratch.scores.shape[1]
     _pick[(rows, chunks)](
         logits,
-        tokens,
         temperature,
         streams,
         positions,
-        is_whole,
         scratch.maxima,
         scratch.scores,
         scratch.orders,
         scratch.counters,
         out,
         logits.stride(0),
-        KIND=kind,
+        GREEDY=is_greedy,
         V=vocab_size,
         CHUNKS=chunks,
         PADDED=triton.next_power_of_2(chunks),
@@ -191,18 +125,16 @@ def _maxima(
 @triton.jit
 def _pick(
     logits,
-    tokens,
     temperature,
     streams,
     positions,
-    is_whole,
     maxima,
     scores,
     orders,
     counters,
     out,
     stride,
-    KIND: tl.constexpr,  # greedy: plain logits; sampled: scaled, with noise; ranked: already scaled and sorted
+    GREEDY: tl.constexpr,
     V: tl.constexpr,
     CHUNKS: tl.constexpr,
     PADDED: tl.constexpr,
@@ -217,24 +149,18 @@ def _pick(
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     is_kept = column < V
     score = tl.load(logits + line + column, mask=is_kept, other=float("-inf")).to(tl.float32)
-    order = column  # of equal scores, the lowest wins
-    if KIND != "greedy":
+    if not GREEDY:
         row_temperature = tl.load(temperature + row)
-        token = column
-        if KIND == "ranked":
-            token = tl.load(tokens + line + column, mask=is_kept, other=0).to(tl.int32)
-            order = tl.where(tl.load(is_whole + row) != 0, token, column)
         if row_temperature > 0.0:
-            if KIND == "sampled":
-                best = tl.max(tl.load(maxima + row * CHUNKS + each, mask=each < CHUNKS, other=float("-inf")), 0)
-                # IEEE division, as in torch: Triton's default has an error of up to two units in the last place
-                score = tl.div_rn(score - best, tl.full([CHUNK], 1.0, tl.float32) * row_temperature)
+            best = tl.max(tl.load(maxima + row * CHUNKS + each, mask=each < CHUNKS, other=float("-inf")), 0)
+            # IEEE division, as in torch: Triton's default has an error of up to two units in the last place
+            score = tl.div_rn(score - best, tl.full([CHUNK], 1.0, tl.float32) * row_temperature)
             stream = tl.load(streams + row).to(tl.uint64, bitcast=True)
             position = tl.load(positions + row).to(tl.uint64, bitcast=True)
-            score += gumbel(noise_bits(stream, position, token))
+            score += gumbel(noise_bits(stream, position, column))
     score = tl.where(is_kept, score, float("-inf"))
     best = tl.max(score, 0)
-    first = tl.min(tl.where((score == best) & is_kept, order, 0x7FFFFFFF), 0)
+    first = tl.min(tl.where((score == best) & is_kept, column, 0x7FFFFFFF), 0)
 
     if CHUNKS > 1:
         tl.store(scores + row * CHUNKS + chunk, best)
@@ -248,8 +174,4 @@ def _pick(
         order = tl.load(orders + row * CHUNKS + each, mask=is_chunk, other=0x7FFFFFFF, cache_modifier=".cg")
         best = tl.max(score, 0)
         first = tl.min(tl.where(score == best, order, 0x7FFFFFFF), 0)
-    winner = tl.minimum(first, V - 1).to(tl.int64)  # all-NaN logits still give a valid token
-    if KIND == "ranked":
-        at_rank = tl.load(tokens + line + winner)
-        winner = tl.where(tl.load(is_whole + row) != 0, winner, at_rank)
-    tl.store(out + row, winner)
+    tl.store(out + row, tl.minimum(first, V - 1).to(tl.int64))  # all-NaN logits still give a valid token
