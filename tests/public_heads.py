@@ -16,11 +16,14 @@ from torch import Tensor
 
 from paceline.models.decoder.forward import DecoderModel
 from paceline.models.draft_files.forms import DraftForm
+from paceline.models.heads.block.block import BlockModel, BlockRunner
+from paceline.models.heads.block.block_forms import read_block
 from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
+from paceline.speculation.proposers.block import BlockProposer
 from paceline.speculation.proposers.eagle.eagle import EagleProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
 from tests.fakes import TINY, tiny_model
-from tests.heads import eagle_model, medusa_model
+from tests.heads import TensorWeights, eagle_model, medusa_model
 from tests.specs import changed
 
 SEVEN_LAYERS = changed(TINY, num_layers=7)
@@ -66,9 +69,19 @@ def public_eagle(name: str, model: DecoderModel) -> EagleModel:
     return eagle_model(head.config, head.tensors, model, head.form)
 
 
-def public_proposer(name: str, model: DecoderModel, num_blocks: int = 64) -> EagleProposer | MedusaProposer:
+def public_block(name: str, model: DecoderModel) -> BlockModel:
+    """The drafter without a folder."""
+    head = BLOCK_HEADS[name]()
+    return BlockModel(*read_block(name, head.form, head.config, TensorWeights(head.tensors), model.config), model)
+
+
+def public_proposer(
+    name: str, model: DecoderModel, num_blocks: int = 64
+) -> EagleProposer | MedusaProposer | BlockProposer:
     if name in EAGLE_HEADS:
         return EagleProposer(EagleRunner(public_eagle(name, model), num_blocks, 32), 64)
+    if name in BLOCK_HEADS:
+        return BlockProposer(BlockRunner(public_block(name, model), num_blocks), 64)
     head = MEDUSA_HEADS[name]()
     return MedusaProposer(medusa_model(head.config, head.tensors, model, head.form))
 
@@ -312,6 +325,90 @@ def _medusa_vllm() -> PublicHead:
     return PublicHead("medusa_vllm", config, tensors)
 
 
+MASK = 3
+
+
+def _block_tensors(states: int, layers: int, tables: Sequence[str] = (), seed: int = 13) -> dict[str, Tensor]:
+    draw = _Random(seed)
+    tensors = {"fc.weight": draw.matrix(D, states * D), "hidden_norm.weight": draw.norm(), "norm.weight": draw.norm()}
+    for number in range(layers):
+        prefix = f"layers.{number}"
+        tensors |= {**_layer(draw, prefix, D, qk_norm=True), f"{prefix}.input_layernorm.weight": draw.norm()}
+    return tensors | {f"{name}.weight": draw.matrix(V, D) for name in tables}
+
+
+def _markov(kind: str, rank: int = 8, proposed: int = V) -> dict[str, Tensor]:
+    draw = _Random(14)
+    tensors = {"markov_w1.weight": draw.matrix(V, rank), "markov_w2.weight": 3.0 * draw.matrix(proposed, rank)}
+    if kind == "gated":
+        tensors |= {"gate_proj.weight": draw.matrix(rank, D + rank), "gate_proj.bias": draw.norm(rank) - 1.0}
+    if kind == "rnn":
+        tensors |= {
+            "joint_proj.weight": draw.matrix(3 * rank, 2 * rank + D),
+            "joint_proj.bias": draw.norm(3 * rank) - 1.0,
+        }
+    found = {f"markov_head.{name}": tensor for name, tensor in tensors.items()}
+    return found | {"confidence_head.proj.weight": draw.matrix(1, D + rank), "confidence_head.proj.bias": draw.norm(1)}
+
+
+def _dflash() -> PublicHead:
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "block_size": 6,
+        "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 3, 5]},
+        **_shape(num_hidden_layers=2),
+    }
+    return PublicHead("dflash", config, _block_tensors(3, 2), (2, 4, 6))
+
+
+def _dspark(kind: str = "vanilla", has_own_tables: bool = True) -> PublicHead:
+    """The form of DeepSpec, with tables of its own, or that of SpecForge."""
+    tensors = _block_tensors(2, 2, ("embed_tokens", "lm_head") if has_own_tables else ())
+    keys: dict[str, Any] = {"mask_token_id": MASK, "target_layer_ids": [-1, 4], "block_size": 5}
+    if kind == "none":
+        keys["markov_rank"] = 0
+    else:
+        tensors |= _markov(kind)
+        keys |= {"markov_rank": 8, "markov_head_type": kind, "enable_confidence_head": True, "num_anchors": 64}
+    config = {"model_type": "qwen3", **_shape(num_hidden_layers=2)}
+    if has_own_tables:
+        config |= {"architectures": ["Qwen3DSparkModel"], **keys}
+    else:
+        config |= {"architectures": ["DSparkDraftModel"], "dflash_config": {"projector_type": "dspark", **keys}}
+    return PublicHead("dspark", config, tensors, (0, 5), flags=frozenset({kind, "predicts next"}))
+
+
+def _speculators_block(kind: str) -> PublicHead:
+    """DFlash or DSpark with a reduced vocabulary."""
+    tensors = _block_tensors(2, 1) | _vocabulary(_Random(15))
+    config = {
+        "architectures": ["DFlashSpeculator" if kind == "dflash" else "DSparkSpeculator"],
+        "speculators_model_type": kind,
+        "transformer_layer_config": _shape(model_type="qwen3"),
+        "draft_vocab_size": REDUCED,
+        "block_size": 4,
+        "mask_token_id": MASK,
+        "aux_hidden_state_layer_ids": [2, 5],
+        "sample_from_anchor": kind == "dspark",
+    }
+    if kind == "dflash":
+        return PublicHead("speculators_dflash", config, tensors, (2, 5))
+    config |= {"markov_rank": 8, "markov_head_type": "vanilla"}
+    flags = frozenset({"vanilla", "predicts next"})
+    return PublicHead("speculators_dspark", config, tensors | _markov("vanilla", proposed=REDUCED), (2, 5), flags=flags)
+
+
+BLOCK_HEADS: dict[str, Callable[[], PublicHead]] = {
+    "dflash": _dflash,
+    "dspark": _dspark,
+    "dspark gated": lambda: _dspark("gated"),
+    "dspark rnn": lambda: _dspark("rnn"),
+    "dspark without markov": lambda: _dspark("none"),
+    "dspark specforge": lambda: _dspark(has_own_tables=False),
+    "speculators dflash": lambda: _speculators_block("dflash"),
+    "speculators dspark": lambda: _speculators_block("dspark"),
+}
 EAGLE_HEADS: dict[str, Callable[[], PublicHead]] = {
     "speculators": _speculators,
     "speculators default states": _speculators_default,
@@ -337,4 +434,4 @@ EAGLE_HEADS: dict[str, Callable[[], PublicHead]] = {
     "deepspec": _deepspec,
 }
 MEDUSA_HEADS: dict[str, Callable[[], PublicHead]] = {"medusa": _medusa, "medusa vllm": _medusa_vllm}
-PUBLIC_HEADS = EAGLE_HEADS | MEDUSA_HEADS
+PUBLIC_HEADS = EAGLE_HEADS | MEDUSA_HEADS | BLOCK_HEADS

@@ -16,6 +16,10 @@ FORMS = (
     "deepspec",
     "medusa",
     "medusa vllm",
+    "dflash",
+    "dspark",
+    "dspark rnn",
+    "speculators dspark",
 )
 
 

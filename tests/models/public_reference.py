@@ -8,7 +8,7 @@ from torch.nn.functional import silu
 
 from paceline.models.decoder.forward import DecoderModel
 from tests.models.reference_heads import feed_forward, norm, rotate, table, target_states
-from tests.public_heads import HD, HEADS, KV, PublicHead
+from tests.public_heads import HD, HEADS, KV, MASK, PublicHead
 
 EPS, THETA = 1e-5, 10_000.0
 
@@ -103,6 +103,66 @@ def medusa_logits(head: PublicHead, target: DecoderModel, ids: Sequence[int]) ->
 def _medusa_layer(head: PublicHead, number: int, layer: int) -> str | None:
     name = f"blocks.{number}.layers.{layer}" if head.form == "medusa_vllm" else f"{number}.{layer}.linear"
     return name if f"{name}.weight" in head.tensors else None
+
+
+def block_drafts(head: PublicHead, target: DecoderModel, ids: Sequence[int]) -> tuple[list[int], Tensor]:
+    """The greedy tokens of a block after the committed tokens, and their logits [K, V']."""
+    inner, _ = target_states(target, ids, head.states)
+    joined = torch.cat([inner[layer][: len(ids) - 1] for layer in head.states], 1)
+    context = norm(joined @ head.weight("fc.weight").T, head.weight("hidden_norm.weight"), EPS)
+    size = head.config.get("block_size") or head.config["dflash_config"]["block_size"]
+    own = head.tensors.get("embed_tokens.weight", table(target.embedding))
+    x = own[[ids[-1], *[MASK] * (size - 1)]]
+    for number in range(sum(name.endswith("input_layernorm.weight") for name in head.tensors)):
+        prefix = f"layers.{number}"
+        entered = norm(x, head.weight(f"{prefix}.input_layernorm.weight"), EPS)
+        x = x + _block_attention(head, f"{prefix}.self_attn", context, entered)
+        middle = norm(x, head.weight(f"{prefix}.post_attention_layernorm.weight"), EPS)
+        names = [f"{prefix}.mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
+        x = x + feed_forward(middle, {name: head.weight(name) for name in names}, f"{prefix}.mlp")
+    rows = norm(x, head.weight("norm.weight"), EPS)[0 if "predicts next" in head.flags else 1 :]
+    base, tokens, logits, state = _output(head, target, rows), [], [], None
+    columns, previous = token_ids(head), ids[-1]
+    for row, hidden in zip(base, rows, strict=True):
+        bias, state = _markov_bias(head, previous, hidden, state)
+        logits.append(row + bias)
+        best = int(logits[-1].argmax())
+        previous = best if columns is None else columns[best]
+        tokens.append(previous)
+    return tokens, torch.stack(logits)
+
+
+def _block_attention(head: PublicHead, prefix: str, context: Tensor, x: Tensor) -> Tensor:
+    """Every row of the block attends to the context and to the whole block."""
+    both, first = torch.cat((context, x)), len(context)
+    q, k, v = (
+        (values @ head.weight(f"{prefix}.{part}_proj.weight").T).unflatten(1, (count, HD))
+        for part, values, count in (("q", x, HEADS), ("k", both, KV), ("v", both, KV))
+    )
+    positions = torch.arange(len(both))
+    q = rotate(norm(q, head.weight(f"{prefix}.q_norm.weight"), EPS), positions[first:], THETA)
+    k = rotate(norm(k, head.weight(f"{prefix}.k_norm.weight"), EPS), positions, THETA)
+    k, v = (values.repeat_interleave(HEADS // KV, 1) for values in (k, v))
+    weights = (torch.einsum("thd,shd->hts", q, k) / HD**0.5).softmax(-1)
+    return torch.einsum("hts,shd->thd", weights, v).flatten(1) @ head.weight(f"{prefix}.o_proj.weight").T
+
+
+def _markov_bias(
+    head: PublicHead, previous: int, hidden: Tensor, state: Tensor | None
+) -> tuple[Tensor | float, Tensor | None]:
+    if "markov_head.markov_w1.weight" not in head.tensors:
+        return 0.0, None
+    before = head.weight("markov_head.markov_w1.weight")[previous]
+    if "gated" in head.flags:
+        gate = head.weight("markov_head.gate_proj.weight") @ torch.cat((hidden, before))
+        before = before * (gate + head.weight("markov_head.gate_proj.bias")).sigmoid()
+    if "rnn" in head.flags:
+        state = torch.zeros_like(before) if state is None else state
+        joint = head.weight("markov_head.joint_proj.weight") @ torch.cat((state, before, hidden))
+        gate, candidate, output = (joint + head.weight("markov_head.joint_proj.bias")).chunk(3)
+        state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()
+        before = output.tanh()
+    return head.weight("markov_head.markov_w2.weight") @ before, state
 
 
 def token_ids(head: PublicHead) -> list[int] | None:

@@ -30,7 +30,7 @@ class SpeculationConfig:
     """Whether to speculate; a run-time flag can change it."""
     method: str | None = None
     """Speculation method. Always available: `ngram`, `suffix`, `lookahead`, `layer_skip` and `combined`, which chooses per
-    sequence. With a `draft`: `draft_model`, `eagle` or `medusa`, depending on the draft. The default is the draft's
+    sequence. With a `draft`: `draft_model`, `eagle`, `dflash` or `medusa`, depending on the draft. The default is the draft's
     method, or `ngram` without a draft; with a draft and a draft pool it is the faster one, see docs/depth.md."""
     exit_layer: int | None = None
     """Layers of the target that `layer_skip` drafts with. The default is half of them. `paceline advise` compares several."""

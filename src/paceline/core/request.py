@@ -130,7 +130,12 @@ class SamplingParams:
 
 Verification = Literal["coupled", "rejection"]
 
-DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
+DRAFT_METHODS = {
+    "eagle": "an EAGLE head",
+    "draft_model": "a draft model",
+    "dflash": "a DFlash or DSpark drafter",
+    "medusa": "Medusa heads",
+}
 """Speculation methods that need `draft`, with what it must be; the first available one is the default."""
 METHODS = ("combined", "layer_skip", "lookahead", "ngram", "pool", "suffix", *DRAFT_METHODS)
 """All speculation methods that a server or a cluster can have; `pool` needs a draft pool."""

@@ -16,6 +16,7 @@ from paceline.speculation.drafts import DraftBatch
 if TYPE_CHECKING:
     from paceline.models.decoder import DecoderModel
     from paceline.models.heads import MedusaModel
+    from paceline.models.heads.block import BlockRunner
     from paceline.models.heads.eagle import EagleRunner
     from paceline.models.runner import ModelRunner
     from paceline.speculation.draft_weights import DraftWeights
@@ -118,7 +119,7 @@ class ProposerTraits:
     """It drafts in other processes, whose time the steps of the engine do not wait for."""
     can_run_in_graph: bool = False
     """The graph executor can draft by this method on a GPU."""
-    runners: "tuple[ModelRunner | EagleRunner, ...]" = ()
+    runners: "tuple[ModelRunner | EagleRunner | BlockRunner, ...]" = ()
     """Runners of the models that it drafts with, for warm-up and measurements."""
     heads: "tuple[MedusaModel, ...]" = ()
     """Models without a cache that it drafts with."""

@@ -1,5 +1,6 @@
 """The proposers of an engine: a draft folder selects its method, and the text stays the target's."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from paceline.core.request import METHODS as KNOWN
 from paceline.engine.start.proposers import default_methods, pick_method, prefill_tokens
 from paceline.engine.step.step import Schedule
 from paceline.speculation.drafts.drafts import Draft, depths
+from paceline.speculation.proposers.block import BlockProposer
 from paceline.speculation.proposers.eagle.eagle import EagleProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
 from paceline.speculation.proposers.model.draft_model import DraftModelProposer
@@ -19,6 +21,7 @@ from paceline.speculation.proposers.suffix import NgramProposer
 from tests.engine.start.test_build import engine, save_checkpoint, texts
 from tests.fakes import tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft
+from tests.public_heads import MASK, PUBLIC_HEADS
 
 METHODS = {
     "eagle": ("eagle", EagleProposer),
@@ -42,6 +45,29 @@ def test_a_draft_folder_selects_its_method(target: str, tmp_path: Path, kind: st
     assert isinstance(drafted.speculator.proposers[method], proposer)
     assert {*drafted.speculator.proposers, "pool"} == set(KNOWN) - (set(DRAFT_METHODS) - {method})
     assert drafted.status.snapshot().flags.method == method
+    assert texts(drafted, temperature=0.7) == expected
+    (traffic,) = drafted.status.snapshot().traffic
+    assert traffic.method == method
+    assert len(traffic.alphas) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "method", "proposer"),
+    [
+        ("speculators fc_norm", {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, "eagle", EagleProposer),
+        ("dflash", {"dflash_config": {"mask_token_id": MASK, "target_layer_ids": [-1, 0, 1]}}, "dflash", BlockProposer),
+        ("dspark", {"target_layer_ids": [-1, 1]}, "dflash", BlockProposer),
+        ("medusa", {}, "medusa", MedusaProposer),
+    ],
+)
+def test_a_published_head_selects_its_method(
+    target: str, tmp_path: Path, name: str, states: dict[str, Any], method: str, proposer: type
+) -> None:
+    head = PUBLIC_HEADS[name]()
+    draft = str(replace(head, config={**head.config, **states}).save(tmp_path / "head"))
+    expected = texts(engine(target, speculation={"enabled": False}), temperature=0.7)
+    drafted = engine(target, draft=draft, speculation={"depth": "fixed", "max_depth": 5})
+    assert isinstance(drafted.speculator.proposers[method], proposer)
     assert texts(drafted, temperature=0.7) == expected
     (traffic,) = drafted.status.snapshot().traffic
     assert traffic.method == method

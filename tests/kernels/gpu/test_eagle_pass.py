@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.cpu import native
+from paceline.kernels.formats.layout import AttentionLayout
+from paceline.models.heads.block.block import BlockModel, BlockRunner
 from paceline.models.heads.eagle.eagle import EagleModel
 from paceline.models.heads.eagle.eagle_forms import read_eagle
-from paceline.models.heads.eagle.eagle_gpu import gpu_eagle_forward, gpu_eagle_norm, gpu_eagle_states
+from paceline.models.heads.eagle.eagle_gpu import HeadOps, gpu_eagle_forward, gpu_eagle_norm, gpu_eagle_states
 from paceline.models.runner.runner import Span, build_inputs
 from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors
 from tests.kernels.gpu.cases import DEVICE
-from tests.public_heads import public_eagle, target
+from tests.public_heads import public_block, public_eagle, target
 
 pytestmark = pytest.mark.usefixtures("unrounded_drafts")
 
@@ -88,3 +90,31 @@ def two_passes(
     states = forward(model, fuse(model, joined), rows.tokens, rows.positions, rows.layout, cache)
     last = forward(model, states[2:3], after.tokens, after.positions, after.layout, cache)
     return [states, last, logits(model, last), *(values for layer in cache for values in layer)]
+
+
+@pytest.mark.parametrize("name", ["dflash", "speculators dspark"])
+def test_blocks_are_equal(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Context of two sequences, then a block of each."""
+    expected = block_pass(name, torch.device("cpu"))
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(native, "library", lambda: None)  # dense weights, as on a GPU
+        monkeypatch.setattr(BlockModel, "_ops", gpu_ops)
+    for computed, wanted in zip(block_pass(name, DEVICE), expected, strict=True):
+        torch.testing.assert_close(computed.cpu(), wanted, rtol=2e-3, atol=2e-3)
+
+
+def gpu_ops(model: BlockModel, positions: Tensor, layout: AttentionLayout) -> HeadOps:
+    return HeadOps.of(model.config.decoder, [(model.cos, model.sin)], positions, layout, model.device)
+
+
+def block_pass(name: str, device: torch.device) -> list[Tensor]:
+    model, draw = public_block(name, target(device.type)), torch.Generator().manual_seed(1)
+    runner, rows = BlockRunner(model, 5), model.config.block_size
+    states = {layer: torch.randn(24, 32, generator=draw).to(device) for layer in model.config.state_layers}
+    context = runner.forward([Span([3, 1], 0, [0] * 18, 0), Span([2], 0, [0] * 6, 0, range(4, 10))], states)
+    blocks = [
+        Span([3, 1], 18, [7] + [3] * (rows - 1), 0),
+        Span([2], 6, [5] + [3] * (rows - 1), 0, range(10, 10 + rows)),
+    ]
+    drafted = runner.draft(blocks)
+    return [context, drafted, *(values for layer in runner.cache for values in layer)]

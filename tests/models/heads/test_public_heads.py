@@ -16,22 +16,26 @@ from safetensors.torch import save_file
 
 from paceline.cli.doctor_checks import ModelSketch, _Weights, describe_draft
 from paceline.core.errors import PacelineError
+from paceline.core.request import SamplingParams
 from paceline.model_files.tokenizer.tokenizer import Tokenizer
 from paceline.models.drafts.load import DraftFolder, LoadedHead, load_draft, open_draft_folder
+from paceline.models.heads.block.block import BlockModel, BlockRunner
 from paceline.models.heads.eagle.eagle import EagleModel, EagleRunner
 from paceline.models.heads.medusa import MedusaModel
 from paceline.models.loading.load import LoadedModel
 from paceline.models.runner.runner import Span
-from tests.models.public_reference import eagle_logits, medusa_logits, token_ids
+from paceline.speculation.proposer import HiddenRows, SequenceProgress
+from paceline.speculation.proposers.block import BlockProposer
+from tests.models.public_reference import block_drafts, eagle_logits, medusa_logits, token_ids
 from tests.models.reference_heads import target_states
-from tests.public_heads import EAGLE_HEADS, MEDUSA_HEADS, PUBLIC_HEADS, D, PublicHead, V, target
+from tests.public_heads import BLOCK_HEADS, EAGLE_HEADS, MEDUSA_HEADS, PUBLIC_HEADS, D, PublicHead, V, target
 
 TARGET = target()
 IDS = [7, 3, 22, 9, 14, 39, 0, 5, 5, 8, 31, 17, 2, 6, 28, 11, 4, 13, 19]
 DRAFTED = 4
 
 
-def load(head: PublicHead, folder: Path) -> EagleModel | MedusaModel:
+def load(head: PublicHead, folder: Path) -> EagleModel | MedusaModel | BlockModel:
     found = open_draft_folder(head.save(folder))
     assert found is not None
     assert found.form == head.form
@@ -79,6 +83,33 @@ def test_medusa_heads_are_those_of_plain_torch(name: str, tmp_path: Path) -> Non
     torch.testing.assert_close(model.logits(last[-1:])[0], expected, rtol=2e-3, atol=2e-3)
     columns = torch.arange(expected.shape[1])
     assert model.vocabulary.tokens(columns).tolist() == (token_ids(head) or columns.tolist())
+
+
+@pytest.mark.usefixtures("unrounded_drafts")
+@pytest.mark.parametrize("name", BLOCK_HEADS)
+def test_blocks_are_those_of_plain_torch(name: str, tmp_path: Path) -> None:
+    """The proposer observes a prompt in two parts, drafts, and drafts again after three more tokens."""
+    head = BLOCK_HEADS[name]()
+    model = load(head, tmp_path / "head")
+    assert isinstance(model, BlockModel)
+    proposer, start = BlockProposer(BlockRunner(model, 4), 64), 0
+    for end, depth in ((9, 0), (16, 32), (19, 3)):
+        ids = IDS[:end]
+        inner, _ = target_states(TARGET, ids, head.states)
+        states = {layer: values[start : end - 1] for layer, values in inner.items()}
+        hidden, params = HiddenRows(start, states, None), SamplingParams(temperature=0.0)
+        proposer.observe([SequenceProgress(0, ids, depth, params, 0, 0, 5, "coupled", hidden=hidden)])
+        start = end - 1
+        if depth:
+            drafted = proposer.collect([0], 0.0).split()[0]
+            expected, logits = block_drafts(head, TARGET, ids)
+            assert list(drafted.tokens) == expected[:depth]
+            assert len(expected) == model.config.num_drafted
+            assert float((logits.topk(2).values @ torch.tensor([1.0, -1.0])).min()) > 1e-3  # no pick is close
+    free = proposer.num_free_blocks
+    assert free < 4
+    proposer.close([0])
+    assert proposer.num_free_blocks == 4
 
 
 class Code:
@@ -166,7 +197,10 @@ BAD_HEADS: dict[str, tuple[Callable[[Path], None], str]] = {
         "has 7 layers",
     ),
     "a state twice": (edited("speculators", eagle_aux_hidden_state_layer_ids=[1, 3, 3]), "each once"),
-    "another speculator": (edited("speculators", speculators_model_type="peagle"), "'peagle'; supported: eagle3"),
+    "another speculator": (
+        edited("speculators", speculators_model_type="peagle"),
+        "'peagle'; supported: eagle3, dflash, dspark",
+    ),
     "layer numbers of two meanings": (
         edited("sglang", eagle_aux_hidden_state_layer_ids=[0, 2, 4]),
         "outside eagle_config",
@@ -180,8 +214,8 @@ BAD_HEADS: dict[str, tuple[Callable[[Path], None], str]] = {
     "no vocabulary size": (edited("eagle3 pickle", draft_vocab_size=None), "has no draft_vocab_size"),
     "another vocabulary size": (edited("sglang", draft_vocab_size=23), "draft_vocab_size=23"),
     "another drafter": (
-        edited("sglang", architectures=["DFlashDraftModel"]),
-        "DFlashDraftModel, which is not supported",
+        edited("dflash", architectures=["DFlash2DraftModel"]),
+        "DFlash2DraftModel, which is not supported",
     ),
     "no map": (with_tensors("speculators", d2t=None), "has no d2t"),
     "a map out of range": (with_tensors("speculators", d2t=torch.full((24,), 39)), "outside the target's vocabulary"),
@@ -212,6 +246,17 @@ BAD_HEADS: dict[str, tuple[Callable[[Path], None], str]] = {
     "medusa with a map out of range": (
         with_tensors("medusa vllm", token_map=torch.arange(24) + 20),
         "outside the target",
+    ),
+    "no mask id": (edited("dspark", mask_token_id=None), "mask_token_id"),
+    "a mask id out of range": (edited("dspark", mask_token_id=V), "mask_token_id=40"),
+    "no block size": (edited("dflash", block_size=None), "block_size"),
+    "no states of a block": (edited("dflash", dflash_config={"mask_token_id": 3}), "target_layer_ids"),
+    "no layout": (edited("speculators dflash", sample_from_anchor=None), "lacks sample_from_anchor"),
+    "another Markov head": (edited("dspark", markov_head_type="lstm"), "'lstm', which is not supported"),
+    "a Markov head of another rank": (edited("dspark", markov_rank=9), r"markov_w1\.weight .* requires"),
+    "a Markov head in DFlash": (
+        with_tensors("dflash", markov_head__markov_w1__weight=torch.ones(V, 8)),
+        r"the weight markov_head\.markov_w1",
     ),
     "medusa with a missing head": (with_tensors("medusa", **{"1__2__weight": None}), r"has no weight lm_heads\.1"),
 }

@@ -29,6 +29,7 @@ from paceline.kv import blocks_for
 from paceline.models.device import MAX_GRAPH_ROWS
 from paceline.models.drafts import LoadedHead
 from paceline.models.families.spec import DecoderSpec
+from paceline.models.heads.block import BlockModel
 from paceline.models.heads.eagle import LANE_BLOCKS, EagleModel
 from paceline.models.loading import LoadedModel
 from paceline.policy.step import padded_size
@@ -399,9 +400,9 @@ def _kv_bytes(model: LoadedModel | LoadedHead, config: EngineConfig) -> int:
 def _row_bytes(model: LoadedModel | LoadedHead) -> int:
     """Hidden states of one scheduled token. The tables of a distilled draft have no layers."""
     if isinstance(model, LoadedHead):
-        if not isinstance(model.model, EagleModel):
+        if not isinstance(model.model, EagleModel | BlockModel):
             return 0
-        shape = model.model.config
+        shape = model.model.config.decoder
         return (6 * shape.hidden_size + 3 * shape.ffn_size) * model.model.dtype.itemsize
     if not model.config.layers:
         return 0
@@ -422,10 +423,12 @@ def _slot_bytes(limits: ResolvedLimits, shape: DecoderSpec) -> int:
 
 def _head_bytes(head: LoadedHead, limits: ResolvedLimits) -> int:
     """Hidden states that a head has yet to compute, and the cache of its branches."""
-    if not isinstance(head.model, EagleModel):
+    if not isinstance(head.model, EagleModel | BlockModel):
         return 0
     shape = head.model.config
     pending = PENDING_ROWS * len(shape.state_layers) * shape.state_size * head.model.dtype.itemsize
+    if isinstance(head.model, BlockModel):
+        return pending
     return pending + num_lanes(limits.max_num_seqs) * LANE_BLOCKS * BLOCK_SIZE * head.kv_bytes_per_token()
 
 

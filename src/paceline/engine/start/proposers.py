@@ -13,11 +13,13 @@ from paceline.kv import BlockTables
 from paceline.models import make_runner
 from paceline.models.drafts import LoadedHead
 from paceline.models.heads import proposable_ids
+from paceline.models.heads.block import BlockModel, BlockRunner
 from paceline.models.heads.eagle import EagleModel, EagleRunner
 from paceline.models.loading import LoadedModel
 from paceline.models.runner import ModelRunner
 from paceline.speculation import Proposer
 from paceline.speculation.proposers import (
+    BlockProposer,
     CombinedProposer,
     LookaheadProposer,
     MedusaProposer,
@@ -85,6 +87,8 @@ def head_proposer(
     if isinstance(head.model, EagleModel):
         runner = EagleRunner(head.model, num_blocks, num_lanes(limits.max_num_seqs))
         return "eagle", EagleProposer(runner, limits.max_batched_tokens, prefix_caching)
+    if isinstance(head.model, BlockModel):
+        return "dflash", BlockProposer(BlockRunner(head.model, num_blocks), limits.max_batched_tokens, prefix_caching)
     return "medusa", MedusaProposer(head.model)
 
 

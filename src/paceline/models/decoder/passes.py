@@ -73,11 +73,12 @@ def forward_layer(
     cache: LayerCache,
     ops: Ops[N],
     rows: Tensor | None = None,
+    attention: Ops[N] | None = None,
 ) -> tuple[Tensor, N]:
     """One layer. Returns the hidden states [T, D] after it, and the same after `next_norm`. With `rows`, it returns these rows
-    only; the keys and values of all rows are stored."""
+    only; the keys and values of all rows are stored. `attention` are the operations that attend, if their layout differs."""
     q = ops.project(normed, layer, cache)
-    attended = ops.attend(q, layer, cache)
+    attended = (attention or ops).attend(q, layer, cache)
     if rows is not None:
         attended, hidden = attended[rows], hidden[rows]
     hidden, normed = ops.add_attention(attended, layer, hidden)

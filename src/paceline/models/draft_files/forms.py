@@ -7,15 +7,18 @@ in a form that is unknown, or that two readers would read differently, is refuse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 from paceline.core.errors import UnsupportedModel
 from paceline.model_files import Metadata, read_json
 from paceline.models.draft_files.pickled import PickledWeights
 from paceline.models.weights import FolderWeights, Weights
 
-DraftKind = Literal["eagle", "medusa", "distilled"]
-DraftForm = Literal["paceline", "speculators", "sglang", "deepspec", "eagle3", "eagle1", "medusa", "medusa_vllm"]
+DraftKind = Literal["eagle", "medusa", "distilled", "block"]
+DraftForm = Literal[
+    "paceline", "speculators", "sglang", "deepspec", "eagle3", "eagle1", "medusa", "medusa_vllm",
+    "dflash", "dspark", "speculators_dflash", "speculators_dspark",
+]  # fmt: skip
 
 FORM_NAMES: Mapping[DraftForm, str] = {
     "paceline": "Paceline",
@@ -26,20 +29,29 @@ FORM_NAMES: Mapping[DraftForm, str] = {
     "eagle1": "SafeAILab EAGLE and EAGLE-2",
     "medusa": "Medusa",
     "medusa_vllm": "Medusa in the form of vLLM",
+    "dflash": "DFlash",
+    "dspark": "DSpark",
+    "speculators_dflash": "speculators DFlash",
+    "speculators_dspark": "speculators DSpark",
 }
+_SPECULATORS: Mapping[str, DraftForm] = {
+    "eagle3": "speculators",
+    "dflash": "speculators_dflash",
+    "dspark": "speculators_dspark",
+}
+"""Forms by `speculators_model_type`."""
 _ARCHITECTURES: Mapping[str, DraftForm] = {
     "LlamaForCausalLMEagle3": "sglang",
     "Qwen3Eagle3Model": "deepspec",
     "MedusaModel": "medusa_vllm",
+    "DFlashDraftModel": "dflash",
+    "Qwen3DSparkModel": "dspark",
+    "DSparkDraftModel": "dspark",
 }
-_OTHER_DRAFTS = (
-    "DFlashDraftModel",
-    "DFlash2DraftModel",
-    "Qwen3DSparkModel",
-    "DSparkDraftModel",
-    "MLPSpeculatorPreTrainedModel",
-)
+_OTHER_DRAFTS = ("DFlash2DraftModel", "MLPSpeculatorPreTrainedModel")
 """Architectures of drafts that are not supported."""
+_TRAINED: tuple[DraftKind, ...] = ("eagle", "medusa", "distilled")
+"""Kinds that `paceline train` makes."""
 _PICKLES = ("pytorch_model.bin", "medusa_lm_head.pt")
 
 
@@ -78,23 +90,29 @@ def recognize_draft(folder: Path) -> StoredDraft | None:
     config = read_json(path)
     if config.get("paceline_draft") is not None:
         kind: Any = config["paceline_draft"]
-        if kind not in get_args(DraftKind):
-            raise UnsupportedModel(
-                f"{folder} has a draft of kind {kind!r:.80}; supported: {', '.join(get_args(DraftKind))}"
-            )
+        if kind not in _TRAINED:
+            raise UnsupportedModel(f"{folder} has a draft of kind {kind!r:.80}; supported: {', '.join(_TRAINED)}")
         return StoredDraft("paceline", kind, config, folder)
     form = _published_form(folder, config)
     if form is None:
         return None
-    return StoredDraft(form, "medusa" if form.startswith("medusa") else "eagle", config, folder)
+    return StoredDraft(form, _kind(form), config, folder)
+
+
+def _kind(form: DraftForm) -> DraftKind:
+    if form.startswith("medusa"):
+        return "medusa"
+    return "block" if form.endswith(("dflash", "dspark")) else "eagle"
 
 
 def _published_form(folder: Path, config: Mapping[str, Any]) -> DraftForm | None:
     published = config.get("speculators_model_type")
     if published is not None:
-        if published != "eagle3":
-            raise UnsupportedModel(f"{folder} has a speculator of type {published!r:.80}; supported: eagle3")
-        return "speculators"
+        if published not in _SPECULATORS:
+            raise UnsupportedModel(
+                f"{folder} has a speculator of type {published!r:.80}; supported: {', '.join(_SPECULATORS)}"
+            )
+        return _SPECULATORS[published]
     found = config.get("architectures")
     architectures = [name for name in found if isinstance(name, str)] if isinstance(found, list) else []
     for name in architectures:

@@ -10,6 +10,8 @@ from paceline.kernels.formats.weights import Weight
 from paceline.models.draft_files.forms import FileWeights
 
 Shape = tuple[int, ...]
+_UNUSED = ("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
+"""Ends of the names of weights that only training reads, or that follow from config.json."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,11 +43,12 @@ class NamedWeights:
 def name_weights(
     source: str, stored: FileWeights, rename: Callable[[str], str], unused: Iterable[str] = ()
 ) -> NamedWeights:
-    """The weights as `rename` names them, without those that end with one of `unused`. `source` is the draft's name."""
+    """The weights as `rename` names them, without those that no draft reads and those that end with one of `unused`. `source`
+    is the draft's name."""
     names: dict[str, str] = {}
     for name in sorted(stored.names()):
         new = rename(name)
-        if new.endswith(tuple(unused)):
+        if new.endswith((*_UNUSED, *unused)):
             continue
         if new in names:
             raise UnsupportedModel(f"{source} has {names[new]} and {name}, which are the same weight: remove one")

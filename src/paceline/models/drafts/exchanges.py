@@ -19,12 +19,14 @@ from paceline.kernels.formats.packing import PackedWeight
 from paceline.kernels.formats.quantized import QuantizedWeight
 from paceline.models.decoder import DecoderModel, Layer
 from paceline.models.heads import DistilledModel, DraftVocabulary, MedusaModel
+from paceline.models.heads.block import BlockModel
 from paceline.models.heads.eagle import EagleModel
 
-AnyDraft = DecoderModel | EagleModel | MedusaModel
+AnyDraft = DecoderModel | EagleModel | MedusaModel | BlockModel
 KINDS: dict[type[Any], str] = {
     EagleModel: "an EAGLE head",
     MedusaModel: "Medusa heads",
+    BlockModel: "a block drafter",
     DistilledModel: "a distilled draft",
     DecoderModel: "a whole model",
 }
@@ -114,9 +116,9 @@ def _settings(current: AnyDraft, other: AnyDraft) -> Iterator[tuple[str, object,
         yield field.name, getattr(current.config, field.name), getattr(other.config, field.name)
     if not isinstance(current, MedusaModel) and not isinstance(other, MedusaModel):
         yield "the number format", current.dtype, other.dtype
-    if not isinstance(current, DistilledModel | EagleModel | MedusaModel):
+    if not isinstance(current, DistilledModel | EagleModel | MedusaModel | BlockModel):
         return
-    assert isinstance(other, DistilledModel | EagleModel | MedusaModel)
+    assert isinstance(other, DistilledModel | EagleModel | MedusaModel | BlockModel)
     sizes = [model.vocabulary.vocab_size if model.vocabulary.ids is None else len(model.vocabulary.ids)
              for model in (current, other)]  # fmt: skip
     yield "the number of tokens that it can propose", sizes[0], sizes[1]

@@ -1,4 +1,5 @@
-"""Loads trained drafts for a target from folders: an EAGLE head, Medusa heads or a distilled model.
+"""Loads trained drafts for a target from folders: an EAGLE head, a block drafter, Medusa heads or a distilled
+model.
 
 The form of a folder is Paceline's, in which a draft has no embedding or head of its own, or one of the published forms of heads
 (`draft_files/forms.py`). `check_draft` reads all that decides whether a head can be used, and no weights: what it accepts,
@@ -28,6 +29,7 @@ from paceline.models.draft_files import (
 )
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.heads import DistilledModel, MedusaConfig, MedusaModel, draft_ids, inner_width, read_medusa
+from paceline.models.heads.block import BlockConfig, BlockModel, read_block
 from paceline.models.heads.eagle import EagleConfig, EagleModel, read_eagle
 from paceline.models.loading import LoadedModel, build_model, open_checkpoint
 
@@ -111,7 +113,7 @@ class HeadDescription:
 
     name: str
     form: DraftForm
-    config: EagleConfig | MedusaConfig
+    config: EagleConfig | MedusaConfig | BlockConfig
     weights: NamedWeights
     """Its weights under the names of its loader."""
     num_proposed: int
@@ -137,6 +139,13 @@ class HeadDescription:
         if isinstance(shape, MedusaConfig):
             outputs = "an output matrix each" if shape.has_own_outputs else "the target's head"
             what = f"{shape.num_heads} heads of {shape.num_layers} layers, {outputs}"
+        elif isinstance(shape, BlockConfig):
+            states = ", ".join(map(str, shape.state_layers))
+            head = "" if shape.markov == "none" else f", a Markov head ({shape.markov}, rank {shape.markov_rank})"
+            what = (
+                f"{shape.decoder.num_layers} layers, blocks of {shape.block_size} rows for {shape.num_drafted} tokens, states "
+                f"{states} of the target, {owns}{head}"
+            )
         else:
             layers = f"{shape.decoder.num_layers} layer{'s' if shape.decoder.num_layers > 1 else ''}"
             states = ", ".join(map(str, shape.state_layers))
@@ -160,8 +169,14 @@ def describe_head(folder: DraftFolder, target: DecoderSpec) -> HeadDescription:
     """The description of a head for a target of this shape. Raises `UnsupportedModel` for a head that cannot be used, and
     `IncompatibleDraft` for that of another target. No weights are read."""
     source = folder.name, folder.form, folder.config, folder.weights, target
-    read = read_medusa if folder.kind == "medusa" else read_eagle
-    config, weights = read(*source)
+    config: EagleConfig | MedusaConfig | BlockConfig
+    match folder.kind:
+        case "medusa":
+            config, weights = read_medusa(*source)
+        case "block":
+            config, weights = read_block(*source)
+        case _:
+            config, weights = read_eagle(*source)
     ids = draft_ids(weights, target.vocab_size)
     num_proposed = target.vocab_size if ids is None else len(ids)
     asked = folder.config.get("draft_vocab_size")
@@ -178,7 +193,7 @@ class LoadedHead:
     """A draft that reads the target's hidden states."""
 
     name: str
-    model: EagleModel | MedusaModel
+    model: EagleModel | MedusaModel | BlockModel
 
     def kv_bytes_per_token(self) -> int:
         if isinstance(self.model, MedusaModel):
@@ -210,6 +225,8 @@ def load_draft(folder: DraftFolder, target: LoadedModel) -> LoadedHead | LoadedM
         if head is not None:
             if isinstance(head.config, MedusaConfig):
                 return LoadedHead(folder.name, MedusaModel(head.config, head.weights, target.model))
+            if isinstance(head.config, BlockConfig):
+                return LoadedHead(folder.name, BlockModel(head.config, head.weights, target.model))
             return LoadedHead(folder.name, EagleModel(head.config, head.weights, target.model))
         model = DistilledModel(folder.config, folder.weights, target.model)
     return LoadedModel(folder.name, model.config, model, target.tokenizer)

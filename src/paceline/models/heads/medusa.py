@@ -97,7 +97,7 @@ def read_medusa(
     """The description of the heads `source` and their weights under the names of the loader. Published configurations may name
     another number of heads than the file has, so they are counted in the file."""
     fields = Metadata(f"config.json of {source}", config)
-    weights = name_weights(source, stored, _RENAMES[form], ("t2d",))
+    weights = name_weights(source, stored, _RENAMES[form])
     names, width = weights.names(), target.hidden_size
     if form == "paceline":
         shape = MedusaConfig(fields.count("num_heads", MAX_HEADS), fields.count("hidden_size", 1 << 20))

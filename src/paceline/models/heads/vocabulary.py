@@ -14,14 +14,16 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.cpu import native
 from paceline.kernels.formats.linear import LinearWeight
 from paceline.kernels.formats.quantized import QuantizedWeight, quantize
-from paceline.kernels.formats.weights import GROUPS, Dense, Grouped, Weight
+from paceline.kernels.formats.weights import GROUPS, Dense, Grouped, Weight, concat
 from paceline.kernels.linear import embedding_rows, linear, prepare
-from paceline.models.decoder import DecoderModel
+from paceline.models.decoder import DecoderModel, Layer
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.weights import Weights
 
 Bits = Literal[4, 8]
 """Bits of a weight value of a draft on a CPU."""
+HEAD_BITS: Bits = 4
+"""Bits of an EAGLE head and of a block drafter on a CPU, where a pass takes about as long as reading them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,6 +142,41 @@ def prepare_draft(weight: Weight, device: torch.device, dtype: torch.dtype, bits
         values = weight.values.float()
         return prepare(four_bits(values) if bits == 4 else quantize(values, "int8"), device, dtype)
     return prepare(weight, device, dtype)
+
+
+class HeadLoader:
+    """Loads the weights of a head to its target's device, in its target's dtype."""
+
+    def __init__(self, weights: Weights, target: DecoderModel) -> None:
+        self._weights, self._target = weights, target
+        self.device, self.dtype = target.device, target.dtype
+
+    def vocabulary(self, width: int) -> DraftVocabulary:
+        return DraftVocabulary.of(self._target, self._weights, width, HEAD_BITS)
+
+    def embedding(self, width: int) -> LinearWeight:
+        """The head's own embedding, or the target's."""
+        has_own = "embed_tokens.weight" in self._weights.names()
+        return self.matrix("embed_tokens.weight") if has_own else embedding_for(self._target, width)
+
+    def matrix(self, *names: str) -> LinearWeight:
+        """The matrices `names` joined by rows."""
+        parts = [self._weights.matrix(name) for name in names]
+        return prepare_draft(concat(parts), self.device, self.dtype, HEAD_BITS)
+
+    def vector(self, *names: str) -> Tensor:
+        return torch.cat([self._weights.vector(name) for name in names]).to(self.device, self.dtype)
+
+    def layer(self, decoder: DecoderSpec, number: int, has_input_norm: bool = True) -> Layer:
+        """A layer, without its input norm if another part of the head has it, or the head has none."""
+        found: dict[str, LinearWeight | Tensor] = {}
+        for piece in decoder.pieces(number):
+            names = [f"layers.{number}.{tensor.name}" for tensor in piece.tensors]
+            if piece.is_matrix:
+                found[piece.attribute] = self.matrix(*names)
+            elif has_input_norm or piece.attribute != "input_norm":
+                found[piece.attribute] = self.vector(*names)
+        return Layer(decoder, number, found)
 
 
 def four_bits(values: Tensor) -> Grouped:

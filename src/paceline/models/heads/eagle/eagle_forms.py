@@ -8,19 +8,14 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.core.errors import IncompatibleDraft, UnsupportedModel
+from paceline.core.errors import UnsupportedModel
 from paceline.model_files import Metadata
 from paceline.models.draft_files import DraftForm, FileWeights, NamedWeights, check_shapes, name_weights
 from paceline.models.families.flat import flat_spec
-from paceline.models.families.read import read_config
-from paceline.models.families.rope import rope_from_hf
 from paceline.models.families.spec import DecoderSpec
-from paceline.models.heads import draft_ids
+from paceline.models.heads import read_layers, table_shapes
 from paceline.models.heads.eagle.eagle_weights import EagleConfig, StateNorm
 
-_UNUSED = ("t2d", "rotary_emb.inv_freq", "verifier_norm.weight", "verifier_lm_head.weight")
-"""Ends of the names of weights that only training reads, or that follow from config.json."""
-_TABLES = ("embed_tokens.weight", "lm_head.weight", "d2t")
 _OLD_NAMES = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
 _MODEL_OPT = {
     "use_aux_hidden_state": True,
@@ -38,7 +33,7 @@ def read_eagle(
     """The description of the head `source` and its weights under the names of `EagleConfig.tensors`. No weight is read but the
     vocabulary map. Raises `UnsupportedModel` for a head that cannot be used, and `IncompatibleDraft` for another target's."""
     fields = Metadata(f"config.json of {source}", config)
-    unused = (*_UNUSED, *_TABLES[:2]) if form == "eagle1" else _UNUSED
+    unused = ("embed_tokens.weight", "lm_head.weight") if form == "eagle1" else ()
     weights = name_weights(source, stored, _Names(form), unused)
     match form:
         case "paceline":
@@ -46,13 +41,13 @@ def read_eagle(
         case "speculators":
             shape = _speculators(fields, weights, target)
         case "sglang":
-            shape = _sglang(fields, _layers(config, weights, target), target)
+            shape = _sglang(fields, read_layers(config, weights, target), target)
         case "deepspec":
-            shape = _deepspec(fields, _layers(config, weights, target))
+            shape = _deepspec(fields, read_layers(config, weights, target))
         case "eagle3":
-            shape = EagleConfig(_default_layers(target), _layers(config, weights, target), _state_size(fields))
+            shape = EagleConfig(_default_layers(target), read_layers(config, weights, target), _state_size(fields))
         case _:
-            shape = _eagle1(fields, _layers(config, weights, target), target)
+            shape = _eagle1(fields, read_layers(config, weights, target), target)
     missing = [layer for layer in shape.state_layers if not 0 <= layer <= target.num_layers]
     if missing:
         raise UnsupportedModel(
@@ -60,7 +55,8 @@ def read_eagle(
         )
     if form == "sglang" and "lm_head.weight" not in weights.names() and fields.flag("tie_word_embeddings", False):
         weights = _tied(source, weights, target)
-    check_shapes(source, weights, shape.tensors() | _tables(source, shape, weights, target))
+    tables = table_shapes(source, shape.hidden_size, shape.state_size, weights, target)
+    check_shapes(source, weights, shape.tensors() | tables)
     return shape, weights
 
 
@@ -106,7 +102,7 @@ def _speculators(fields: Metadata, weights: NamedWeights, target: DecoderSpec) -
             "config.json lacks norm_before_residual: both values are in use, add the one the head was trained with"
         )
     fields.section("transformer_layer_config")  # refuses a value of another type
-    decoder = _layers(fields.raw("transformer_layer_config") or {}, weights, target)
+    decoder = read_layers(fields.raw("transformer_layer_config") or {}, weights, target)
     return EagleConfig(
         fields.token_ids("eagle_aux_hidden_state_layer_ids") or _default_layers(target),
         decoder,
@@ -149,40 +145,6 @@ def _eagle1(fields: Metadata, decoder: DecoderSpec, target: DecoderSpec) -> Eagl
     return EagleConfig(last, decoder, decoder.hidden_size, 1, state_norm="final", has_fc_bias=has_bias)
 
 
-def _layers(config: Mapping[str, Any], weights: NamedWeights, target: DecoderSpec) -> DecoderSpec:
-    """The layers of a head from keys in the form of Hugging Face. Layers of the type qwen3 have norms of heads."""
-    names, fields = weights.names(), Metadata("config.json of the draft", config)
-    kind = "qwen3" if "layers.0.self_attn.q_norm.weight" in names else "llama"
-    if fields.text("model_type", kind) != kind:
-        raise UnsupportedModel(
-            f"config.json has layers of the type {fields.text('model_type')[:40]!r}, and the weights are those of {kind}; "
-            "supported: llama and qwen3"
-        )
-    kinds = fields.array("layer_types", str) if "layer_types" in fields else []
-    if "sliding_attention" in kinds or fields.flag("use_sliding_window", False):
-        raise UnsupportedModel(
-            "config.json has layers of the type sliding_attention, which a head is not supported with"
-        )
-    shape = read_config({**config, "model_type": kind})
-    theta, scaling = rope_from_hf(config)
-    return flat_spec(
-        architecture="llama",
-        vocab_size=target.vocab_size,
-        hidden_size=shape.hidden_size,
-        num_layers=shape.num_layers,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        ffn_size=shape.ffn_size,
-        rms_eps=shape.rms_eps,
-        rope_theta=theta,
-        max_position=target.max_position,
-        rope_scaling=scaling,
-        attention_bias="layers.0.self_attn.q_proj.bias" in names,
-        qk_norm=kind == "qwen3",
-    )
-
-
 def _default_layers(target: DecoderSpec) -> tuple[int, ...]:
     """The states of a head that names none."""
     return 2, target.num_layers // 2, target.num_layers - 3
@@ -214,43 +176,3 @@ def _tied(source: str, weights: NamedWeights, target: DecoderSpec) -> NamedWeigh
     if not target.tie_embeddings:
         raise UnsupportedModel(f"{source} has tie_word_embeddings and neither lm_head.weight nor embed_tokens.weight")
     return weights
-
-
-def _tables(source: str, shape: EagleConfig, weights: NamedWeights, target: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Shapes of the embedding, the head and the vocabulary map that the file has."""
-    names, width, found = weights.names(), shape.hidden_size, dict[str, tuple[int, ...]]()
-    if shape.state_size != target.hidden_size:
-        raise IncompatibleDraft(
-            f"{source} was trained for a target of hidden size {shape.state_size}, and this target has "
-            f"{target.hidden_size}: train a draft for it with `paceline train`"
-        )
-    for name in _TABLES[:2]:
-        if name not in names and width != target.hidden_size:
-            raise UnsupportedModel(f"{source} has no {name}, and its hidden size {width} is not that of the target")
-    if "embed_tokens.weight" in names:
-        rows = _rows(weights, "embed_tokens.weight")
-        if rows != target.vocab_size:
-            raise IncompatibleDraft(
-                f"{source} was trained for a target of {rows} tokens, and this target has {target.vocab_size}: train a "
-                "draft for it with `paceline train`"
-            )
-        found["embed_tokens.weight"] = rows, width
-    ids = draft_ids(weights, target.vocab_size)
-    if ids is not None:
-        found["d2t"] = (len(ids),)
-    if "lm_head.weight" in names:
-        rows = _rows(weights, "lm_head.weight")
-        if ids is None and rows != target.vocab_size:
-            raise UnsupportedModel(
-                f"{source} has no d2t, which says what tokens the {rows} rows of its lm_head.weight are; the target has "
-                f"{target.vocab_size} tokens"
-            )
-        found["lm_head.weight"] = target.vocab_size if ids is None else len(ids), width
-    return found
-
-
-def _rows(weights: NamedWeights, name: str) -> int:
-    shape = weights.shape(name)
-    if len(shape) != 2:
-        raise UnsupportedModel(f"{name} of the draft has the shape {shape}: expected a matrix")
-    return shape[0]

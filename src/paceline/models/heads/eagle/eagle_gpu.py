@@ -15,6 +15,7 @@ from paceline.kernels.gpu.products import product
 from paceline.kernels.gpu.rms_norm import rms_norm
 from paceline.kernels.gpu.speculation.join_norms import join_norms
 from paceline.models.decoder import FusedGpuOps, Layer, forward_layer
+from paceline.models.families.spec import DecoderSpec
 from paceline.models.heads.eagle.eagle_weights import EagleWeights
 
 GpuStates = Normed | Tensor
@@ -58,7 +59,7 @@ def gpu_eagle_pass(
     """Returns the states [T, D], and the same states as the head's product reads them. Earlier passes have cached the first
     `first_row` rows of each sequence's tree."""
     plan = plan or plan_eagle(model, len(tokens), len(layout.context_lens))
-    ops = _HeadOps([(model.cos, model.sin)], model.config.rms_eps, positions, layout, plan, first_row=first_row)
+    ops = HeadOps([(model.cos, model.sin)], model.config.rms_eps, positions, layout, plan, first_row=first_row)
     hidden, joined = _enter(model, states, rows, tokens)
     normed: GpuStates = joined
     for layer, next_norm, of_layer in zip(model.layers, model.norms_after, cache, strict=True):
@@ -68,8 +69,23 @@ def gpu_eagle_pass(
     return hidden, gpu_eagle_norm(model, hidden)
 
 
-class _HeadOps(FusedGpuOps):
+class HeadOps(FusedGpuOps):
     """The operations of a head. Its layouts in graph steps have no slots: the kernel that rotates finds them."""
+
+    @classmethod
+    def of(
+        cls,
+        decoder: DecoderSpec,
+        rotary: Sequence[tuple[Tensor, Tensor]],
+        positions: Tensor,
+        layout: AttentionLayout,
+        device: torch.device,
+    ) -> "HeadOps":
+        """The operations of one pass, with a plan of its own."""
+        rows, sequences, longest = len(positions), len(layout.context_lens), len(rotary[0][0]) + MAX_TREE_ROWS
+        heads = decoder.num_heads, decoder.num_kv_heads, decoder.head_dim
+        plan = attention_plan(rows, sequences, -(-rows // sequences), *heads, longest, device)
+        return cls(rotary, decoder.rms_eps, positions, layout, plan)
 
     def project(self, normed: GpuStates, layer: Layer, cache: tuple[Tensor, Tensor]) -> Tensor:
         if isinstance(normed, Tensor):

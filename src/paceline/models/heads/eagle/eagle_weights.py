@@ -9,21 +9,17 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.formats.linear import LinearWeight
-from paceline.kernels.formats.weights import concat
 from paceline.kernels.linear import linear
 from paceline.kernels.rms_norm import rms_norm
 from paceline.kernels.rope import rotary_table
-from paceline.models.decoder import DecoderModel, Layer
+from paceline.models.decoder import DecoderModel
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.families.tensors import layer_tensors
-from paceline.models.heads import Bits, DraftVocabulary, embedding_for, prepare_draft
+from paceline.models.heads import HeadLoader
 from paceline.models.weights import Weights
 
 StateNorm = Literal["none", "each", "joined", "final"]
 """The norm of the target's states: none, one for each state, one for all states joined, or the target's final norm."""
-
-CPU_BITS: Bits = 4
-"""Bits of the weights on a CPU, where a level of drafts takes about as long as reading them."""
 
 MAX_STATES, MAX_LAYERS = 16, 16
 """Most hidden states that a head reads, and most layers; published heads read up to 5 and have up to 4."""
@@ -104,27 +100,24 @@ class EagleWeights:
     def __init__(self, config: EagleConfig, weights: Weights, target: DecoderModel) -> None:
         """`weights` have the names and shapes of `config.tensors()`."""
         self.config, self.device, self.dtype = config, target.device, target.dtype
-        self.vocabulary = DraftVocabulary.of(target, weights, config.hidden_size, CPU_BITS)
-        self._weights = weights
-
-        has_embedding = "embed_tokens.weight" in weights.names()
-        width = config.hidden_size
-        self.embedding = self._matrix("embed_tokens.weight") if has_embedding else embedding_for(target, width)
-        self.fc = self._matrix("fc.weight")
-        self.fc_bias = self._vector("fc.bias") if config.has_fc_bias else None
-        self.state_norms = [self._vector(name) for name in config.norm_names()]
+        load, width = HeadLoader(weights, target), config.hidden_size
+        self.vocabulary, self.embedding = load.vocabulary(width), load.embedding(width)
+        self.fc = load.matrix("fc.weight")
+        self.fc_bias = load.vector("fc.bias") if config.has_fc_bias else None
+        self.state_norms = [load.vector(name) for name in config.norm_names()]
         self._state_eps = config.rms_eps
         if config.state_norm == "final":
             final = target.norms_after[-1]
             assert final is not None
             self.state_norms, self._state_eps = [final], target.config.rms_eps
-        self.layers = [Layer(config.decoder, i, self._layer(i)) for i in range(config.decoder.num_layers)]
+        numbers = range(config.decoder.num_layers)
+        self.layers = [load.layer(config.decoder, i, has_input_norm=i > 0) for i in numbers]
         """The layers. The input of the first is the embedding and the state, both normed, or what `fc` makes of the two."""
         if config.version == 3:
-            self.input_norm = self._vector("layers.0.input_layernorm.weight")
+            self.input_norm = load.vector("layers.0.input_layernorm.weight")
             """The norm of the embedding."""
-            self.hidden_norm = self._vector("layers.0.hidden_norm.weight")
-            self.final_norm = self._vector("norm.weight")
+            self.hidden_norm = load.vector("layers.0.hidden_norm.weight")
+            self.final_norm = load.vector("norm.weight")
         else:  # a pass always computes a norm after its last layer; here nothing reads it
             self.final_norm = torch.ones(width, dtype=self.dtype, device=self.device)
         self.weight_bytes = self.fc.nbytes + sum(m.nbytes for layer in self.layers for m in layer.matrices)
@@ -164,22 +157,3 @@ class EagleWeights:
         elif self.state_norms:
             joined = norm(joined, self.state_norms[0], self._state_eps)
         return joined if self.config.version == 1 else product(joined, self.fc)
-
-    def _layer(self, number: int) -> dict[str, LinearWeight | Tensor]:
-        """Weights of a layer by attribute."""
-        found: dict[str, LinearWeight | Tensor] = {}
-        for piece in self.config.decoder.pieces(number):
-            names = [f"layers.{number}.{tensor.name}" for tensor in piece.tensors]
-            if piece.is_matrix:
-                found[piece.attribute] = self._matrix(*names)
-            elif number or piece.attribute != "input_norm":  # the head has that of the first layer
-                found[piece.attribute] = self._vector(*names)
-        return found
-
-    def _matrix(self, *names: str) -> LinearWeight:
-        """The matrices `names` joined by rows."""
-        parts = [self._weights.matrix(name) for name in names]
-        return prepare_draft(concat(parts), self.device, self.dtype, CPU_BITS)
-
-    def _vector(self, *names: str) -> Tensor:
-        return torch.cat([self._weights.vector(name) for name in names]).to(self.device, self.dtype)

@@ -1,4 +1,4 @@
-"""The cache of an EAGLE head: the committed tokens of every sequence, combined with the target's hidden states.
+"""The cache of an EAGLE head or a block drafter: committed tokens of every sequence, with the target's hidden states.
 
 `PendingStates` keeps, in bounded memory, hidden states that a proposer observed and has not computed yet.
 """
@@ -14,6 +14,7 @@ from paceline.core.sequence import BLOCK_SIZE
 from paceline.kv import BlockTables
 from paceline.models.decoder import HiddenStates
 from paceline.models.device import StreamTimer
+from paceline.models.heads.block import BlockRunner
 from paceline.models.heads.eagle import EagleRunner
 from paceline.models.runner import Span
 from paceline.speculation import DraftWeights, HiddenRows, SequenceProgress
@@ -184,7 +185,7 @@ class EagleCache:
     """A cached slot depends on the tokens up to the one after it. The prefix keys of its blocks are therefore those of the
     tokens shifted by one; the first token is part of the salt."""
 
-    def __init__(self, runner: EagleRunner, max_rows: int, prefix_caching: bool) -> None:
+    def __init__(self, runner: EagleRunner | BlockRunner, max_rows: int, prefix_caching: bool) -> None:
         """`max_rows` is the most committed tokens that one call computes."""
         self.sequences: dict[int, EagleSequence] = {}
         self.pending = PendingStates()
