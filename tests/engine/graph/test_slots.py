@@ -7,11 +7,16 @@ import torch
 
 from paceline.core.request import SamplingParams, SpeculationParams
 from paceline.core.sequence import Sequence, Status
+from paceline.engine.graph.inflight import add_scores
 from paceline.engine.graph.slot_params import Slot, SlotParams, fits_slot
 from paceline.engine.graph.slots import DeviceSlots, SlotTable
+from paceline.engine.step.step import SequenceResult
 from paceline.kernels.gpu.speculation.edits import IN_PROMPT
+from paceline.kernels.gpu.speculation.scores import COLUMNS, score_rows, score_scratch, score_tokens
+from paceline.speculation.verification.verification import PLAIN, Verdict
 
 CPU = torch.device("cpu")
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GREEDY, SAMPLED = SamplingParams(temperature=0.0), SamplingParams(temperature=0.5, seed=1)
 CUT = SamplingParams(temperature=0.5, top_k=3, seed=1)
 
@@ -113,6 +118,26 @@ def test_lists_that_a_slot_cannot_hold() -> None:
     assert not fits_slot(SamplingParams(min_tokens=1, blocked_ids=tuple(range(65))), 1000)
     assert fits_slot(SamplingParams(blocked_ids=tuple(range(65))), 1000)
     assert not fits_slot(SamplingParams(min_tokens=1, blocked_ids=tuple(range(8))), 8)
+
+
+def test_log_probabilities_go_to_the_sequences_that_want_them() -> None:
+    logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
+    tokens, wanted, first_rows = [(3, 4), (5,), (7,)], (5, None, 2), [0, 2, 4]
+    scored = torch.zeros(6, COLUMNS, dtype=torch.int32)
+    picked = torch.tensor([3, 4, 5, -1, 7, -1]).to(DEVICE)
+    number = torch.tensor([5], dtype=torch.int32, device=DEVICE)
+    on_device = scored.to(DEVICE)
+    rows, scratch = torch.arange(6, device=DEVICE), score_scratch(6, 40, DEVICE)
+    score_tokens(logits.to(DEVICE), rows, picked, number, 6, scratch, on_device)
+    results = []
+    for i, some in enumerate(tokens):
+        asking = replace(sequence(i), sampling=replace(GREEDY, logprobs=wanted[i]))
+        results.append(SequenceResult(asking, 1, Verdict((), some, PLAIN)))
+    results.append(SequenceResult(replace(sequence(9), sampling=replace(GREEDY, logprobs=1)), 8, None))
+    add_scores(results, [*first_rows, 6], on_device.cpu())
+    assert results[0].scores == tuple(score_rows(logits[:2].to(DEVICE), [3, 4], 5))
+    assert results[2].scores == tuple(score_rows(logits[4:5].to(DEVICE), [7], 2))
+    assert results[1].scores is results[3].scores is None
 
 
 def test_batches_of_all_sizes_share_one_memory() -> None:

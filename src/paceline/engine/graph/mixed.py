@@ -12,7 +12,7 @@ from paceline.core.clock import Clock
 from paceline.core.output import StepTimes
 from paceline.core.sequence import BLOCK_SIZE, Sequence, Status
 from paceline.engine.graph.drafter import DraftShape
-from paceline.engine.graph.inflight import StepBuffers, chain_path, origins, scores_of
+from paceline.engine.graph.inflight import StepBuffers, add_scores, chain_path, origins
 from paceline.engine.graph.slot_params import WARM_UP_ALL, WARM_UP_SAMPLING, Slot
 from paceline.engine.graph.slots import DeviceSlots, sample
 from paceline.engine.step.step import Scheduled, SequenceResult, StepResult
@@ -119,7 +119,7 @@ class InflightMixed:
         """Wait for the step. Sequences that ended while it was in flight are left out."""
         committed, first_tokens = self.wait()
         results, context, running, first = [], 0, Status.RUNNING, iter(first_tokens)
-        scores, row = self.buffers.scores if self.is_scored else None, 0
+        first_rows, row = list[int](), 0
         for (_, sequence, limit), padded in zip(self.decoding, committed, strict=True):
             if sequence.status is running:
                 context += len(sequence.ids)
@@ -127,17 +127,18 @@ class InflightMixed:
                 accepted = len(tokens) - 1
                 kinds = origins(accepted, accepted == limit) if limit else PLAIN
                 verdict = Verdict(chain_path(accepted), tokens, kinds)
-                own = scores_of(sequence, tokens, None if scores is None else scores[row:])
-                results.append(SequenceResult(sequence, 1, verdict, limit, limit, limit, scores=own))
+                results.append(SequenceResult(sequence, 1, verdict, limit, limit, limit))
+                first_rows.append(row)
             row += len(padded)
         for prompt in self.prompts:
-            sequence, ended, own = prompt.item.sequence, None, None
-            if prompt.slot is not None:
-                ended = Verdict((), (next(first),), PLAIN)
-                own = scores_of(sequence, ended.tokens, None if scores is None else scores[row:])
-                row += 1
+            sequence = prompt.item.sequence
+            ended = None if prompt.slot is None else Verdict((), (next(first),), PLAIN)
             if sequence.status is running:
-                results.append(SequenceResult(sequence, prompt.item.num_tokens, ended, scores=own))
+                results.append(SequenceResult(sequence, prompt.item.num_tokens, ended))
+                first_rows.append(row)
+            row += ended is not None
+        if self.is_scored:
+            add_scores(results, first_rows, self.buffers.scores)
         begun, buffers, now = self.begun, self.buffers, clock.now()
         draft_seconds = self.draft_seconds
         verify_seconds = buffers.end.seconds_since(begun.drafted)

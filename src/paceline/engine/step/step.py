@@ -114,6 +114,11 @@ class SequenceResult(NamedTuple):
     """Log-probabilities of the tokens of the verdict, if a graph step computed them."""
 
     @property
+    def tokens(self) -> tuple[int, ...]:
+        """The tokens of the verdict."""
+        return self.verdict.tokens if self.verdict is not None else ()
+
+    @property
     def accepted(self) -> int:
         return len(self.verdict.path) if self.verdict is not None else 0
 
