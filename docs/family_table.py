@@ -32,6 +32,7 @@ NAMES = {
     "deepseek_v3": "DeepSeek V3, R1",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3, text part",
+    "gemma4_text": "Gemma 4 31B, text part",
     "glm4": "GLM-4",
     "glm4_moe": "GLM-4.5, GLM-4.6",
     "glm4_moe_lite": "GLM-4.7-Flash",

@@ -31,6 +31,7 @@ def resized(spec: DecoderSpec, vocab_size: int, hidden_size: int, head_dim: int,
             num_rotated=None
             if turning.num_rotated is None
             else turning.num_rotated * head_dim // turning.size // 2 * 2,
+            exponent_width=None if turning.exponent_width is None else head_dim,
             scaling=None if isinstance(turning.scaling, FrequencyFactors) else turning.scaling,
         )
         for turning in spec.rotary
@@ -43,7 +44,10 @@ def _resized_heads(heads: Heads, head_dim: int) -> Heads:
     if latent is not None:
         rotated = latent.num_rotated * head_dim // heads.head_dim // 2 * 2
         latent = replace(latent, num_rotated=rotated, value_dim=latent.value_dim * head_dim // heads.head_dim)
-    return replace(heads, head_dim=head_dim, latent=latent)
+    own = heads.own
+    if own is not None:
+        own = replace(own, head_dim=own.head_dim * head_dim // heads.head_dim)
+    return replace(heads, head_dim=head_dim, latent=latent, own=own)
 
 
 def with_heads(spec: DecoderSpec, **changes: Any) -> DecoderSpec:

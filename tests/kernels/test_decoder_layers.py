@@ -58,7 +58,7 @@ def test_one_call_has_the_bits_of_many(family: str, tmp_path: Path) -> None:
 
 
 NATIVE_PARTS = {
-    **dict.fromkeys(("ministral3", "deepseek-v3"), (False, False)),
+    **dict.fromkeys(("ministral3", "deepseek-v3", "gemma4"), (False, False)),
     **dict.fromkeys(("gemma2", "gemma3", "granite", "granite4"), (True, False)),
 }
 """Whether all layers, and a whole pass, are a native call, where not both are."""

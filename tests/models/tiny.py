@@ -7,6 +7,7 @@ from transformers import (
     DeepseekV3Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
@@ -144,6 +145,17 @@ FAMILIES = {
         position_embedding_type="rope",
         mamba_n_heads=4,
     ),
+    "gemma4": lambda: Gemma4TextConfig(
+        **_SHAPE | {"tie_word_embeddings": True},
+        head_dim=16,
+        global_head_dim=32,
+        num_global_key_value_heads=1,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        final_logit_softcapping=2.0,
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+    ),
     "gpt-oss": lambda: GptOssConfig(
         **_SHAPE,
         head_dim=32,
@@ -203,9 +215,10 @@ def spec(row: str) -> DecoderSpec:
     return read_config(FAMILIES[row]().to_dict())
 
 
-def scoring_biases(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
+def uncounted_weights(model: PreTrainedModel) -> list[tuple[str, torch.Tensor]]:
     """Weights that transformers does not count as parameters."""
-    return [(name, bias) for name, bias in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    kinds = "e_score_correction_bias", "layer_scalar"
+    return [(name, weight) for name, weight in model.named_buffers() if name.endswith(kinds)]
 
 
 def build(family: str, **changes: object) -> PreTrainedModel:
@@ -217,7 +230,7 @@ def build(family: str, **changes: object) -> PreTrainedModel:
     config = type(config)(**config.to_dict() | changes)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
-        for name, weight in (*model.named_parameters(), *scoring_biases(model)):
+        for name, weight in (*model.named_parameters(), *uncounted_weights(model)):
             if weight.dim() == 1:
                 is_centred = name.endswith(("bias", "sinks")) or has_shifted_norms
                 weight.copy_(torch.randn_like(weight) * 0.3 + (0.0 if is_centred else 1.0))

@@ -87,15 +87,20 @@ RopeScaling = LinearScaling | Llama3Scaling | FrequencyFactors | YarnScaling
 
 
 def rotary_table(
-    head_dim: int, theta: float, scaling: RopeScaling | None, num_positions: int, num_rotated: int | None = None
+    head_dim: int,
+    theta: float,
+    scaling: RopeScaling | None,
+    num_positions: int,
+    num_rotated: int | None = None,
+    exponent_width: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """cos, sin: [num_positions, head_dim / 2] float32. With `num_rotated`, the pairs after the first `num_rotated / 2` do not
-    turn: their cosine is 1 and their sine is 0, so that a rotation keeps their bits."""
+    turn: their cosine is 1 and their sine is 0, so that a rotation keeps their bits. `exponent_width` is as in `Rotary`."""
     width = head_dim if num_rotated is None else num_rotated
     cos, sin = torch.ones(num_positions, head_dim // 2), torch.zeros(num_positions, head_dim // 2)
     if width == 0:
         return cos, sin
-    frequencies = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    frequencies = theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / (exponent_width or width))
     if scaling is not None:
         frequencies = scaling(frequencies)
     magnitude = 1.0 if scaling is None else scaling.magnitude

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 from paceline.models.decoder.forward import DecoderModel
 from paceline.models.weights.safetensors import open_folder
 from tests.models.paged import PagedRunner, relative_error
-from tests.models.tiny import FAMILIES, build, scoring_biases
+from tests.models.tiny import FAMILIES, build, uncounted_weights
 
 TOLERANCE = 1e-4
 IDS = torch.randint(0, 160, (2, 40), generator=torch.Generator().manual_seed(1))
@@ -21,8 +21,8 @@ def pair(
     folder = tmp_path_factory.mktemp(request.param)
     reference.save_pretrained(folder)
     checkpoint = open_folder(folder)
-    biases = sum(bias.numel() for _, bias in scoring_biases(reference))
-    assert checkpoint.config.num_parameters == reference.num_parameters() + biases
+    uncounted = sum(weight.numel() for _, weight in uncounted_weights(reference))
+    assert checkpoint.config.num_parameters == reference.num_parameters() + uncounted
     return reference, DecoderModel(checkpoint.config, checkpoint.weights, torch.device("cpu"), torch.float32)
 
 

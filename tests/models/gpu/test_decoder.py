@@ -11,7 +11,7 @@ from paceline.kernels.formats.linear import DenseWeight
 from paceline.kernels.gpu import linear
 from paceline.models.decoder import gpu_ops as gpu_decoder
 from paceline.models.decoder.gpu_ops import gpu_forward
-from paceline.models.families.layers import DenseFeedForward, Heads, Latent, LayerSpec, QueryScale
+from paceline.models.families.layers import DenseFeedForward, Heads, Latent, LayerSpec, OwnHeads, QueryScale
 from paceline.models.families.spec import DecoderSpec
 from paceline.models.runner import runner as runner_module
 from paceline.models.runner.runner import BatchInputs, ModelRunner, Span, build_inputs
@@ -100,6 +100,7 @@ _OF_HEADS = {
     "has_joined_qk_norm": True,
     "query_scale": QueryScale(0.5, 8),
     "latent": Latent(None, 32, 8, 16),
+    "own": OwnHeads(1, 8, True),
 }
 _FUSED = {"num", "num_kv", "head_dim", "score_scale", "has_bias", "has_sinks", "score_cap"}
 """What the fused kernels compute, or leave to the kernel of attention, which all models have."""
@@ -117,7 +118,7 @@ def test_features_that_fused_kernels_lack_go_to_the_general_ones() -> None:
     assert _OF_HEADS.keys() == {field.name for field in fields(Heads)}
     sizes = {"architecture", "vocab_size", "hidden_size", "rms_eps", "max_position", "bos_id", "eos_ids"}
     assert _OF_MODEL.keys() | sizes | {"rotary", "layers"} == {field.name for field in fields(DecoderSpec)}
-    assert {field.name for field in fields(LayerSpec)} == {"attention", "ffn", "norms", "window", "rotary"}
+    assert {field.name for field in fields(LayerSpec)} == {"attention", "ffn", "norms", "window", "rotary", "has_scale"}
     is_plain = gpu_decoder.is_plain
     assert is_plain(SHALLOW)
     for name, value in _OF_HEADS.items():
@@ -126,6 +127,7 @@ def test_features_that_fused_kernels_lack_go_to_the_general_ones() -> None:
     for name, value in _OF_MODEL.items():  # embedding and logits are computed outside the layers
         assert is_plain(replace(SHALLOW, **{name: value})) == (name != "residual_scale"), name
     assert not is_plain(with_layers(SHALLOW, norms="post"))
+    assert not is_plain(with_layers(SHALLOW, has_scale=True))
     assert not is_plain(with_layers(SHALLOW, ffn=DenseFeedForward(56, "gelu_tanh")))
     assert is_plain(with_layers(SHALLOW, window=5))
     assert not is_plain(replace(SHALLOW, rotary=2 * SHALLOW.rotary))

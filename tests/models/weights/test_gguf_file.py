@@ -22,7 +22,7 @@ from paceline.models.weights.checkpoint import Float32Activations
 from paceline.models.weights.gguf import open_gguf
 from paceline.models.weights.gguf_types import num_bytes, unpack
 from tests.models.paged import PagedRunner, relative_error
-from tests.models.tiny import build, scoring_biases
+from tests.models.tiny import build, uncounted_weights
 
 IDS = torch.randint(0, 160, (1, 20), generator=torch.Generator().manual_seed(1))
 _NAMES = {
@@ -266,8 +266,8 @@ def test_quantised_rows_of_q_and_k_are_reordered(kind: Type, tmp_path: Path) -> 
 @torch.inference_mode()
 def _check(path: Path, reference: PreTrainedModel) -> None:
     checkpoint = open_gguf(path)
-    biases = sum(bias.numel() for _, bias in scoring_biases(reference))
-    assert checkpoint.config.num_parameters == reference.num_parameters() + biases
+    uncounted = sum(weight.numel() for _, weight in uncounted_weights(reference))
+    assert checkpoint.config.num_parameters == reference.num_parameters() + uncounted
     weights = Float32Activations(checkpoint.weights)
     model = DecoderModel(checkpoint.config, weights, torch.device("cpu"), torch.float32)
     logits = PagedRunner(model).step({0: IDS[0].tolist()}).logits

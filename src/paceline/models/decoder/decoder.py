@@ -70,7 +70,10 @@ class DecoderWeights(nn.Module):
         self.final_norm = final_norm
         # The norm after each layer: the first norm of the next layer, if it has one, and the final one after the last.
         self.norms_after = [*(layer.input_norm for layer in self.layers[1:]), final_norm]
-        tables = [rotary_table(r.size, r.theta, r.scaling, config.max_position, r.num_rotated) for r in config.rotary]
+        tables = [
+            rotary_table(r.size, r.theta, r.scaling, config.max_position, r.num_rotated, r.exponent_width)
+            for r in config.rotary
+        ]
         # cos and sin of each table, [max_position, hd / 2] float32
         self.rotary = [(cos.to(self.device), sin.to(self.device)) for cos, sin in tables]
         self.cos, self.sin = self.rotary[0]
@@ -147,6 +150,7 @@ class Layer:
     down: LinearWeight
     router: LinearWeight
     choice_bias: Tensor | None = None
+    layer_scale: Tensor | None = None
     latent_norm: Tensor
     query_norm: Tensor | None = None
     kv_out: LinearWeight

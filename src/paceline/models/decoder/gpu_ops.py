@@ -72,7 +72,8 @@ def is_plain(config: DecoderSpec) -> bool:
     has_norms = heads.has_qk_norm or heads.has_joined_qk_norm or config.norms != "pre"
     has_others = heads.has_output_bias or heads.query_scale is not None or heads.latent is not None
     has_others |= config.experts is not None
-    is_scaled = config.residual_scale != 1.0
+    has_others |= heads.own is not None
+    is_scaled = config.residual_scale != 1.0 or config.layers[0].has_scale
     return not (has_norms or has_others or is_scaled) and ffn.activation == "silu" and len(config.rotary) == 1
 
 
@@ -116,7 +117,7 @@ class _GpuRows:
     ) -> Tensor:
         layout, rotary = self.layout, self.rotary[layer.spec.rotary]
         norms = None
-        if layer.q_norm is not None and layer.k_norm is not None:
+        if layer.q_norm is not None and layer.k_norm is not None and layer.spec.attention.own is None:
             if layer.spec.attention.has_joined_qk_norm:
                 self._norm_joined_heads(qkv, layer.q_norm, layer.k_norm)
             else:

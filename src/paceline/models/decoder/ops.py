@@ -25,7 +25,7 @@ from paceline.kernels.linear import linear
 from paceline.kernels.rms_norm import add_rms_norm, norm_heads, norm_joined_heads, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.models.decoder.decoder import DecoderWeights, Layer
-from paceline.models.families.layers import Latent
+from paceline.models.families.layers import Latent, OwnHeads
 
 LayerCache = tuple[Tensor, Tensor]
 """Keys and values of a layer, each [num_blocks, BLOCK_SIZE, KV, hd]."""
@@ -119,6 +119,8 @@ class ComposedOps(ABC):
         qkv = self.product(normed, layer.qkv, layer.qkv_bias)
         if layer.spec.attention.latent is not None:
             qkv = self._expand(qkv, layer, layer.spec.attention.latent)
+        if layer.spec.attention.own is not None:
+            qkv = self._fill(qkv, layer, layer.spec.attention.own)
         return self.rotate_and_store(qkv, layer, cache)
 
     def _expand(self, joined: Tensor, layer: Layer, latent: Latent) -> Tensor:
@@ -135,6 +137,28 @@ class ComposedOps(ABC):
         keys = cat((first, low, second, high), 2)
         return cat((q, keys.flatten(1), pad(values, (0, heads.head_dim - latent.value_dim)).flatten(1)), 1)
 
+    def _fill(self, joined: Tensor, layer: Layer, own: OwnHeads) -> Tensor:
+        """The heads of the cache [T, (H + 2 KV) hd] from those of the layer: normed, filled with zeros and repeated. Each half
+        of a head of q and k is filled, as the halves are pairs of the rotation."""
+        heads, width = layer.spec.attention, own.head_dim
+        room, repeats = heads.head_dim - width, heads.num_kv // own.num_kv
+        sizes = [heads.num * width, own.num_kv * width, own.num_kv * width]
+        q, k, *rest = joined.split(sizes if own.has_values else sizes[:2], 1)
+        assert layer.q_norm is not None
+        assert layer.k_norm is not None
+        weights = layer.q_norm, layer.k_norm, layer.k_norm.new_ones(width)
+        normed = [
+            self.norm(part.reshape(-1, width).contiguous(), weight).view(len(joined), -1, width)
+            for part, weight in zip((q, k, rest[0] if rest else k), weights, strict=True)
+        ]
+        turning = [pad(part.unflatten(2, (2, -1)), (0, room // 2)).flatten(2) for part in normed[:2]]
+        filled = (
+            turning[0],
+            turning[1].repeat_interleave(repeats, 1),
+            pad(normed[2], (0, room)).repeat_interleave(repeats, 1),
+        )
+        return cat(filled, 1).flatten(1)
+
     def add_attention(self, attended: Tensor, layer: Layer, hidden: Tensor) -> tuple[Tensor, Tensor]:
         heads = layer.spec.attention
         if heads.output_size < heads.q_size:  # the rest of each head is zeros
@@ -145,7 +169,10 @@ class ComposedOps(ABC):
 
     def add_fed(self, fed: Tensor, layer: Layer, hidden: Tensor, next_norm: Tensor | None) -> tuple[Tensor, Tensor]:
         output = fed if layer.experts is not None else self.product(fed, layer.down)
-        return self._add(output, layer, layer.feed_forward_norm, hidden, next_norm)
+        if layer.layer_scale is None:
+            return self._add(output, layer, layer.feed_forward_norm, hidden, next_norm)
+        total = self._add(output, layer, layer.feed_forward_norm, hidden, None)[0] * layer.layer_scale
+        return total, total if next_norm is None else self.norm(total, next_norm)
 
     def _add(
         self, output: Tensor, layer: Layer, output_norm: Tensor | None, hidden: Tensor, next_norm: Tensor | None
@@ -186,7 +213,7 @@ class TorchOps(ComposedOps):
 
     def rotate_and_store(self, qkv: Tensor, layer: Layer, cache: LayerCache) -> Tensor:
         heads = layer.spec.attention
-        if layer.q_norm is not None and layer.k_norm is not None:
+        if layer.q_norm is not None and layer.k_norm is not None and heads.own is None:
             norm = norm_joined_heads if heads.has_joined_qk_norm else norm_heads
             norm(qkv, layer.q_norm, layer.k_norm, heads.num, heads.num_kv, self._rms_eps)
         q = apply_rotary_and_store(
@@ -278,7 +305,8 @@ def native_layer(layer: Layer, next_norm: Tensor | None, cache: LayerCache) -> t
     matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
     packed = tuple(matrix for matrix in matrices if isinstance(matrix, PackedWeight))
     is_native = len(packed) == len(matrices) and (layer.experts is None or layer.experts.address is not None)
-    is_known = heads.query_scale is None and heads.latent is None and heads.head_dim % HEAD_MULTIPLE == 0
+    is_known = heads.query_scale is None and heads.latent is None and not (heads.own or layer.spec.has_scale)
+    is_known &= heads.head_dim % HEAD_MULTIPLE == 0
     if not (is_native and is_known) or layer.reduce is not None or keys.dtype is not float32:
         return None
     shape = DecoderShape(

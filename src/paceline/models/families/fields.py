@@ -217,7 +217,7 @@ class Fields:
 
     def decoder(
         self,
-        heads: Heads,
+        heads: Heads | Sequence[Heads],
         ffn: FeedForward | Sequence[FeedForward],
         windows: Windows | None = None,
         rotary: tuple[Rotary, ...] = (),
@@ -229,8 +229,8 @@ class Fields:
         logit_cap: float | None = None,
         ties_by_default: bool = False,
     ) -> DecoderSpec:
-        """A model whose layers are alike but for their window and rotary embedding, and their feed-forward layer if `ffn` has
-        one for each. Without `layer_rotary`, layers with a
+        """A model whose layers are alike but for their window and rotary embedding, and their attention and feed-forward layer
+        if `heads` or `ffn` has one for each. Without `layer_rotary`, layers with a
         window use the second of two rotary embeddings."""
         rotary = rotary or (self.rotary(),)
         windows = self.chosen_windows(windows)

@@ -22,6 +22,8 @@ class Rotary:
     scaling: RopeScaling | None = None
     num_rotated: int | None = None
     """Values of a head that turn with the position, the first ones of the checkpoint. None if all turn."""
+    exponent_width: int | None = None
+    """Frequency i is theta ** (-2 i / exponent_width). None if it is the number of rotated values."""
 
     def __post_init__(self) -> None:
         turning = self.size if self.num_rotated is None else self.num_rotated
@@ -57,6 +59,17 @@ class Latent:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnHeads:
+    """Heads of a layer that are smaller or fewer than those of the cache, which are alike in all layers. They are filled with
+    zeros, and key-value heads are repeated."""
+
+    num_kv: int
+    head_dim: int
+    has_values: bool
+    """Whether values have a projection; otherwise they are the keys before their norm."""
+
+
+@dataclass(frozen=True, slots=True)
 class Heads:
     """Attention of query heads to the cached keys and values of as many or fewer heads."""
 
@@ -79,12 +92,18 @@ class Heads:
     query_scale: QueryScale | None = None
     latent: Latent | None = None
     """If not None, how queries, keys and values are projected."""
+    own: OwnHeads | None = None
+    """If not None, the heads of the layer, whose values have an RMS norm without weights."""
 
     def __post_init__(self) -> None:
         if self.num % self.num_kv:
             raise UnsupportedModel(f"{self.num} heads do not divide into {self.num_kv} key-value heads")
         if self.latent is not None and self.latent.value_dim > self.head_dim:
             raise UnsupportedModel(f"values of {self.latent.value_dim} are not supported with keys of {self.head_dim}")
+        if self.own is not None and (self.num_kv % self.own.num_kv or self.head_dim % 4 or self.own.head_dim % 4):
+            raise UnsupportedModel(
+                f"{self.own.num_kv} key-value heads of {self.own.head_dim} do not fit {self.num_kv} of {self.head_dim}"
+            )
 
     @property
     def q_size(self) -> int:
@@ -97,6 +116,8 @@ class Heads:
     @property
     def output_size(self) -> int:
         """Width of the output of all heads."""
+        if self.own is not None:
+            return self.num * self.own.head_dim
         return self.q_size if self.latent is None else self.num * self.latent.value_dim
 
     @property
@@ -163,6 +184,8 @@ class LayerSpec:
     """Number of tokens that a token attends to, itself included. None if it attends to all."""
     rotary: int = 0
     """Number of the layer's rotary embedding in `DecoderSpec.rotary`."""
+    has_scale: bool = False
+    """Whether the hidden state after the layer is multiplied by a weight."""
 
 
 Windows = Sequence[int | None]
@@ -170,11 +193,16 @@ Windows = Sequence[int | None]
 
 
 def make_layers(
-    heads: Heads, ffn: FeedForward | Sequence[FeedForward], norms: Norms, windows: Windows, rotary: Sequence[int]
+    heads: Heads | Sequence[Heads],
+    ffn: FeedForward | Sequence[FeedForward],
+    norms: Norms,
+    windows: Windows,
+    rotary: Sequence[int],
 ) -> tuple[LayerSpec, ...]:
-    """Layers that differ in their window, in the number of their rotary embedding, and in their feed-forward layer, if `ffn`
-    has one for each."""
-    each = ffn if isinstance(ffn, Sequence) else [ffn] * len(windows)
-    kinds = tuple(zip(each, windows, rotary, strict=True))
-    made = {kind: LayerSpec(heads, kind[0], norms, *kind[1:]) for kind in kinds}
+    """Layers that differ in their window, in the number of their rotary embedding, and in attention or feed-forward layer if
+    `heads` or `ffn` has one for each."""
+    attention = heads if isinstance(heads, Sequence) else [heads] * len(windows)
+    fed = ffn if isinstance(ffn, Sequence) else [ffn] * len(windows)
+    kinds = tuple(zip(attention, fed, windows, rotary, strict=True))
+    made = {kind: LayerSpec(kind[0], kind[1], norms, *kind[2:]) for kind in kinds}
     return tuple(made[kind] for kind in kinds)

@@ -48,7 +48,7 @@ class DecoderSpec:
     def __post_init__(self) -> None:
         kinds = {layer.ffn for layer in self.layers}
         has_kinds = len(kinds) > 2 or len({type(ffn) for ffn in kinds}) < len(kinds)
-        if len({(layer.attention, layer.norms) for layer in self.layers}) > 1 or has_kinds:
+        if len({(replace(layer.attention, own=None), layer.norms) for layer in self.layers}) > 1 or has_kinds:
             raise UnsupportedModel(
                 "layers that differ in more than their window, rotary embedding and having experts are not supported"
             )

@@ -13,6 +13,7 @@ from paceline.models.families.layers import (
     Heads,
     Latent,
     LayerSpec,
+    OwnHeads,
     QueryScale,
     Rotary,
     RoutedExperts,
@@ -22,7 +23,7 @@ from paceline.models.families.spec import DecoderSpec
 _KINDS = {
     kind.__name__: kind
     for kind in (
-        DecoderSpec, LayerSpec, Heads, Latent, QueryScale, DenseFeedForward, RoutedExperts, Rotary,
+        DecoderSpec, LayerSpec, Heads, Latent, OwnHeads, QueryScale, DenseFeedForward, RoutedExperts, Rotary,
         LinearScaling, Llama3Scaling, FrequencyFactors, YarnScaling,
     )
 }  # fmt: skip

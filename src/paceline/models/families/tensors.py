@@ -64,18 +64,25 @@ def layer_pieces(hidden_size: int, layer: LayerSpec) -> tuple[PieceSpec, ...]:
     if layer.norms == "post":
         norms = {"attention_norm": "post_attention_layernorm", "feed_forward_norm": "post_feedforward_layernorm"}
     pieces = [_norm(attribute, name, hidden_size) for attribute, name in norms.items()]
+    head_dim, kv_size, has_values = heads.head_dim, heads.kv_size, True
+    if heads.own is not None:
+        head_dim, has_values = heads.own.head_dim, heads.own.has_values
+        kv_size = heads.own.num_kv * head_dim
+    if layer.has_scale:
+        pieces.append(PieceSpec("layer_scale", (TensorSpec("layer_scalar", (1,)),)))
     if heads.has_qk_norm:
-        pieces += [_norm(f"{part}_norm", f"self_attn.{part}_norm", heads.head_dim) for part in "qk"]
+        pieces += [_norm(f"{part}_norm", f"self_attn.{part}_norm", head_dim) for part in "qk"]
     if heads.has_joined_qk_norm:
         sizes = (("q", heads.q_size), ("k", heads.kv_size))
         pieces += [_norm(f"{part}_norm", f"self_attn.{part}_norm", size) for part, size in sizes]
     if heads.has_sinks:
         pieces.append(PieceSpec("sinks", (TensorSpec("self_attn.sinks", (heads.num,)),)))
     parts: tuple[tuple[str, int, Divided], ...] = (
-        ("q", heads.q_size, "query"),
-        ("k", heads.kv_size, "key_value"),
-        ("v", heads.kv_size, "key_value"),
+        ("q", heads.num * head_dim, "query"),
+        ("k", kv_size, "key_value"),
+        ("v", kv_size, "key_value"),
     )
+    parts = parts if has_values else parts[:2]
     if heads.has_bias:
         biases = (TensorSpec(f"self_attn.{part}_proj.bias", (size,), divided) for part, size, divided in parts)
         pieces.append(PieceSpec("qkv_bias", tuple(biases)))

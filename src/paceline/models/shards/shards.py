@@ -46,6 +46,8 @@ def split_obstacle(config: DecoderSpec) -> str | None:
         return "experts"
     if config.heads.latent is not None:
         return "latent attention"
+    if config.heads.own is not None:
+        return "heads of two sizes"
     if config.heads.has_joined_qk_norm:  # a rank has some of the heads
         return "a norm of all heads"
     if config.heads.has_output_bias:  # every rank would add it

@@ -169,6 +169,8 @@ class FusedWeights(_StoredUnchanged):
 
 def with_rotary_rows(weights: ShapedWeights, config: DecoderSpec, has_adjacent_pairs: bool) -> ShapedWeights:
     """The weights with rotary pairs half a head apart."""
+    if config.heads.own is not None:  # the rows stay, the heads are filled
+        return weights
     is_whole = all(rotary.num_rotated in (None, 0, rotary.size) for rotary in config.rotary)
     return weights if is_whole and not has_adjacent_pairs else _RotaryRows(weights, config, has_adjacent_pairs)
 
