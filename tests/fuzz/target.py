@@ -38,6 +38,7 @@ MODULES = {
     "distilled": "drafts",
     "speculators": "drafts",
     "sglang": "drafts",
+    "dspark": "drafts",
     "pickled_medusa": "drafts",
 }
 """Modules of `tests/fuzz/targets` by target. They are imported by the process that runs the target alone."""

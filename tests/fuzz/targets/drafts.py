@@ -24,8 +24,8 @@ for kind in ("eagle", "medusa", "distilled"):
 target = loaded_target()
 seven_layers = public_heads.target()
 target_of_public = LoadedModel("tiny", seven_layers.config, seven_layers, target.tokenizer)
-for kind in ("speculators", "sglang", "medusa"):
-    public_heads.PUBLIC_HEADS[kind]().save(folder / "public" / kind)
+for name, public in (("speculators",) * 2, ("sglang",) * 2, ("medusa",) * 2, ("dspark", "speculators dspark")):
+    public_heads.PUBLIC_HEADS[public]().save(folder / "public" / name)
 
 
 def fuzz_file(path: Path, tail: bytes = b"", target: LoadedModel = target) -> Callable[[bytes], bool]:
@@ -74,7 +74,7 @@ TARGETS = {
     },
     **{
         name: FuzzTarget(fuzz_file(folder / "public" / name / "config.json", target=target_of_public), mutate_json)
-        for name in ("speculators", "sglang")
+        for name in ("speculators", "sglang", "dspark")
     },
     "pickled_medusa": FuzzTarget(fuzz_pickle, mutate_bytes, 1 << 14),
     "eagle_weights": FuzzTarget(fuzz_file(WEIGHTS, weights_of(WEIGHTS)), mutate_bytes),

@@ -201,6 +201,10 @@ BAD_HEADS: dict[str, tuple[Callable[[Path], None], str]] = {
         edited("speculators", speculators_model_type="peagle"),
         "'peagle'; supported: eagle3, dflash, dspark",
     ),
+    "a list of speculators": (
+        edited("speculators", speculators_model_type=["eagle3"]),
+        r"\['eagle3'\]; supported: eagle3",
+    ),
     "layer numbers of two meanings": (
         edited("sglang", eagle_aux_hidden_state_layer_ids=[0, 2, 4]),
         "outside eagle_config",

@@ -108,7 +108,7 @@ def _kind(form: DraftForm) -> DraftKind:
 def _published_form(folder: Path, config: Mapping[str, Any]) -> DraftForm | None:
     published = config.get("speculators_model_type")
     if published is not None:
-        if published not in _SPECULATORS:
+        if not isinstance(published, str) or published not in _SPECULATORS:
             raise UnsupportedModel(
                 f"{folder} has a speculator of type {published!r:.80}; supported: {', '.join(_SPECULATORS)}"
             )
