@@ -180,8 +180,8 @@ def test_doctor_says_what_a_head_is_and_what_it_costs(tmp_path: Path) -> None:
         "trained for org/target",
         f"--draft {head}",
     ):
-        assert part in result.stdout
+        assert part in " ".join(result.stdout.split())  # a console keeps the width that it was made with
     (head / "model.safetensors").write_bytes(b"")
     result = CliRunner().invoke(cli, arguments, env={"COLUMNS": "400"})
     assert result.exit_code == 1
-    assert "not a readable safetensors file" in result.stdout
+    assert "not a readable safetensors file" in " ".join(result.stdout.split())
