@@ -94,6 +94,7 @@ def run(options: argparse.Namespace, folder: Path) -> list[str]:
         seconds = time.monotonic() - began
     failures += [*results.lost, *results.different, *leaks(orphans)]
     failures += [f"shared memory {name}" for name in shared_memory() - shared]
+    _report(options, results, events, seconds)
     print("\n".join(memory.table([seconds / 3, seconds])))
     return failures
 
