@@ -92,7 +92,7 @@ def test_a_fraction_of_a_gpu_reserved_by_ray_scales_the_memory() -> None:
         ({"pools": [TARGET | {"quantization": "int3"}]}, "quantization must be one of"),
         (
             {"pools": [TARGET | {"speculation": {"method": "foo"}}]},
-            "pool 'target': speculation.method 'foo' does not exist; choose from: combined, draft_model",
+            "pool 'target': speculation.method 'foo' does not exist; choose from: combined, dflash, draft_model",
         ),
         ({"pools": [TARGET | {"speculation": {"method": "pool"}}]}, "'pool' needs a pool with role draft"),
         ({"pools": [TARGET | {"speculation": {"method": "medusa"}}]}, "'medusa' needs Medusa heads: set `draft`"),

@@ -212,8 +212,8 @@ def test_conflicting_settings_report_both_sources(tmp_path: Path) -> None:
         ({"sampling.max_tokens": 0}, "sampling.max_tokens must be at least 1"),
         (
             {"speculation.method": "foo"},
-            "speculation.method 'foo' does not exist; choose from: combined, draft_model, eagle, layer_skip, lookahead, "
-            "medusa, ngram, pool, suffix (speculation.method comes from --speculation-method)",
+            "speculation.method 'foo' does not exist; choose from: combined, dflash, draft_model, eagle, layer_skip, "
+            "lookahead, medusa, ngram, pool, suffix (speculation.method comes from --speculation-method)",
         ),
         ({"speculation.method": "pool"}, "speculation.method 'pool' needs a pool with role draft in a cluster file"),
         (
