@@ -26,6 +26,8 @@ from paceline.engine.hook import StepHook
 
 SLOW = 3.0
 SAMPLE_SECONDS = 0.004
+RARE_PROMPTS = 0.25
+"""Seconds that prompts may add to a step if few steps computed as many prompt rows."""
 WINDOW = 2.0
 """Seconds of a window, of which the slowest counts."""
 TEXTS = Path(__file__).resolve().parents[2] / "src/paceline"
@@ -76,14 +78,13 @@ class Steps(StepHook):
             by_kind[kind].append(end - start)
         usual = {kind: median(values) for kind, values in by_kind.items()}
         some = {kind[:2]: min(usual[other] for other in usual if other[:2] == kind[:2]) for kind in usual}
-        """A kind of which few steps ran is compared with others of as many slots, unless it computes prompts."""
+        """A kind of which few steps ran is compared with others of as many slots and rows."""
         found = []
         for start, end, kind, _ in self.times:
             is_known = len(by_kind[kind]) > 4
-            if not is_known and kind[3]:
-                continue
             expected = usual[kind] if is_known else some[kind[:2]]
-            if start >= begin and end - start > max(SLOW * expected, expected + 0.005):
+            more = RARE_PROMPTS if kind[3] and not is_known else 0.005
+            if start >= begin and end - start > max(SLOW * expected, expected + more):
                 stacks = Counter(text for at, text in self.samples if start <= at <= end)
                 common = [f"{count} of {stacks.total()} samples: {text}" for text, count in stacks.most_common(5)]
                 found.append((end - start, expected, kind, "\n      ".join(["", *common])))

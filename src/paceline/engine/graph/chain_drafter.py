@@ -178,9 +178,8 @@ class ChainDrafter:
         """A pass over the newest draft of every slot."""
         size, steps = self._slots.size, self._steps
         rows, choose = ChainRows(self._runner, self._tables, size, 1), self._slots.picker(1, sampling)
-        drafted = DraftedRows(
-            steps.tokens, 1, size, first=steps.tokens.shape[1]
-        )  # no token has the id of a missing draft
+        # Drafts that are missing have an id that no token has
+        drafted = DraftedRows(steps.tokens, 1, size, first=steps.tokens.shape[1])
 
         def compute() -> None:
             logits = self._logits(rows, steps.newest, steps.lengths, -1)

@@ -57,7 +57,6 @@ def compile_all(request: CompileRequest) -> CompileReport:
         record_kernels(lambda spec: pending.setdefault(spec, pool.submit(compile_kernel, spec)))
         engine = build_engine(request.config)
         engine.warm_up()
-        engine.hooks.finish_idle_work()
         listed = time.perf_counter() - began
         compiled = sum(future.result() for future in pending.values())
     seconds = time.perf_counter() - began
